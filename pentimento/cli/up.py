@@ -125,6 +125,13 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="processes that serve ControlNets",
 )
 @click.option(
+    "--pipelining-bounds",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="from which step on residuals of the step before may stand in for a ControlNet's own, where pictures would"
+    " wait for theirs [never]",
+)
+@click.option(
     "--cascade",
     default="",
     metavar="LIGHT,HEAVY",
@@ -174,6 +181,7 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
         controlnets=find_controlnets(options["controlnets"]),
         loras=find_loras(options["loras"]),
         controlnet_copies=options["controlnet_replicas"],
+        pipelining_bounds=absolute(options["pipelining_bounds"]),
     )
     state = StateDirectory(state_dir)
     if detach:

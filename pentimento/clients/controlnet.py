@@ -1,7 +1,8 @@
 """Client of the ControlNet service."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import grpc.aio
@@ -11,16 +12,22 @@ from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetS
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.clients.answered_stream import AnsweredStream
 from pentimento.clients.errors import domain_errors
-from pentimento.domain.errors import Aborted, InvalidArgument, Unavailable
+from pentimento.clients.lined_answers import LinedAnswers
+from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.tensors.negotiation import transport_offer
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import TensorSender
+from pentimento.tensors.step_lines import open_asking_line
 from pentimento.wire.generation import attempt_to_proto, controlnet_to_proto
 from pentimento.wire.tensors import Binding, Dtype, size_of
 
+logger = logging.getLogger(__name__)
+
+# What answers by a line are bound to, whose layers are told when the stream is opened.
+ANSWER_LAYER = "residuals"
 _GUIDANCE = {1: pb.GUIDANCE_MODE_CONDITIONAL_ONLY, 2: pb.GUIDANCE_MODE_BOTH_HALVES}
 # Of one answer: more than any network's residuals take, and no more than a machine has.
 MAX_RESIDUAL_BYTES = 1 << 30
@@ -59,10 +66,12 @@ class ResidualStreamRequest:
 
 
 class ControlNetClient:
-    """Calls a replica of the ControlNet service. `directory` is where memory is shared with it, None for chunks."""
+    """Calls a replica of the ControlNet service. `directory` is where memory is shared with it, None for chunks; with
+    `lined` steps go by lines through that memory where the replica makes them."""
 
-    def __init__(self, channel: grpc.aio.Channel, directory: RegionDirectory | None = None) -> None:
+    def __init__(self, channel: grpc.aio.Channel, directory: RegionDirectory | None = None, lined: bool = True) -> None:
         self._stub = ControlNetServiceStub(channel)
+        self._lined = lined
         self._directory = directory
 
     async def watch_credits(self) -> AsyncGenerator[pb.WatchCreditsResponse, None]:
@@ -80,7 +89,7 @@ class ControlNetClient:
     ) -> "ResidualStream":
         """Return an open stream. Raises what the replica refuses it for, and Unavailable where it does not answer in
         time."""
-        stream = ResidualStream(self._stub.StreamResiduals(), request, stream_epoch, self._directory)
+        stream = ResidualStream(self._stub.StreamResiduals(), request, stream_epoch, self._directory, self._lined)
         try:
             async with asyncio.timeout(timeout_s):
                 await stream.open()
@@ -106,7 +115,10 @@ class ControlNetClient:
 
 class ResidualStream:
     """One stream: a step's latents go out, its residuals come back, in the order of the steps. A step may be asked for
-    while the one before it is under way. On the event loop only."""
+    while the one before it is under way. On the event loop only, but for what says otherwise.
+
+    Between processes of one host steps go by a line, where both ends could open it; what ends the stream comes by the
+    stream itself."""
 
     def __init__(
         self,
@@ -114,6 +126,7 @@ class ResidualStream:
         request: ResidualStreamRequest,
         stream_epoch: int,
         directory: RegionDirectory | None,
+        lined: bool,
     ) -> None:
         self._stream = AnsweredStream(call, "CONTROLNET_GONE", "the ControlNet replica")
         self._request = request
@@ -125,6 +138,10 @@ class ResidualStream:
         self._digest = ""
         # Of what came in slots, by step.
         self._held: dict[int, tensor_pb.SharedMemoryAck] = {}
+        self._may_be_lined = lined
+        self._line: LinedAnswers | None = None
+        # Called on the event loop when residuals have come by the line.
+        self.heard: Callable[[], None] = lambda: None
 
     async def open(self) -> None:
         """Open it. Raises what the replica refuses it for."""
@@ -166,24 +183,51 @@ class ResidualStream:
     async def ask(self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> None:
         """Send a step's latents. Of what came before, residuals of steps before `keeps_from` are given up: others may
         lie in their memory from now on. One call at a time. Raises what the replica ends the stream with."""
+        if self._line is not None:
+            return self.ask_now(step_index, timestep, latents, keeps_from)
         binding = self._binding(step_index, "latent", self._request.base_model_digest)
         packed = self._sender.pack([replace(latents, binding=binding)])
-        for step in [held for held in self._held if held < keeps_from]:
-            await self._stream.send(pb.StreamResidualsRequest(ack=self._held.pop(step)))
+        for ack in self._given_up(keeps_from):
+            await self._stream.send(pb.StreamResidualsRequest(ack=ack))
         message = pb.ResidualStep(step_index=step_index, timestep=timestep, latent=packed.tensors[0])
         await self._stream.send(pb.StreamResidualsRequest(step=message))
         for chunk in packed.chunks:
             await self._stream.send(pb.StreamResidualsRequest(chunk=chunk))
 
+    @property
+    def lined(self) -> bool:
+        """Whether steps go by a line; on any thread."""
+        return self._line is not None
+
+    def ask_now(self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> None:
+        """Do as `ask` does, by the line and on any thread. Raises Unavailable where it takes nothing."""
+        line = self._line
+        if line is None:
+            raise Unavailable("CONTROLNET_GONE", "this stream has no line")
+        line.ask(step_index, timestep, latents, keeps_from)
+
+    def arrived(self, step_index: int) -> ReceivedTensors | None:
+        """Return a step's residuals where they have come by the line and are not given up; on any thread."""
+        line = self._line
+        return None if line is None else line.arrived(step_index)
+
     async def take(self, step_index: int) -> ReceivedTensors:
         """Return the residuals of the first step that was asked for and not taken yet, as `residuals` does. One call at
         a time."""
+        if self._line is not None:
+            return await self._line.of(step_index)
         return await self._take(step_index, (await self._stream.read("residuals")).residuals)
 
-    def close(self) -> None:
-        """End the stream at once."""
+    def close(self, *, in_order: bool = False) -> None:
+        """End the stream at once; `in_order` where nothing uses its residuals any more and none are under way."""
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
         self._stream.cancel()
-        self._receiver.close()
+        self._receiver.close(self._directory.kept if in_order and self._directory is not None else None)
+
+    def _given_up(self, keeps_from: int) -> list[tensor_pb.SharedMemoryAck]:
+        return [self._held.pop(step) for step in list(self._held) if step < keeps_from]
 
     def _binding(self, step_index: int, layer: str, digest: str) -> Binding:
         attempt = self._request.attempt
@@ -202,6 +246,32 @@ class ResidualStream:
         self._receiver, told = await asyncio.to_thread(open_receiver, region, self._directory)
         if told is not None:
             await self._stream.send(pb.StreamResidualsRequest(region_opened=told))
+            if told.opened and opened.HasField("line") and self._may_be_lined:
+                self._open_line(opened.line)
+
+    def _open_line(self, told: tensor_pb.StepLine) -> None:
+        """Steps go by the stream where the line is not there."""
+        assert self._directory is not None
+        base = self._request.base_model_digest
+        try:
+            line = open_asking_line(
+                told,
+                self._directory,
+                self._receiver,
+                lambda step: self._binding(step, "latent", base),
+                lambda step: self._binding(step, ANSWER_LAYER, self._digest),
+                self._expected,
+            )
+        except PentimentoError as error:
+            logger.info("steps go without a line", extra={"reason": error.reason})
+            return
+        self._line = LinedAnswers(line, self._stream, lambda: self.heard())
+
+    def _expected(self, step_index: int) -> list[ExpectedTensor]:
+        return [
+            ExpectedTensor(dtype, dims, self._binding(step_index, layer, self._digest))
+            for layer, dtype, dims in self._shapes
+        ]
 
     async def _take(self, step_index: int, message: pb.Residuals) -> ReceivedTensors:
         if (message.step_index, message.stream_epoch, message.last_part) != (step_index, self._epoch, True):
@@ -210,11 +280,7 @@ class ResidualStream:
         if message.HasField("mid_block_residual"):
             tensors.append(message.mid_block_residual)
         tensors += [block.residual for block in message.block_residuals]
-        expected = [
-            ExpectedTensor(dtype, dims, self._binding(step_index, layer, self._digest))
-            for layer, dtype, dims in self._shapes
-        ]
-        found = self._receiver.begin(tensors, expected)
+        found = self._receiver.begin(tensors, self._expected(step_index))
         while found is None:
             found = self._receiver.add((await self._stream.read("chunk")).chunk)
         if found.ack is not None:

@@ -1,7 +1,8 @@
 """Client of a worker that computes one half of another's guidance."""
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import grpc.aio
@@ -10,15 +11,19 @@ from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.answered_stream import AnsweredStream
-from pentimento.domain.errors import Aborted, Unavailable
+from pentimento.clients.lined_answers import LinedAnswers
+from pentimento.domain.errors import Aborted, PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt, LoraSelection
 from pentimento.tensors.negotiation import transport_offer
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import TensorSender
+from pentimento.tensors.step_lines import open_asking_line
 from pentimento.wire.generation import attempt_to_proto, lora_to_proto
 from pentimento.wire.tensors import Binding
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,16 +48,18 @@ class HalfStreamRequest:
 
 
 class GuidanceHalfClient:
-    """Calls a peer. `directory` is where memory is shared with it, None for chunks."""
+    """Calls a peer. `directory` is where memory is shared with it, None for chunks; with `lined` steps go by lines
+    through that memory where the peer makes them."""
 
-    def __init__(self, channel: grpc.aio.Channel, directory: RegionDirectory | None = None) -> None:
+    def __init__(self, channel: grpc.aio.Channel, directory: RegionDirectory | None = None, lined: bool = True) -> None:
         self._stub = UnetWorkerServiceStub(channel)
+        self._lined = lined
         self._directory = directory
 
     async def open_stream(self, request: HalfStreamRequest, stream_epoch: int, timeout_s: float) -> "HalfStream":
         """Return an open stream. Raises what the peer refuses it for, and Unavailable where it does not answer in
         time."""
-        stream = HalfStream(self._stub.PredictHalf(), request, stream_epoch, self._directory)
+        stream = HalfStream(self._stub.PredictHalf(), request, stream_epoch, self._directory, self._lined)
         try:
             async with asyncio.timeout(timeout_s):
                 await stream.open()
@@ -66,7 +73,8 @@ class GuidanceHalfClient:
 
 
 class HalfStream:
-    """One stream: a step's latents go out, its prediction comes back. One step at a time; on the event loop only."""
+    """One stream: a step's latents go out, its prediction comes back. One step at a time; on the event loop only, but
+    for what says otherwise. Between processes of one host steps go by a line where both ends could open it."""
 
     def __init__(
         self,
@@ -74,6 +82,7 @@ class HalfStream:
         request: HalfStreamRequest,
         stream_epoch: int,
         directory: RegionDirectory | None,
+        lined: bool,
     ) -> None:
         self._stream = AnsweredStream(call, "PEER_GONE", "the peer")
         self._request = request
@@ -82,6 +91,12 @@ class HalfStream:
         self._sender = TensorSender()
         self._receiver = TensorReceiver()
         self._unread: tensor_pb.SharedMemoryAck | None = None
+        self._may_be_lined = lined
+        self._line: LinedAnswers | None = None
+        # What a step's prediction has to be: as the latents that were sent last.
+        self._latent: OutgoingTensor | None = None
+        # Called on the event loop when a prediction has come by the line.
+        self.heard: Callable[[], None] = lambda: None
 
     async def open(self) -> None:
         """Open it. Raises what the peer refuses it for, and Aborted (STALE_FRAME) for an answer to anything else."""
@@ -111,6 +126,8 @@ class HalfStream:
         self._receiver, told = open_receiver(region, self._directory)
         if told is not None:
             await self._stream.send(pb.PredictHalfRequest(region_opened=told))
+            if told.opened and opened.HasField("line") and self._may_be_lined:
+                self._open_line(opened.line)
 
     async def predict(self, step_index: int, timestep: float, latent: OutgoingTensor) -> ReceivedTensors:
         """Return a step's prediction, shaped and typed as `latent`: `send`, then `receive`."""
@@ -119,6 +136,8 @@ class HalfStream:
 
     async def send(self, step_index: int, timestep: float, latent: OutgoingTensor) -> None:
         """Ask for a step's prediction. Raises what the peer ended the stream with."""
+        if self._line is not None:
+            return self.send_now(step_index, timestep, latent)
         packed = self._sender.pack([replace(latent, binding=self._binding(step_index, "latent"))])
         if self._unread is not None:
             ack, self._unread = self._unread, None
@@ -128,12 +147,31 @@ class HalfStream:
         for chunk in packed.chunks:
             await self._stream.send(pb.PredictHalfRequest(chunk=chunk))
 
+    @property
+    def lined(self) -> bool:
+        """Whether steps go by a line; on any thread."""
+        return self._line is not None
+
+    def send_now(self, step_index: int, timestep: float, latent: OutgoingTensor) -> None:
+        """Do as `send` does, by the line and on any thread. Raises Unavailable where it takes nothing."""
+        line, self._latent = self._line, latent
+        if line is None:
+            raise Unavailable("PEER_GONE", "this stream has no line")
+        line.ask(step_index, timestep, latent, step_index)
+
+    def arrived(self, step_index: int) -> ReceivedTensors | None:
+        """Return a step's prediction where it has come by the line; on any thread."""
+        line = self._line
+        return None if line is None else line.arrived(step_index)
+
     async def receive(self, step_index: int, latent: OutgoingTensor) -> ReceivedTensors:
         """Return the prediction that was asked for, shaped and typed as `latent`. One in shared memory is valid until
         the next step is asked for.
 
         Raises what the peer ends the stream with; Aborted (STALE_FRAME) for an answer to anything else.
         """
+        if self._line is not None:
+            return await self._line.of(step_index)
         message = (await self._stream.read("prediction")).prediction
         if (message.step_index, message.stream_epoch) != (step_index, self._epoch):
             raise Aborted("STALE_FRAME", f"a prediction came that is not of step {step_index} of this stream")
@@ -146,8 +184,32 @@ class HalfStream:
 
     def close(self) -> None:
         """End the stream at once."""
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
         self._stream.cancel()
         self._receiver.close()
+
+    def _open_line(self, told: tensor_pb.StepLine) -> None:
+        """Steps go by the stream where the line is not there."""
+        assert self._directory is not None
+        try:
+            line = open_asking_line(
+                told,
+                self._directory,
+                self._receiver,
+                lambda step: self._binding(step, "latent"),
+                lambda step: self._binding(step, "prediction"),
+                self._expected,
+            )
+        except PentimentoError as error:
+            logger.info("steps go without a line", extra={"reason": error.reason})
+            return
+        self._line = LinedAnswers(line, self._stream, lambda: self.heard())
+
+    def _expected(self, step_index: int) -> list[ExpectedTensor]:
+        assert self._latent is not None
+        return [ExpectedTensor(self._latent.dtype, self._latent.dims, self._binding(step_index, "prediction"))]
 
     def _binding(self, step_index: int, layer: str) -> Binding:
         request = self._request

@@ -27,10 +27,10 @@ class SuiteSettings:
     `fleet` its emulated devices take the place of the models. `policy` is what the controller plans by, and `slo_s` the
     SLO that it plans for; `profiles` are what models were measured to cost, `selector_profiles` from which similarity
     on they may reuse. `unprofiled_reuse`: the others may reuse too, by thresholds that nobody measured. `controlnets`:
-    the registry whose ControlNets `controlnet_copies` processes serve; None for none. `loras`: the directory of the
-    LoRAs that workers paint with; None for none. `thinning`: when steps are left out (off, deadline, load), as
-    `thinning_profiles` allow. `cascade`: through which models requests go that name none; None for
-    the default model alone."""
+    the registry whose ControlNets `controlnet_copies` processes serve, and `pipelining_bounds` says when their
+    residuals may be a step old; None for none and never. `loras`: the directory of the LoRAs that workers paint with;
+    None for none. `thinning`: when steps are left out (off, deadline, load), as `thinning_profiles` allow. `cascade`:
+    through which models requests go that name none; None for the default model alone."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path
@@ -52,6 +52,7 @@ class SuiteSettings:
     unprofiled_reuse: bool = False
     controlnets: Path | None = None
     controlnet_copies: int = 1
+    pipelining_bounds: Path | None = None
     loras: Path | None = None
     cascade: "ServedCascade | None" = None
 
@@ -219,6 +220,8 @@ def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: i
     name = f"controlnet-{number}"
     address = unix_address(state, name)
     arguments: tuple[str, ...] = ("--listen", address, "--controlnets", str(settings.controlnets))
+    if settings.pipelining_bounds is not None:
+        arguments += ("--pipelining-bounds", str(settings.pipelining_bounds))
     arguments += ("--device", settings.device, "--threads", str(settings.threads))
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
     return ProcessSpec(name, "services.controlnet_svc", arguments, address, CACHE_STAGE)

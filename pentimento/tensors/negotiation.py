@@ -14,7 +14,10 @@ def transport_offer(directory: RegionDirectory | None) -> pb.TensorTransportOffe
     transports = [pb.TENSOR_TRANSPORT_INLINE, pb.TENSOR_TRANSPORT_CHUNKS]
     transports += [pb.TENSOR_TRANSPORT_SHARED_MEMORY] if domain else []
     transports += [pb.TENSOR_TRANSPORT_CUDA_IPC] if device else []
-    return pb.TensorTransportOffer(transports=transports, shared_memory_domain=domain, device_memory_domain=device)
+    kept = directory.kept.region_ids if directory is not None and domain else []
+    return pb.TensorTransportOffer(
+        transports=transports, shared_memory_domain=domain, device_memory_domain=device, kept_region_ids=kept
+    )
 
 
 def common_transports(

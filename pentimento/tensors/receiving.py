@@ -7,8 +7,9 @@ from typing import Literal, Protocol
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
 from pentimento.tensors.chunks import ChunkAssembly
+from pentimento.tensors.kept_regions import KeptRegions
 from pentimento.tensors.outgoing import Layout, layout_of
-from pentimento.tensors.regions import Region, RegionDirectory, RegionSize
+from pentimento.tensors.regions import Region, RegionDirectory, RegionSize, release
 from pentimento.tensors.slots import SlotReader, SlotUse
 from pentimento.wire.tensors import (
     Binding,
@@ -81,15 +82,26 @@ class TensorReceiver:
         self._assembly = None
         return ReceivedTensors(_cut(memory, self._awaited))
 
-    def close(self) -> None:
-        """Let go of the region."""
+    def from_one_slot(self, slot: pb.SharedMemorySlot, expected: Sequence[ExpectedTensor]) -> ReceivedTensors:
+        """Return the tensors that lie in a slot one after the other, as `TensorSender.in_one_slot` wrote them. Whoever
+        calls has compared what they are bound to.
+
+        Raises InvalidArgument where they cannot lie there, and Aborted (STALE_FRAME) where the slot was read already
+        or written over.
+        """
+        layout = _layout(expected)
+        if slot.offset_bytes or slot.size_bytes != layout.size_bytes:
+            limit = f"must be {layout.size_bytes} bytes at 0"
+            raise InvalidArgument.of("slot.size_bytes", f"{limit}, got {slot.size_bytes} at {slot.offset_bytes}")
+        return self._read(slot, layout, expected)
+
+    def close(self, kept: KeptRegions | None = None) -> None:
+        """Let go of the region; where nothing reads from it any more it may go to those that are `kept`."""
         reader, self._reader = self._reader, None
         if reader is not None:
-            reader.region.close()
+            release(reader.region, kept)
 
     def _from_slot(self, messages: Sequence[pb.Tensor], expected: Sequence[ExpectedTensor]) -> ReceivedTensors:
-        if self._reader is None:
-            raise InvalidArgument.of("tensor.shared_memory", "must not be used: this stream has no region")
         layout = _layout(expected)
         first = messages[0].shared_memory
         for message, offset in zip(messages, layout.offsets, strict=True):
@@ -97,10 +109,15 @@ class TensorReceiver:
             one = (slot.region_id, slot.slot, slot.generation) == (first.region_id, first.slot, first.generation)
             if not one or slot.offset_bytes != offset:
                 raise InvalidArgument.of("tensor.shared_memory", "must lie in one slot, in order")
-        use = self._reader.read(first.region_id, first.slot, first.generation)
+        return self._read(first, layout, expected)
+
+    def _read(self, slot: pb.SharedMemorySlot, layout: Layout, expected: Sequence[ExpectedTensor]) -> ReceivedTensors:
+        if self._reader is None:
+            raise InvalidArgument.of("tensor.shared_memory", "must not be used: this stream has no region")
+        use = self._reader.read(slot.region_id, slot.slot, slot.generation)
         if layout.size_bytes > len(use.memory):
             raise InvalidArgument.of("tensor.shared_memory", "must lie within its slot")
-        return ReceivedTensors(_cut(use.memory, expected), _ack(first.region_id, use))
+        return ReceivedTensors(_cut(use.memory, expected), _ack(slot.region_id, use))
 
     def _await_chunks(self, messages: Sequence[pb.Tensor], expected: Sequence[ExpectedTensor]) -> None:
         layout, bundle_id = _layout(expected), messages[0].chunks.bundle_id
@@ -132,7 +149,7 @@ def _mapped(region: pb.SharedMemoryRegion, directory: RegionDirectory | None) ->
         return None
     size = RegionSize(region.slot_size_bytes, region.slot_count)
     if not region.HasField("cuda_ipc"):
-        return directory.open(region.region_id, size)
+        return directory.kept.take([region.region_id], size) or directory.open(region.region_id, size)
     memory = directory.device_memory
     return None if memory is None else memory.open(region.region_id, size, region.cuda_ipc)
 

@@ -22,6 +22,7 @@ from typing import ClassVar, Protocol
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from pentimento.tensors.kept_regions import KeptRegions
 from pentimento.wire.tensors import DeviceBytes
 
 DEFAULT_DIRECTORY = Path("/dev/shm/pentimento")
@@ -148,22 +149,23 @@ class SharedRegion:
 
 class RegionDirectory:
     """Where regions are made and found. Its own processes alone may enter it. With `device_memory` they may lie in a
-    device's instead."""
+    device's instead. `kept` are those of streams that ended in order."""
 
     def __init__(self, path: Path = DEFAULT_DIRECTORY, device_memory: DeviceRegions | None = None) -> None:
-        self._path = path
+        self.path = path
         self.device_memory = device_memory
+        self.kept = KeptRegions()
 
     def domain(self) -> str:
         """Return what tells this directory from every other one, on any host; "" where it cannot be used."""
         try:
-            self._path.mkdir(mode=0o700, exist_ok=True)
-            found = self._path.lstat()
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            found = self.path.lstat()
             boot = BOOT_ID.read_text().strip()
         except OSError:
             return ""
         private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
-        if not private or found.st_uid != os.geteuid() or not os.access(self._path, os.W_OK | os.X_OK):
+        if not private or found.st_uid != os.geteuid() or not os.access(self.path, os.W_OK | os.X_OK):
             return ""
         return f"{boot}:{found.st_dev}:{found.st_ino}"
 
@@ -174,7 +176,7 @@ class RegionDirectory:
         region_id = secrets.token_hex(16)
         descriptor = -1
         try:
-            descriptor = os.open(self._path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self.path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
             # Writing past what a tmpfs has is a SIGBUS: what is not there is found out here.
             os.posix_fallocate(descriptor, 0, size.total_bytes)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -185,10 +187,10 @@ class RegionDirectory:
                 os.close(descriptor)
             code = errno.errorcode.get(error.errno or 0, "unknown")
             raise ResourceExhausted("NO_SHARED_MEMORY", f"no region of {size.total_bytes} bytes: {code}") from None
-        return SharedRegion(region_id, size, memory, self._path / region_id, descriptor)
+        return SharedRegion(region_id, size, memory, self.path / region_id, descriptor)
 
     def _name(self, descriptor: int, region_id: str) -> None:
-        folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             # Without a directory's descriptor Python would link the link and not the file.
             os.link(f"/proc/self/fd/{descriptor}", region_id, dst_dir_fd=folder, follow_symlinks=True)
@@ -198,9 +200,9 @@ class RegionDirectory:
     def open(self, region_id: str, size: RegionSize) -> SharedRegion:
         """Map a region that another process made, and take its name away. Raises FailedPrecondition (NO_SUCH_REGION)
         where none of that name and size is there."""
-        if not _REGION_ID.fullmatch(region_id):
+        if not is_region_id(region_id):
             raise InvalidArgument.of("region.region_id", "must be 32 hexadecimal digits")
-        path = self._path / region_id
+        path = self.path / region_id
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -225,10 +227,23 @@ class RegionDirectory:
 
     def _regions(self) -> Iterator[Path]:
         try:
-            paths = list(self._path.iterdir())
+            paths = list(self.path.iterdir())
         except OSError:
             return
-        yield from (path for path in paths if _REGION_ID.fullmatch(path.name))
+        yield from (path for path in paths if is_region_id(path.name))
+
+
+def release(region: Region, kept: KeptRegions | None) -> None:
+    """Let go of a region that its stream has no use for any more: to those that are `kept`, of the host's memory."""
+    if kept is not None and isinstance(region, SharedRegion):
+        kept.give(region)
+    else:
+        region.close()
+
+
+def is_region_id(name: str) -> bool:
+    """Return whether a name is such as regions and lines have, and no path."""
+    return _REGION_ID.fullmatch(name) is not None
 
 
 def _map(descriptor: int, size: RegionSize) -> mmap.mmap:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import InvalidArgument, ResourceExhausted
 from pentimento.tensors.chunks import chunks_of
-from pentimento.tensors.metrics import FALLBACKS, SENT_BYTES
+from pentimento.tensors.kept_regions import KeptRegions
+from pentimento.tensors.metrics import FALLBACKS, REGIONS, SENT_BYTES
 from pentimento.tensors.negotiation import common_transports, transport_offer
 from pentimento.tensors.outgoing import Layout, OutgoingTensor, fill_all, layout_of
-from pentimento.tensors.regions import Region, RegionDirectory, RegionSize
+from pentimento.tensors.regions import Region, RegionDirectory, RegionSize, release
 from pentimento.tensors.slots import HEADER_BYTES, SlotWriter
 from pentimento.wire.tensors import described
 
@@ -33,7 +34,13 @@ class TensorSender:
 
     def __init__(self, writer: SlotWriter | None = None) -> None:
         self._writer = writer
+        self._opened = False
         self._bundle_id = 0
+
+    @property
+    def has_region(self) -> bool:
+        """Whether there are slots to write to."""
+        return self._writer is not None
 
     def pack(self, tensors: Sequence[OutgoingTensor]) -> PackedTensors:
         """Return the messages for a bundle. The tensors' bytes are copied now, once; they may change afterwards."""
@@ -52,15 +59,17 @@ class TensorSender:
         """Give the region up where the other end could not map it. Raises InvalidArgument for a foreign region."""
         if self._writer is None or opened.region_id != self._writer.region.region_id:
             raise InvalidArgument.of("region_opened.region_id", "must be that of this stream's region")
+        self._opened = opened.opened
         if not opened.opened:
             FALLBACKS.labels("not_opened").inc()
             self.close()
 
-    def close(self) -> None:
-        """Let go of the region; what is sent from now on goes in chunks."""
+    def close(self, kept: KeptRegions | None = None) -> None:
+        """Let go of the region; what is sent from now on goes in chunks. Where nothing writes to it any more it may go
+        to those that are `kept`."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.region.close()
+            release(writer.region, kept if self._opened else None)
 
     def _inline(self, tensors: Sequence[OutgoingTensor], layout: Layout) -> PackedTensors:
         messages = []
@@ -73,7 +82,12 @@ class TensorSender:
         SENT_BYTES.labels("inline").inc(layout.size_bytes)
         return PackedTensors(tuple(messages), iter(()))
 
-    def _in_slot(self, tensors: Sequence[OutgoingTensor], layout: Layout) -> PackedTensors | None:
+    def in_one_slot(self, tensors: Sequence[OutgoingTensor]) -> pb.SharedMemorySlot | None:
+        """Write a bundle to a slot and return where it lies, without a description of each tensor: the other end knows
+        what comes. None where no slot is free and large enough."""
+        return self._written(tensors, layout_of([tensor.size_bytes for tensor in tensors]))
+
+    def _written(self, tensors: Sequence[OutgoingTensor], layout: Layout) -> pb.SharedMemorySlot | None:
         writer = self._writer
         if writer is None:
             return None
@@ -83,15 +97,25 @@ class TensorSender:
             return None
         fill_all(tensors, layout, use.memory)
         writer.publish(use)
+        SENT_BYTES.labels(writer.region.transport).inc(layout.size_bytes)
+        return pb.SharedMemorySlot(
+            region_id=writer.region.region_id,
+            slot=use.slot,
+            generation=use.generation,
+            size_bytes=layout.size_bytes,
+        )
+
+    def _in_slot(self, tensors: Sequence[OutgoingTensor], layout: Layout) -> PackedTensors | None:
+        slot = self._written(tensors, layout)
+        if slot is None:
+            return None
         messages = []
         for tensor, offset in zip(tensors, layout.offsets, strict=True):
             message = described(tensor.dtype, tensor.dims, tensor.binding)
-            message.shared_memory.region_id = writer.region.region_id
-            message.shared_memory.slot, message.shared_memory.generation = use.slot, use.generation
+            message.shared_memory.CopyFrom(slot)
             message.shared_memory.offset_bytes = offset
             message.shared_memory.size_bytes = tensor.size_bytes
             messages.append(message)
-        SENT_BYTES.labels(writer.region.transport).inc(layout.size_bytes)
         return PackedTensors(tuple(messages), iter(()))
 
     def _in_chunks(self, tensors: Sequence[OutgoingTensor], layout: Layout) -> PackedTensors:
@@ -109,20 +133,25 @@ class TensorSender:
 
 
 def open_sender(
-    offer: pb.TensorTransportOffer, directory: RegionDirectory | None, sizes_bytes: Sequence[int]
+    offer: pb.TensorTransportOffer,
+    directory: RegionDirectory | None,
+    sizes_bytes: Sequence[int],
+    *,
+    little: bool = False,
 ) -> tuple[TensorSender, pb.SharedMemoryRegion | None]:
     """Return the sender of a stream whose messages carry tensors of `sizes_bytes`, and the region that the other end is
-    to map: of the best transport that both have and that has room. None where that is chunks."""
+    to map: of the best transport that both have and that has room. None where that is chunks, and for tensors that go
+    inside their messages, unless `little` ones are to have a region too."""
     common = common_transports(offer, transport_offer(directory))
     if pb.TENSOR_TRANSPORT_SHARED_MEMORY in offer.transports and pb.TENSOR_TRANSPORT_SHARED_MEMORY not in common:
         FALLBACKS.labels("not_shared").inc()
     bundle_bytes = layout_of(sizes_bytes).size_bytes
-    if directory is None or bundle_bytes <= INLINE_BYTES:
+    if directory is None or (bundle_bytes <= INLINE_BYTES and not little):
         return TensorSender(), None
     size = RegionSize(HEADER_BYTES + bundle_bytes, SLOT_COUNT)
     for transport in common:
         try:
-            region, handle = _create(directory, transport, size)
+            region, handle = _create(directory, transport, size, offer.kept_region_ids)
         except ResourceExhausted:
             FALLBACKS.labels("no_space").inc()
             continue
@@ -132,14 +161,16 @@ def open_sender(
 
 
 def _create(
-    directory: RegionDirectory, transport: pb.TensorTransport.ValueType, size: RegionSize
+    directory: RegionDirectory, transport: pb.TensorTransport.ValueType, size: RegionSize, kept_ids: Sequence[str]
 ) -> tuple[Region | None, pb.CudaIpcHandle | None]:
     match transport:
         case pb.TENSOR_TRANSPORT_CUDA_IPC:
             assert directory.device_memory is not None
             return directory.device_memory.create(size)
         case pb.TENSOR_TRANSPORT_SHARED_MEMORY:
-            return directory.create(size), None
+            kept = directory.kept.take(kept_ids, size)
+            REGIONS.labels("made" if kept is None else "kept").inc()
+            return kept or directory.create(size), None
     return None, None
 
 

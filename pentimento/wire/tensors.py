@@ -120,14 +120,19 @@ def described(dtype: Dtype, dims: Sequence[int], binding: Binding) -> pb.Tensor:
     return pb.Tensor(
         dtype=pb.Dtype.ValueType(dtype.value),
         dims=dims,
-        binding=pb.TensorBinding(
-            request_id=binding.request_id,
-            fencing_token=binding.fencing_token,
-            step_index=binding.step_index,
-            layer=binding.layer,
-            model_digest=binding.model_digest,
-            stream_epoch=binding.stream_epoch,
-        ),
+        binding=binding_to_proto(binding),
+    )
+
+
+def binding_to_proto(binding: Binding) -> pb.TensorBinding:
+    """Return the message of a binding."""
+    return pb.TensorBinding(
+        request_id=binding.request_id,
+        fencing_token=binding.fencing_token,
+        step_index=binding.step_index,
+        layer=binding.layer,
+        model_digest=binding.model_digest,
+        stream_epoch=binding.stream_epoch,
     )
 
 
@@ -160,7 +165,7 @@ def checked_description(
     dtype = _dtype(message.dtype, dtypes)
     if dims is not None and tuple(message.dims) != tuple(dims):
         raise InvalidArgument.of("tensor.dims", f"must be {list(dims)}, got {list(message.dims)[:MAX_RANK]}")
-    found = _binding(message.binding)
+    found = binding_from_proto(message.binding)
     if binding is not None and found != binding:
         raise InvalidArgument.of("tensor.binding", "must be that of the tensor asked for")
     return dtype, found
@@ -174,7 +179,8 @@ def _dtype(number: int, allowed: Sequence[Dtype]) -> Dtype:
     raise InvalidArgument.of("tensor.dtype", f"must be one of {names}, got {number}")
 
 
-def _binding(message: pb.TensorBinding) -> Binding:
+def binding_from_proto(message: pb.TensorBinding) -> Binding:
+    """Return what a message says that its tensor belongs to."""
     return Binding(
         message.request_id,
         message.fencing_token,

@@ -15,15 +15,18 @@ from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals
 from pentimento.domain.errors import InvalidArgument
 from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.kept_regions import KeptRegions
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender
+from pentimento.tensors.step_lines import make_answering_line
 from pentimento.wire.generation import attempt_from_proto, controlnet_from_proto
 from pentimento.wire.tensors import Binding, Dtype, checked_description, size_of
 from pentimento.wire.torch_tensors import WIRE_DTYPES
 from services.controlnet_svc.compute.layers import named_tensors
 from services.controlnet_svc.credits import CreditNews
+from services.controlnet_svc.lined_steps import ANSWER_LAYER, LinedResiduals
 from services.controlnet_svc.one_ahead import one_ahead
 from services.controlnet_svc.residency.shelf import ShelvedNetwork
 from services.controlnet_svc.streams import ControlNets, OpenedStream, StreamOrder
@@ -81,13 +84,22 @@ class ControlNetServicer(ControlNetServiceServicer):
             offer = opening.message.transport
             sender, region = await asyncio.to_thread(open_sender, offer, self._directory, sizes)
             conversation = _Conversation(opening, stream, sender, self._outgoing)
+            line, told = make_answering_line(self._directory, sender, conversation.latent, conversation.answer)
+            lined = None if line is None else LinedResiduals(line, stream, self._outgoing)
             try:
-                yield conversation.opened(region)
-                async with aclosing(conversation.answers(request)) as answers:
+                yield conversation.opened(region, told)
+                messages = request if lined is None else lined.steps.until_failed(request)
+                async with aclosing(conversation.answers(messages)) as answers:
                     async for answer in answers:
                         yield answer
             finally:
-                sender.close()
+                if lined is not None:
+                    lined.steps.close()
+                sender.close(self._kept_after(stream))
+
+    def _kept_after(self, stream: OpenedStream) -> KeptRegions | None:
+        """Where the region of a stream goes that has ended; nowhere while a step may still be written to it."""
+        return None if self._directory is None or stream.under_way_count else self._directory.kept
 
     async def Prefetch(self, request: pb.PrefetchRequest, context: Context) -> pb.PrefetchResponse:
         await self._controlnets.shelf.prefetch(request.controlnets)
@@ -208,7 +220,19 @@ class _Conversation:
         self._receiver = TensorReceiver()
         self._latent_dtype, _ = checked_description(opening.message.text_states, FLOATS, None, None)
 
-    def opened(self, region: tensor_pb.SharedMemoryRegion | None) -> pb.StreamResidualsResponse:
+    def answer(self, step_index: int) -> Binding:
+        """Return what an answer by the line is bound to."""
+        return self._opening.binding(step_index, ANSWER_LAYER, self._stream.digest)
+
+    def latent(self, step_index: int) -> ExpectedTensor:
+        """Return what a step's latents have to be."""
+        order = self._stream.order
+        binding = self._opening.binding(step_index, "latent", order.base_model_digest)
+        return ExpectedTensor(self._latent_dtype, (order.row_count, *order.latent_dims), binding)
+
+    def opened(
+        self, region: tensor_pb.SharedMemoryRegion | None, line: tensor_pb.StepLine | None
+    ) -> pb.StreamResidualsResponse:
         """Return the answer to the opening."""
         shared = tensor_pb.TENSOR_TRANSPORT_SHARED_MEMORY
         dtype = tensor_pb.Dtype.ValueType(WIRE_DTYPES[self._stream.dtype].value)
@@ -218,6 +242,7 @@ class _Conversation:
             stream_epoch=self._opening.message.stream_epoch,
             shapes=[pb.ResidualShape(layer=layer.layer, dtype=dtype, dims=layer.dims) for layer in self._stream.layers],
             region=region,
+            line=line,
         )
         return pb.StreamResidualsResponse(opened=message)
 
@@ -244,10 +269,7 @@ class _Conversation:
 
     async def _residuals(self, step: pb.ResidualStep, messages: Requests) -> PackedTensors:
         self._stream.begin(step.step_index, step.timestep)
-        order = self._stream.order
-        binding = self._opening.binding(step.step_index, "latent", order.base_model_digest)
-        wanted = ExpectedTensor(self._latent_dtype, (order.row_count, *order.latent_dims), binding)
-        found = await receive_all(self._receiver, [step.latent], [wanted], messages)
+        found = await receive_all(self._receiver, [step.latent], [self.latent(step.step_index)], messages)
         latents = tensor_over(found.tensors[0])
 
         def pack(residuals: ControlResiduals) -> PackedTensors:

@@ -3,9 +3,10 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from services.controlnet_svc.compute.layers import ResidualLayer, layers_of
 from services.controlnet_svc.compute.thread import ComputeThread, StreamStep
 from services.controlnet_svc.residency.shelf import NetworkShelf
 
+T = TypeVar("T")
 MAX_STEPS = 10_000
 MAX_SIDE_PX = 8192
 
@@ -62,6 +64,13 @@ class OpenedStream:
     _conditioning: Conditioning = field(repr=False)
     _embedded: Tensor = field(repr=False)
     _last_step: int = -1
+    _submitted: "set[Future[Any]]" = field(default_factory=set, repr=False)
+
+    @property
+    def under_way_count(self) -> int:
+        """Steps that are being computed, or written, or wait for it."""
+        self._submitted = {future for future in self._submitted if not future.done()}
+        return len(self._submitted)
 
     def begin(self, step_index: int, timestep: float) -> None:
         """Judge a step before its latent is read. Raises Aborted (STALE_FRAME) for one that was there, InvalidArgument
@@ -76,13 +85,19 @@ class OpenedStream:
         self._last_step = step_index
 
     async def residuals(self, timestep: float, latents: Tensor, deliver: Callable[[ControlResiduals], Any]) -> Any:
-        """Return what `deliver` makes of the step's residuals, scaled, on the compute thread. Raises Internal for
-        residuals that are not finite."""
+        """Return what `deliver` makes of the step's residuals, as `submit` does. Raises what the step fails with."""
+        return await asyncio.wrap_future(self.submit(timestep, latents, deliver))
+
+    def submit(self, timestep: float, latents: Tensor, deliver: Callable[[ControlResiduals], T]) -> "Future[T]":
+        """Have a step computed; `deliver` takes its residuals, scaled, on the compute thread, and what it returns is
+        the future's. Raises Unavailable once the service stops."""
         network = self._network
         inputs = _inputs(latents.to(network.device, network.dtype), timestep, self._conditioning)
         setting = ControlSetting(self.order.controlnet.conditioning_scale)
         step = StreamStep(network, ControlStep(inputs, self._embedded, setting), deliver, self.order.alone)
-        return await asyncio.wrap_future(self._compute.submit(step))
+        future: Future[T] = self._compute.submit(step)
+        self._submitted = {future, *(one for one in self._submitted if not one.done())}
+        return future
 
 
 class ControlNets:

@@ -135,6 +135,10 @@ class UnetWorkerSettings:
         help="directory in memory that ControlNet replicas of its host share, closed to others; empty: tensors go in"
         " chunks",
     )
+    step_lines: bool = setting(
+        True,
+        help="steps go to ControlNet replicas and peers of its host through that memory alone, not over gRPC",
+    )
     share_device_memory: bool = setting(
         False,
         help="hand tensors over in the CUDA device's memory to ControlNet replicas that compute on the same device",

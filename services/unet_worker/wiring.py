@@ -161,7 +161,7 @@ class CheckpointLoader:
             replicas,
             loras,
             ConditionEncoder(model, engine, replicas),
-            PeerWorkers(lambda address: open_channel(address, settings.channels), directory),
+            PeerWorkers(lambda address: open_channel(address, settings.channels), directory, settings.step_lines),
         )
         # What the engine does while nobody is here may go on.
         runner = AttemptRunner(model_runner, objects, store_threads, settings.upload_timeout_s, engine.wake)
@@ -224,7 +224,8 @@ def _uploaded_loras(model: DiffusionModel, objects: ObjectStore, settings: UnetW
 
 
 def _replicas(settings: UnetWorkerSettings, summing: Summing, directory: RegionDirectory | None) -> ControlNetReplicas:
-    return ControlNetReplicas(lambda address: open_channel(address, settings.channels), directory, summing)
+    lined = settings.step_lines
+    return ControlNetReplicas(lambda address: open_channel(address, settings.channels), directory, summing, lined)
 
 
 def _energy_meter(device: torch.device) -> EnergyMeter | None:

@@ -136,13 +136,20 @@ class EngineJob:
         source = self.ticket.request.control
         if source is None or self.painting is None:
             return True
-        step = self.painting.state.step_index
+        self.ask_residuals(model)
+        if self.residuals is None:
+            self.residuals = source.take(self.painting.state.step_index)
+        return self.residuals is not None
+
+    def ask_residuals(self, model: DiffusionModel) -> None:
+        """Ask for the next step's residuals, where they were not asked for and there is such a step."""
+        source, painting = self.ticket.request.control, self.painting
+        if source is None or painting is None or painting.done:
+            return
+        step = painting.state.step_index
         if self._asked_step != step:
             self._asked_step = step
-            source.ask(step, model_input(model, self.painting))
-        if self.residuals is None:
-            self.residuals = source.take(step)
-        return self.residuals is not None
+            source.ask(step, model_input(model, painting))
 
     def note_wait(self, now: float) -> None:
         """Note that the first half of the next step is done, and whether its residuals are there."""

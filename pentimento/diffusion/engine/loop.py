@@ -310,6 +310,8 @@ class StepLoop:
         job.thin_if_asked(self._model)
         take_step(self._model, job.begun, prediction)
         job.forget_step()
+        # They are computed elsewhere: nobody is told of this step before the next one is asked for.
+        job.ask_residuals(self._model)
 
     def _join_pairs(self) -> None:
         """Take the steps whose halves have both come by now."""

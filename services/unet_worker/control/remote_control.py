@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
-from pentimento.clients.controlnet import ResidualStreamRequest
+from pentimento.clients.controlnet import ResidualStream, ResidualStreamRequest
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families.model import ControlResiduals, DenoiserInput
 from pentimento.domain.execution import ControlNetEndpoint
@@ -49,6 +50,12 @@ def _remote(index: int, selection: ControlNetSelection, endpoints: Sequence[Cont
     return RemoteControlNet(selection, setting, addresses_of(selection, endpoints))
 
 
+class _AskedStep(NamedTuple):
+    index: int
+    timestep: float
+    latents: OutgoingTensor
+
+
 class RemoteControl:
     """A `ControlSource`. The engine's thread asks and takes; what goes over the wire does so on the event loop. `wake`
     is called from there when residuals have come. Make it, and close it, on the event loop."""
@@ -72,6 +79,8 @@ class RemoteControl:
         self._steps: tuple[ResidualSteps, ...] = ()
         # By step: what comes of it, by the ControlNet's place.
         self._asked: dict[int, Future[dict[int, ReceivedTensors]]] = {}
+        # The last of those that the event loop may still have to send.
+        self._unsent: Future[dict[int, ReceivedTensors]] | None = None
         self._closed = False
         for controlnet in self._controlnets:
             replicas.mention(controlnet.addresses)
@@ -84,18 +93,41 @@ class RemoteControl:
         self._asked = {step: asked for step, asked in self._asked.items() if step >= step_index - 1}
         asked = [place for place, steps in enumerate(self._steps) if steps.is_asked_in(step_index)]
         if asked or opens:
-            asking = asyncio.run_coroutine_threadsafe(self._ask(step_index, inputs, asked), self._loop)
-            asking.add_done_callback(lambda _: self._wake())
-            self._asked[step_index] = asking
+            self._ask_all(step_index, inputs, asked)
+
+    def _ask_all(self, step_index: int, inputs: DenoiserInput, places: Sequence[int]) -> None:
+        """By lines from this thread, where they are open and nothing that was asked before waits to be sent; the event
+        loop sees to the rest."""
+        step = _AskedStep(step_index, float(inputs.timesteps.flatten()[0]), outgoing_tensor(inputs.latents, UNBOUND))
+        sent_on: dict[int, ResidualStream | None] = {}
+        if self._streams and (self._unsent is None or self._unsent.done()):
+            sent_on = {
+                place: self._streams[place].ask_now(*step, self._keeps_from(place, step_index)) for place in places
+            }
+        asking = asyncio.run_coroutine_threadsafe(self._ask(step, inputs, places, sent_on), self._loop)
+        self._asked[step_index] = asking
+        if not places or not all(sent_on.get(place) for place in places):
+            self._unsent = asking
+        asking.add_done_callback(lambda _: self._wake())
+
+    def _keeps_from(self, place: int, step_index: int) -> int:
+        used = self._steps[place].used_in(step_index)
+        return step_index if used is None else used
 
     def take(self, step_index: int) -> ControlResiduals | None:
         """Return the sum of what is used in the step, valid until the next step is asked for; None while something of
         it is under way. Raises what the picture cannot go on for."""
         used = [(place, steps.used_in(step_index)) for place, steps in enumerate(self._steps)]
-        awaited = [(place, self._asked[step]) for place, step in used if step is not None]
-        if not all(asked.done() for _, asked in awaited):
+        answers = [self._answer(place, step) for place, step in used if step is not None]
+        if any(answer is None for answer in answers):
             return None
-        return self._replicas.summing([asked.result()[place] for place, asked in awaited])
+        return self._replicas.summing([answer for answer in answers if answer is not None])
+
+    def _answer(self, place: int, step_index: int) -> ReceivedTensors | None:
+        asked = self._asked[step_index]
+        if asked.done():
+            return asked.result()[place]
+        return self._streams[place].arrived(step_index) if place < len(self._streams) else None
 
     def _steps_from(self, first_step: int) -> tuple[ResidualSteps, ...]:
         step_count, pipelined_from = self._order.spec.num_inference_steps, self._order.route.pipelined_from_step
@@ -113,15 +145,18 @@ class RemoteControl:
         for stream in self._streams:
             stream.close()
 
-    async def _ask(self, step_index: int, inputs: DenoiserInput, places: Sequence[int]) -> dict[int, ReceivedTensors]:
+    async def _ask(
+        self,
+        step: "_AskedStep",
+        inputs: DenoiserInput,
+        places: Sequence[int],
+        sent_on: Mapping[int, ResidualStream | None],
+    ) -> dict[int, ReceivedTensors]:
         if not self._streams and not self._closed:
             self._open(inputs)
-        latents = outgoing_tensor(inputs.latents, UNBOUND)
-        timestep = float(inputs.timesteps.flatten()[0])
-        used = [self._steps[place].used_in(step_index) for place in places]
         answers = (
-            self._streams[place].residuals(step_index, timestep, latents, step_index if step is None else step)
-            for place, step in zip(places, used, strict=True)
+            self._streams[place].residuals(*step, self._keeps_from(place, step.index), sent_on.get(place))
+            for place in places
         )
         return dict(zip(places, await asyncio.gather(*answers), strict=True))
 
@@ -130,7 +165,7 @@ class RemoteControl:
         for controlnet in self._controlnets:
             name, request = controlnet.selection.name, self._request(controlnet, inputs)
             place = StreamPlace(name, controlnet.addresses, self._replicas, beside)
-            self._streams.append(ReplayedStream(name, place, request))
+            self._streams.append(ReplayedStream(name, place, request, self._wake))
 
     def _request(self, controlnet: RemoteControlNet, inputs: DenoiserInput) -> ResidualStreamRequest:
         order, spec, texts = self._order, self._order.spec, inputs.conditioning

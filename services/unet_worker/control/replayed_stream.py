@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pentimento.clients.controlnet import ResidualStream, ResidualStreamRequest
@@ -45,7 +46,8 @@ class _Step:
 
 
 class ReplayedStream:
-    """Asks for steps in their order, on the event loop only; for one before the one before it is there, if need be.
+    """Asks for steps in their order, on the event loop only but for what says otherwise; for one before the one before
+    it is there, if need be. `heard` is called when residuals have arrived by a line.
 
     A replica that is lost or answers nonsense costs a replay of the steps that it left open, on another one, under
     a new epoch: what the old one may still send is told from what the new one does."""
@@ -55,7 +57,9 @@ class ReplayedStream:
         name: str,
         place: StreamPlace,
         request: ResidualStreamRequest,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
+        self._heard = heard
         self._name = name
         self._place = place
         self._request = request
@@ -67,16 +71,40 @@ class ReplayedStream:
         self._sending = asyncio.Lock()
         self._closed = False
 
+    def ask_now(
+        self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int
+    ) -> ResidualStream | None:
+        """Send a step on the calling thread, before `residuals` is called for it, where all steps before it have been
+        sent and a line is open; return the stream that has it."""
+        stream = self._stream
+        if stream is None or not stream.lined:
+            return None
+        try:
+            stream.ask_now(step_index, timestep, latents, keeps_from)
+        except PentimentoError:
+            return None  # whoever asks for its residuals sends it again
+        return stream
+
+    def arrived(self, step_index: int) -> ReceivedTensors | None:
+        """Return a step's residuals where they have come by a line; on any thread."""
+        stream = self._stream
+        return None if stream is None else stream.arrived(step_index)
+
     async def residuals(
-        self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int | None = None
+        self,
+        step_index: int,
+        timestep: float,
+        latents: OutgoingTensor,
+        keeps_from: int | None = None,
+        sent_on: ResidualStream | None = None,
     ) -> ReceivedTensors:
         """Return a step's residuals. Those of steps before `keeps_from`, by default of all before this one, are not
-        valid any longer.
+        valid any longer. `sent_on` has the step already.
 
         Raises Unavailable (CONTROLNET_LOST) when replicas failed the step MAX_REPLAYS times more than once, and what a
         replica refuses the request itself for.
         """
-        step = _Step(step_index, timestep, latents, step_index if keeps_from is None else keeps_from)
+        step = _Step(step_index, timestep, latents, step_index if keeps_from is None else keeps_from, sent_on)
         self._open_steps.append(step)
         try:
             if self._stream is not None and len(self._open_steps) > 1:
@@ -89,7 +117,7 @@ class ReplayedStream:
     def close(self) -> None:
         """End it. Harmless twice."""
         self._closed = True
-        self._drop()
+        self._drop(in_order=not self._open_steps)
 
     async def _taken(self, step: _Step) -> ReceivedTensors:
         failures = 0
@@ -148,15 +176,16 @@ class ReplayedStream:
             stream.close()
             self._place.leave()
             raise lost(self._name)
+        stream.heard = self._heard
         self._stream = stream
 
     def _give_up(self, error: PentimentoError) -> None:
         logger.warning("a ControlNet replica failed: %s", error.reason)
         self._place.failed()
-        self._drop()
+        self._drop(in_order=False)
 
-    def _drop(self) -> None:
+    def _drop(self, *, in_order: bool) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
-            stream.close()
+            stream.close(in_order=in_order)
         self._place.leave()

@@ -26,15 +26,17 @@ Summing = Callable[[Sequence[ReceivedTensors]], ControlResiduals]
 
 class ControlNetReplicas:
     """On the event loop only. A replica that no picture was sent to for a while is left, and its channel closed.
-    `summing` makes the residuals of a step of what its ControlNets answered."""
+    `summing` makes the residuals of a step of what its ControlNets answered; `lined` as in `ControlNetClient`."""
 
     def __init__(
         self,
         open_channel: Callable[[str], grpc.aio.Channel],
         directory: RegionDirectory | None,
         summing: Summing = summed_answers,
+        lined: bool = True,
     ) -> None:
         self.summing = summing
+        self._lined = lined
         self._open_channel = open_channel
         self._directory = directory
         self._watches: dict[str, ReplicaWatch] = {}
@@ -63,7 +65,7 @@ class ControlNetReplicas:
 
     def _begin(self, address: str) -> None:
         channel = self._open_channel(address)
-        watch = ReplicaWatch(channel, ControlNetClient(channel, self._directory))
+        watch = ReplicaWatch(channel, ControlNetClient(channel, self._directory, self._lined))
         watch.mention()
         self._watches[address] = watch
         task = asyncio.create_task(self._run(address, watch), name="controlnet-replica")

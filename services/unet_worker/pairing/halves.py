@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
@@ -154,6 +155,13 @@ class OpenHalf:
         self._last_step = -1
         self._failure: PentimentoError | None = None
         self._answered: asyncio.Future[Tensor] = self._loop.create_future()
+        # Where answers go by a line.
+        self._answer_now: Callable[[Tensor], None] | None = None
+
+    @property
+    def computes(self) -> bool:
+        """Whether a step is under way."""
+        return self._steps.asked is not None
 
     def begin(self, step_index: int, timestep: float) -> None:
         """Check what is asked next. Raises Aborted (STALE_FRAME) for a step that is not after the last one,
@@ -169,17 +177,33 @@ class OpenHalf:
     async def predict(self, timestep: float, latent: Tensor) -> Tensor:
         """Return the network's prediction for the step that was begun, shaped as `latent`. Raises what the engine ends
         the half with."""
+        self._answered = self._loop.create_future()
+        self._compute(timestep, latent)
+        return await self._answered
+
+    def predict_now(
+        self,
+        timestep: float,
+        latent: Tensor,
+        answer: Callable[[Tensor], None],
+        failed: Callable[[PentimentoError], None],
+    ) -> None:
+        """Have the network's prediction for the step that was begun given to `answer` on the engine's thread; what that
+        raises, and what the engine ends the half with, goes to `failed` on the event loop. Raises what ended the half
+        before."""
+        self._answered = self._loop.create_future()
+        self._answered.add_done_callback(partial(_tell_failure, failed))
+        self._answer_now = answer
+        self._compute(timestep, latent)
+
+    def _compute(self, timestep: float, latent: Tensor) -> None:
         if self._failure is not None:
             raise self._failure
-        self._answered = self._loop.create_future()
         self._steps.ask(AskedStep(self._last_step, timestep, latent))
         if self._ticket is None:
             self._ticket = self._engine.submit(self._request, self)
         else:
             self._engine.wake()
-        prediction = await self._answered
-        metrics.PEER_HALVES.inc()
-        return prediction
 
     def end(self, error: PentimentoError) -> None:
         """Fail what is asked now or later with `error`."""
@@ -212,9 +236,22 @@ class OpenHalf:
         self._tell(lambda: self.end(error))
 
     def _answer(self, step_index: int, prediction: Tensor) -> None:
-        self._tell(lambda: None if self._answered.done() else self._answered.set_result(prediction))
+        metrics.PEER_HALVES.inc()
+        if self._answer_now is not None:
+            try:
+                self._answer_now(prediction)
+            except PentimentoError as error:
+                self.failed(error)
+        else:
+            self._tell(lambda: None if self._answered.done() else self._answered.set_result(prediction))
 
     def _tell(self, act: Callable[[], None]) -> None:
         """On the event loop, where there is still one."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(act)
+
+
+def _tell_failure(failed: Callable[[PentimentoError], None], answered: "asyncio.Future[Tensor]") -> None:
+    error = None if answered.cancelled() else answered.exception()
+    if isinstance(error, PentimentoError):
+        failed(error)

@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 
 import grpc.aio
+import torch
 from torch import Tensor
 
 from pentimento.clients.guidance_half import GuidanceHalfClient, HalfStream, HalfStreamRequest
@@ -35,15 +36,18 @@ class PeerWorkers:
     """Channels to peers, kept for as long as the process lives; `directory` is where memory is shared with those of
     this host. On the event loop only."""
 
-    def __init__(self, open_channel: Callable[[str], grpc.aio.Channel], directory: RegionDirectory | None) -> None:
+    def __init__(
+        self, open_channel: Callable[[str], grpc.aio.Channel], directory: RegionDirectory | None, lined: bool = True
+    ) -> None:
         self._open_channel = open_channel
         self._directory = directory
+        self._lined = lined
         self._clients: dict[str, GuidanceHalfClient] = {}
 
     def client(self, address: str) -> GuidanceHalfClient:
         """Return the client of a peer."""
         if address not in self._clients:
-            self._clients[address] = GuidanceHalfClient(self._open_channel(address), self._directory)
+            self._clients[address] = GuidanceHalfClient(self._open_channel(address), self._directory, self._lined)
         return self._clients[address]
 
 
@@ -78,9 +82,11 @@ class RemotePeer:
     def ask(self, step_index: int, inputs: DenoiserInput) -> bool:
         """Ask for a step's half, unless the peer is lost or still at an earlier one. Returns once it is on its way, or
         after SENDING_S."""
-        if self._over or (self._asked is not None and not self._asked.answer.done()):
+        if self._over or (self._asked is not None and not self._is_answered(self._asked)):
             return False
         is_open, sent = self._stream is not None, threading.Event()
+        if self._sent_now(step_index, inputs):
+            sent.set()
         answer = asyncio.run_coroutine_threadsafe(self._ask(step_index, inputs, sent), self._loop)
         self._asked = _AskedStep(step_index, answer)
         answer.add_done_callback(lambda _: self._wake())
@@ -95,7 +101,8 @@ class RemotePeer:
         if asked is None or asked.step_index != step_index:
             raise Unavailable("PEER_LOST", "this step was not asked for")
         if not asked.answer.done():
-            return None
+            found = None if self._stream is None else self._stream.arrived(step_index)
+            return None if found is None else tensor_over(found.tensors[0])
         try:
             return asked.answer.result()
         except CancelledError:
@@ -107,15 +114,32 @@ class RemotePeer:
         if self._stream is not None:
             self._stream.close()
 
+    def _is_answered(self, asked: _AskedStep) -> bool:
+        stream = self._stream
+        return asked.answer.done() or (stream is not None and stream.arrived(asked.step_index) is not None)
+
+    def _sent_now(self, step_index: int, inputs: DenoiserInput) -> bool:
+        """From this thread, where the stream has a line."""
+        stream = self._stream
+        if stream is None or not stream.lined:
+            return False
+        try:
+            stream.send_now(step_index, float(inputs.timesteps[0]), outgoing_tensor(inputs.latents, UNBOUND))
+        except PentimentoError:
+            return False  # the event loop meets the same
+        return True
+
     async def _ask(self, step_index: int, inputs: DenoiserInput, sent: threading.Event) -> Tensor:
         latent = outgoing_tensor(inputs.latents, UNBOUND)
         try:
             stream = self._stream or await self._open(inputs)
             async with asyncio.timeout(STEP_TIMEOUT_S):
-                await stream.send(step_index, float(inputs.timesteps[0]), latent)
-                sent.set()
+                if not sent.is_set():
+                    await stream.send(step_index, float(inputs.timesteps[0]), latent)
+                    sent.set()
                 found = await stream.receive(step_index, latent)
-            return tensor_over(found.tensors[0])
+            # Nothing where the step is over by now: it was taken as it arrived.
+            return tensor_over(found.tensors[0]) if found.tensors else torch.empty(0)
         except TimeoutError:
             raise self._lose(Unavailable("PEER_SILENT", "the peer did not answer in time")) from None
         except PentimentoError as error:
@@ -123,6 +147,7 @@ class RemotePeer:
 
     async def _open(self, inputs: DenoiserInput) -> HalfStream:
         self._stream = await self._client.open_stream(self._request(inputs), 1, OPEN_TIMEOUT_S)
+        self._stream.heard = self._wake
         if self._over:
             self._stream.close()
         return self._stream

@@ -2,18 +2,21 @@
 for."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 
 from torch import Tensor
 
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.diffusion.families import Conditioning
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import InvalidArgument, ResourceExhausted
 from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.lined_steps import LinedSteps
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
 from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender
+from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, make_answering_line
 from pentimento.wire.generation import attempt_from_proto, lora_from_proto
 from pentimento.wire.tensors import Binding, size_of
 from services.unet_worker.pairing.halves import GuidanceHalves, HalfOrder, OpenHalf, OpeningShapes
@@ -43,15 +46,23 @@ class HalfServicer:
         with self._halves.opened(order, free_count) as half:
             latents = self._halves.latent_shape(order.width_px, order.height_px)
             directory = self._halves.directory
-            sender, region = await asyncio.to_thread(open_sender, message.transport, directory, [size_of(*latents)])
+            sizes = [size_of(*latents)]
+            opening = partial(open_sender, message.transport, directory, sizes, little=True)
+            sender, region = await asyncio.to_thread(opening)
             expected = ExpectedTensor(*latents, _binding(message, 0, "latent"))
             conversation = _HalfConversation(message, half, expected, sender)
+            line, told = make_answering_line(directory, sender, conversation.wanted, conversation.answered)
+            lined = None if line is None else LinedSteps(line, conversation.begin, conversation.lined(line))
+            conversation.steps = lined
             try:
-                yield conversation.opened(region)
-                async with aclosing(conversation.answers(messages)) as answers:
+                yield conversation.opened(region, told)
+                followed = messages if lined is None else lined.until_failed(messages)
+                async with aclosing(conversation.answers(followed)) as answers:
                     async for answer in answers:
                         yield answer
             finally:
+                if lined is not None:
+                    lined.close()
                 sender.close()
 
 
@@ -99,8 +110,38 @@ class _HalfConversation:
         self._latent = latent
         self._sender = sender
         self._receiver = TensorReceiver()
+        self.steps: LinedSteps | None = None
 
-    def opened(self, region: tensor_pb.SharedMemoryRegion | None) -> pb.PredictHalfResponse:
+    def wanted(self, step_index: int) -> ExpectedTensor:
+        """What a step's latents have to be."""
+        return ExpectedTensor(self._latent.dtype, self._latent.dims, _binding(self._opening, step_index, "latent"))
+
+    def answered(self, step_index: int) -> Binding:
+        """What a step's prediction is bound to."""
+        return _binding(self._opening, step_index, "prediction")
+
+    def begin(self, step_index: int, timestep: float) -> None:
+        """Judge a step that comes by a line. Raises ResourceExhausted while another is under way, and what the half
+        does."""
+        if self._half.computes:
+            raise ResourceExhausted("NO_CREDIT", "one step may be under way")
+        self._half.begin(step_index, timestep)
+
+    def lined(self, line: AnsweringLine) -> Callable[[LinedLatents], None]:
+        """What takes the steps that come by a line."""
+
+        def take(step: LinedLatents) -> None:
+            def answer(prediction: Tensor) -> None:
+                line.answer(step.step_index, [outgoing_tensor(prediction, self.answered(step.step_index))])
+
+            assert self.steps is not None
+            self._half.predict_now(step.timestep, tensor_over(step.latents), answer, self.steps.fail)
+
+        return take
+
+    def opened(
+        self, region: tensor_pb.SharedMemoryRegion | None, line: tensor_pb.StepLine | None
+    ) -> pb.PredictHalfResponse:
         """The answer to the opening."""
         shared, chunks = tensor_pb.TENSOR_TRANSPORT_SHARED_MEMORY, tensor_pb.TENSOR_TRANSPORT_CHUNKS
         return pb.PredictHalfResponse(
@@ -108,6 +149,7 @@ class _HalfConversation:
                 transport=shared if region is not None else chunks,
                 stream_epoch=self._opening.stream_epoch,
                 region=region,
+                line=line,
             )
         )
 
@@ -134,10 +176,6 @@ class _HalfConversation:
 
     async def _prediction(self, step: pb.HalfStep, messages: Requests) -> PackedTensors:
         self._half.begin(step.step_index, step.timestep)
-        wanted = ExpectedTensor(
-            self._latent.dtype, self._latent.dims, _binding(self._opening, step.step_index, "latent")
-        )
-        found = await receive_all(self._receiver, [step.latent], [wanted], messages)
+        found = await receive_all(self._receiver, [step.latent], [self.wanted(step.step_index)], messages)
         prediction: Tensor = await self._half.predict(step.timestep, tensor_over(found.tensors[0]))
-        binding = _binding(self._opening, step.step_index, "prediction")
-        return self._sender.pack([outgoing_tensor(prediction, binding)])
+        return self._sender.pack([outgoing_tensor(prediction, self.answered(step.step_index))])

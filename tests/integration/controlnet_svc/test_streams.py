@@ -1,6 +1,7 @@
 """Residuals over real sockets: those of diffusers' ControlNet, by either transport; typed errors for all else."""
 
 import asyncio
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from diffusers import ControlNetModel
 from torch import Tensor
 
-from pentimento.clients.controlnet import ControlNetClient
+from pentimento.clients.controlnet import ControlNetClient, ResidualStream
 from pentimento.domain.errors import (
     Aborted,
     FailedPrecondition,
@@ -19,6 +20,7 @@ from pentimento.domain.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from pentimento.domain.generation import Attempt
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.tensors.device import outgoing_tensor
 from pentimento.wire.tensors import UNBOUND, Binding
@@ -68,13 +70,14 @@ def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     assert max(float(tensor.abs().max()) for tensor in found.values()) > 1e-3
 
 
-@pytest.mark.parametrize("shared", [True, False])
-async def test_residuals_are_those_of_diffusers(service: Service, shared: bool) -> None:
+@pytest.mark.parametrize(("shared", "lined"), [(True, True), (True, False), (False, True)])
+async def test_residuals_are_those_of_diffusers(service: Service, shared: bool, lined: bool) -> None:
     directory = service.directory if shared else None
     async with open_channel(service.address, RpcChannelSettings()) as channel:
         scaled = replace(request_for().controlnet, conditioning_scale=0.7)
-        client = ControlNetClient(channel, directory)
+        client = ControlNetClient(channel, directory, lined)
         stream = await client.open_stream(request_for(controlnet=scaled), 1, OPEN_S)
+        assert stream.lined == (shared and lined)
         for step, timestep in enumerate((901.0, 501.0, 1.0)):
             sent = outgoing_tensor(latents(seed=step), UNBOUND)
             received = await stream.residuals(step, timestep, sent)
@@ -278,7 +281,12 @@ async def test_the_status_says_what_is_there(service: Service) -> None:
 
 
 async def test_residuals_that_are_kept_stay_as_they_came_while_later_ones_come(service: Service) -> None:
-    stream = await service.client.open_stream(request_for(), 1, OPEN_S)
+    async with open_channel(service.address, RpcChannelSettings()) as channel:
+        stream = await ControlNetClient(channel, service.directory, lined=False).open_stream(request_for(), 1, OPEN_S)
+        await _kept_in_both_slots(stream)
+
+
+async def _kept_in_both_slots(stream: ResidualStream) -> None:
     sent = [outgoing_tensor(latents(seed=step), UNBOUND) for step in range(3)]
 
     await stream.ask(0, 900.0, sent[0], keeps_from=0)
@@ -291,4 +299,47 @@ async def test_residuals_that_are_kept_stay_as_they_came_while_later_ones_come(s
     assert [received.ack is not None for received in (first, second, third)] == [True, True, False]
     for step, (received, timestep) in enumerate(zip((first, second, third), (900.0, 500.0, 100.0), strict=True)):
         assert_equal(tensors_of(received), of_diffusers(EDGES, timestep, 1.0, seed=step))
+    stream.close()
+
+
+async def test_a_line_whose_slots_are_all_kept_ends_its_stream(service: Service) -> None:
+    stream = await service.client.open_stream(request_for(), 1, OPEN_S)
+    sent = outgoing_tensor(latents(), UNBOUND)
+    for step in range(2):
+        await stream.ask(step, 500.0, sent, keeps_from=0)
+        await stream.take(step)
+
+    await stream.ask(2, 500.0, sent, keeps_from=0)
+
+    with pytest.raises(Aborted):
+        await stream.take(2)
+    assert service.process.controlnets.compute.step_count > 0
+
+
+async def test_a_frame_of_another_stream_on_a_line_is_refused(service: Service) -> None:
+    """It is written by whoever has the line: what it is bound to tells it apart."""
+    stream = await service.client.open_stream(request_for(), 1, OPEN_S)
+    other = await service.client.open_stream(request_for(attempt=Attempt("other", 1, 8, "f", 1, "t")), 1, OPEN_S)
+    assert stream._line is not None and other._line is not None
+    ours, theirs = stream._line._line._line, other._line._line._line
+    ours._outward, theirs._outward = theirs._outward, ours._outward
+
+    await stream.ask(0, 500.0, outgoing_tensor(latents(), UNBOUND), keeps_from=0)
+
+    with pytest.raises(Aborted) as caught:
+        await other.take(0)
+    assert caught.value.reason == "STALE_FRAME"
+
+
+async def test_steps_go_by_the_stream_where_the_line_is_not_there(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "mkfifo", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+
+    stream = await service.client.open_stream(request_for(), 1, OPEN_S)
+    received = await stream.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+
+    assert not stream.lined
+    assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0))
+    assert service.directory.region_count() == 0
     stream.close()

@@ -197,6 +197,16 @@ def test_the_number_of_embedders_controlnet_services_and_workers_may_change(tmp_
     }
 
 
+def test_controlnet_services_are_told_from_which_step_residuals_may_be_old(tmp_path: Path) -> None:
+    models = (ModelDirectory("tiny", Path("/tiny")),)
+    settings = SuiteSettings(models, Path("/encoder"), controlnets=Path("/registry.json"))
+    assert "--pipelining-bounds" not in flags_of(plan_suite(settings, StateDirectory(tmp_path)), "controlnet-0")
+
+    bounded = plan_suite(replace(settings, pipelining_bounds=Path("/bounds.json")), StateDirectory(tmp_path))
+
+    assert flags_of(bounded, "controlnet-0")["--pipelining-bounds"] == "/bounds.json"
+
+
 def test_a_served_cascade_has_a_discriminator_and_a_frontdoor_that_knows_it(tmp_path: Path) -> None:
     models = (ModelDirectory("heavy", tmp_path / "h"), ModelDirectory("light", tmp_path / "l"))
     cascade = ServedCascade(("light", "heavy"), tmp_path / "d", 0.25)

@@ -32,7 +32,12 @@ class Recorded:
     def __init__(self, *_: Any) -> None:
         Recorded.asked = []
 
-    async def residuals(self, step: int, timestep: float, latents: object, keeps_from: int) -> str:
+    def ask_now(self, *_: object) -> None:
+        """It has no line."""
+
+    async def residuals(
+        self, step: int, timestep: float, latents: object, keeps_from: int, sent_on: object = None
+    ) -> str:
         self.asked.append((step, keeps_from))
         return f"of {step}"
 

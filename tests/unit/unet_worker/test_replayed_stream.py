@@ -22,6 +22,9 @@ class Scripted:
     epoch: int
     asked: list[tuple[int, int]] = field(default_factory=list)
     closed: bool = False
+    in_order: bool = False
+    lined: bool = False
+    heard: Any = None
     _answers: dict[int, "asyncio.Future[str]"] = field(default_factory=dict)
 
     def answer(self, step: int) -> "asyncio.Future[str]":
@@ -35,8 +38,8 @@ class Scripted:
     async def take(self, step: int) -> str:
         return await self.answer(step)
 
-    def close(self) -> None:
-        self.closed = True
+    def close(self, *, in_order: bool) -> None:
+        self.closed, self.in_order = True, in_order
 
 
 @dataclass

@@ -345,6 +345,7 @@ class StreamOpened(_message.Message):
     STREAM_EPOCH_FIELD_NUMBER: _builtins.int
     SHAPES_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
     controlnet_digest: _builtins.str
     transport: _tensor_pb2.TensorTransport.ValueType
     stream_epoch: _builtins.int
@@ -356,6 +357,12 @@ class StreamOpened(_message.Message):
     def region(self) -> _tensor_pb2.SharedMemoryRegion:
         """Set for TENSOR_TRANSPORT_SHARED_MEMORY."""
 
+    @_builtins.property
+    def line(self) -> _tensor_pb2.StepLine:
+        """Set where steps may go beside the stream: latents bound as a ResidualStep's are; answers, bound to the layer "residuals", are
+        `shapes`, one after the other in a slot of `region`.
+        """
+
     def __init__(
         self,
         *,
@@ -364,13 +371,19 @@ class StreamOpened(_message.Message):
         stream_epoch: _builtins.int = ...,
         shapes: _abc.Iterable[Global___ResidualShape] | None = ...,
         region: _tensor_pb2.SharedMemoryRegion | None = ...,
+        line: _tensor_pb2.StepLine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_region", b"_region", "region", b"region"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_line", b"_line", "_region", b"_region", "line", b"line", "region", b"region"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_region", b"_region", "controlnet_digest", b"controlnet_digest", "region", b"region", "shapes", b"shapes", "stream_epoch", b"stream_epoch", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_line", b"_line", "_region", b"_region", "controlnet_digest", b"controlnet_digest", "line", b"line", "region", b"region", "shapes", b"shapes", "stream_epoch", b"stream_epoch", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__line: _TypeAlias = _typing.Literal["line"]  # noqa: Y015
+    _WhichOneofArgType__line: _TypeAlias = _typing.Literal["_line", b"_line"]  # noqa: Y015
     _WhichOneofReturnType__region: _TypeAlias = _typing.Literal["region"]  # noqa: Y015
     _WhichOneofArgType__region: _TypeAlias = _typing.Literal["_region", b"_region"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__line) -> _WhichOneofReturnType__line | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__region) -> _WhichOneofReturnType__region | None: ...
 
 Global___StreamOpened: _TypeAlias = StreamOpened  # noqa: Y015

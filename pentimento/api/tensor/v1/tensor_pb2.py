@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%pentimento/api/tensor/v1/tensor.proto\x12\x18pentimento.api.tensor.v1\"\xe8\x02\n\x06Tensor\x12.\n\x05\x64type\x18\x01 \x01(\x0e\x32\x1f.pentimento.api.tensor.v1.Dtype\x12\x0c\n\x04\x64ims\x18\x02 \x03(\x03\x12\x10\n\x06inline\x18\x03 \x01(\x0cH\x00\x12\x37\n\x06\x63hunks\x18\x04 \x01(\x0b\x32%.pentimento.api.tensor.v1.ChunkStreamH\x00\x12\x43\n\rshared_memory\x18\x05 \x01(\x0b\x32*.pentimento.api.tensor.v1.SharedMemorySlotH\x00\x12;\n\x06object\x18\x07 \x01(\x0b\x32).pentimento.api.tensor.v1.ObjectReferenceH\x00\x12\x38\n\x07\x62inding\x18\x08 \x01(\x0b\x32\'.pentimento.api.tensor.v1.TensorBindingB\t\n\x07payloadJ\x04\x08\x06\x10\x07R\x08\x63uda_ipc\"J\n\x0b\x43hunkStream\x12\x11\n\tbundle_id\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\"R\n\x0bTensorChunk\x12\x11\n\tbundle_id\x18\x01 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"\x8f\x01\n\x12SharedMemoryRegion\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x17\n\x0fslot_size_bytes\x18\x02 \x01(\x03\x12\x12\n\nslot_count\x18\x03 \x01(\r\x12\x39\n\x08\x63uda_ipc\x18\x04 \x01(\x0b\x32\'.pentimento.api.tensor.v1.CudaIpcHandle\"7\n\x12SharedMemoryOpened\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x0e\n\x06opened\x18\x02 \x01(\x08\"q\n\x10SharedMemorySlot\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x14\n\x0coffset_bytes\x18\x05 \x01(\x03\"F\n\x0fSharedMemoryAck\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"\xc0\x01\n\rCudaIpcHandle\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x16\n\x0e\x63ounter_handle\x18\x05 \x01(\x0c\x12\x16\n\x0e\x63ounter_offset\x18\x06 \x01(\x03\x12\x14\n\x0c\x65vent_handle\x18\x07 \x01(\x0c\x12\x1b\n\x13\x65vent_sync_required\x18\x08 \x01(\x08J\x04\x08\x02\x10\x03R\x0c\x64\x65vice_index\"B\n\x0fObjectReference\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\"\x89\x01\n\rTensorBinding\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\x12\n\nstep_index\x18\x03 \x01(\r\x12\r\n\x05layer\x18\x04 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x05 \x01(\t\x12\x14\n\x0cstream_epoch\x18\x06 \x01(\x04\"\xa2\x01\n\x14TensorTransportOffer\x12=\n\ntransports\x18\x01 \x03(\x0e\x32).pentimento.api.tensor.v1.TensorTransport\x12\x1c\n\x14shared_memory_domain\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x1c\n\x14\x64\x65vice_memory_domain\x18\x04 \x01(\t*\x9b\x01\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT16\x10\x02\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x03\x12\x0f\n\x0b\x44TYPE_INT64\x10\x04\x12\x0f\n\x0b\x44TYPE_INT32\x10\x05\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x06\x12\x0e\n\nDTYPE_BOOL\x10\x07*\xcd\x01\n\x0fTensorTransport\x12 \n\x1cTENSOR_TRANSPORT_UNSPECIFIED\x10\x00\x12\x1b\n\x17TENSOR_TRANSPORT_INLINE\x10\x01\x12\x1b\n\x17TENSOR_TRANSPORT_CHUNKS\x10\x02\x12\"\n\x1eTENSOR_TRANSPORT_SHARED_MEMORY\x10\x03\x12\x1d\n\x19TENSOR_TRANSPORT_CUDA_IPC\x10\x04\x12\x1b\n\x17TENSOR_TRANSPORT_OBJECT\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%pentimento/api/tensor/v1/tensor.proto\x12\x18pentimento.api.tensor.v1\"\xe8\x02\n\x06Tensor\x12.\n\x05\x64type\x18\x01 \x01(\x0e\x32\x1f.pentimento.api.tensor.v1.Dtype\x12\x0c\n\x04\x64ims\x18\x02 \x03(\x03\x12\x10\n\x06inline\x18\x03 \x01(\x0cH\x00\x12\x37\n\x06\x63hunks\x18\x04 \x01(\x0b\x32%.pentimento.api.tensor.v1.ChunkStreamH\x00\x12\x43\n\rshared_memory\x18\x05 \x01(\x0b\x32*.pentimento.api.tensor.v1.SharedMemorySlotH\x00\x12;\n\x06object\x18\x07 \x01(\x0b\x32).pentimento.api.tensor.v1.ObjectReferenceH\x00\x12\x38\n\x07\x62inding\x18\x08 \x01(\x0b\x32\'.pentimento.api.tensor.v1.TensorBindingB\t\n\x07payloadJ\x04\x08\x06\x10\x07R\x08\x63uda_ipc\"J\n\x0b\x43hunkStream\x12\x11\n\tbundle_id\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\"R\n\x0bTensorChunk\x12\x11\n\tbundle_id\x18\x01 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"\x8f\x01\n\x12SharedMemoryRegion\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x17\n\x0fslot_size_bytes\x18\x02 \x01(\x03\x12\x12\n\nslot_count\x18\x03 \x01(\r\x12\x39\n\x08\x63uda_ipc\x18\x04 \x01(\x0b\x32\'.pentimento.api.tensor.v1.CudaIpcHandle\"7\n\x12SharedMemoryOpened\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x0e\n\x06opened\x18\x02 \x01(\x08\"q\n\x10SharedMemorySlot\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x14\n\x0coffset_bytes\x18\x05 \x01(\x03\"F\n\x0fSharedMemoryAck\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"+\n\x04Line\x12\x0f\n\x07\x61sks_id\x18\x01 \x01(\t\x12\x12\n\nanswers_id\x18\x02 \x01(\t\"u\n\x08StepLine\x12,\n\x04line\x18\x01 \x01(\x0b\x32\x1e.pentimento.api.tensor.v1.Line\x12;\n\x05steps\x18\x02 \x01(\x0b\x32,.pentimento.api.tensor.v1.SharedMemoryRegion\"\xd2\x01\n\tLinedStep\x12\x10\n\x08timestep\x18\x01 \x01(\x01\x12\x38\n\x07\x62inding\x18\x02 \x01(\x0b\x32\'.pentimento.api.tensor.v1.TensorBinding\x12:\n\x06latent\x18\x03 \x01(\x0b\x32*.pentimento.api.tensor.v1.SharedMemorySlot\x12=\n\ngiven_back\x18\x04 \x03(\x0b\x32).pentimento.api.tensor.v1.SharedMemoryAck\"\x81\x01\n\x0bLinedAnswer\x12\x38\n\x07\x62inding\x18\x01 \x01(\x0b\x32\'.pentimento.api.tensor.v1.TensorBinding\x12\x38\n\x04slot\x18\x02 \x01(\x0b\x32*.pentimento.api.tensor.v1.SharedMemorySlot\"\xc0\x01\n\rCudaIpcHandle\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12\x16\n\x0e\x63ounter_handle\x18\x05 \x01(\x0c\x12\x16\n\x0e\x63ounter_offset\x18\x06 \x01(\x03\x12\x14\n\x0c\x65vent_handle\x18\x07 \x01(\x0c\x12\x1b\n\x13\x65vent_sync_required\x18\x08 \x01(\x08J\x04\x08\x02\x10\x03R\x0c\x64\x65vice_index\"B\n\x0fObjectReference\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\"\x89\x01\n\rTensorBinding\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\x12\n\nstep_index\x18\x03 \x01(\r\x12\r\n\x05layer\x18\x04 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x05 \x01(\t\x12\x14\n\x0cstream_epoch\x18\x06 \x01(\x04\"\xbb\x01\n\x14TensorTransportOffer\x12=\n\ntransports\x18\x01 \x03(\x0e\x32).pentimento.api.tensor.v1.TensorTransport\x12\x1c\n\x14shared_memory_domain\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x1c\n\x14\x64\x65vice_memory_domain\x18\x04 \x01(\t\x12\x17\n\x0fkept_region_ids\x18\x05 \x03(\t*\x9b\x01\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x11\n\rDTYPE_FLOAT16\x10\x02\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x03\x12\x0f\n\x0b\x44TYPE_INT64\x10\x04\x12\x0f\n\x0b\x44TYPE_INT32\x10\x05\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x06\x12\x0e\n\nDTYPE_BOOL\x10\x07*\xcd\x01\n\x0fTensorTransport\x12 \n\x1cTENSOR_TRANSPORT_UNSPECIFIED\x10\x00\x12\x1b\n\x17TENSOR_TRANSPORT_INLINE\x10\x01\x12\x1b\n\x17TENSOR_TRANSPORT_CHUNKS\x10\x02\x12\"\n\x1eTENSOR_TRANSPORT_SHARED_MEMORY\x10\x03\x12\x1d\n\x19TENSOR_TRANSPORT_CUDA_IPC\x10\x04\x12\x1b\n\x17TENSOR_TRANSPORT_OBJECT\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pentimento.api.tensor.v1.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=1549
-  _globals['_DTYPE']._serialized_end=1704
-  _globals['_TENSORTRANSPORT']._serialized_start=1707
-  _globals['_TENSORTRANSPORT']._serialized_end=1912
+  _globals['_DTYPE']._serialized_start=2083
+  _globals['_DTYPE']._serialized_end=2238
+  _globals['_TENSORTRANSPORT']._serialized_start=2241
+  _globals['_TENSORTRANSPORT']._serialized_end=2446
   _globals['_TENSOR']._serialized_start=68
   _globals['_TENSOR']._serialized_end=428
   _globals['_CHUNKSTREAM']._serialized_start=430
@@ -49,12 +49,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHAREDMEMORYSLOT']._serialized_end=906
   _globals['_SHAREDMEMORYACK']._serialized_start=908
   _globals['_SHAREDMEMORYACK']._serialized_end=978
-  _globals['_CUDAIPCHANDLE']._serialized_start=981
-  _globals['_CUDAIPCHANDLE']._serialized_end=1173
-  _globals['_OBJECTREFERENCE']._serialized_start=1175
-  _globals['_OBJECTREFERENCE']._serialized_end=1241
-  _globals['_TENSORBINDING']._serialized_start=1244
-  _globals['_TENSORBINDING']._serialized_end=1381
-  _globals['_TENSORTRANSPORTOFFER']._serialized_start=1384
-  _globals['_TENSORTRANSPORTOFFER']._serialized_end=1546
+  _globals['_LINE']._serialized_start=980
+  _globals['_LINE']._serialized_end=1023
+  _globals['_STEPLINE']._serialized_start=1025
+  _globals['_STEPLINE']._serialized_end=1142
+  _globals['_LINEDSTEP']._serialized_start=1145
+  _globals['_LINEDSTEP']._serialized_end=1355
+  _globals['_LINEDANSWER']._serialized_start=1358
+  _globals['_LINEDANSWER']._serialized_end=1487
+  _globals['_CUDAIPCHANDLE']._serialized_start=1490
+  _globals['_CUDAIPCHANDLE']._serialized_end=1682
+  _globals['_OBJECTREFERENCE']._serialized_start=1684
+  _globals['_OBJECTREFERENCE']._serialized_end=1750
+  _globals['_TENSORBINDING']._serialized_start=1753
+  _globals['_TENSORBINDING']._serialized_end=1890
+  _globals['_TENSORTRANSPORTOFFER']._serialized_start=1893
+  _globals['_TENSORTRANSPORTOFFER']._serialized_end=2080
 # @@protoc_insertion_point(module_scope)

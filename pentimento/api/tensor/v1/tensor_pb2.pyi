@@ -179,7 +179,7 @@ Global___TensorChunk: _TypeAlias = TensorChunk  # noqa: Y015
 @_typing.final
 class SharedMemoryRegion(_message.Message):
     """Memory that the answering end of a stream made for it. The other end maps it and takes its name away; it is gone with the last
-    of the two.
+    of the two. One that both kept from a stream before has no name any more.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -298,6 +298,122 @@ class SharedMemoryAck(_message.Message):
 Global___SharedMemoryAck: _TypeAlias = SharedMemoryAck  # noqa: Y015
 
 @_typing.final
+class Line(_message.Message):
+    """A pair of FIFOs that the answering end of a stream made beside its regions, each named by 32 hexadecimal digits: one for what is
+    asked, one for what is answered. The other end opens both and takes their names away.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASKS_ID_FIELD_NUMBER: _builtins.int
+    ANSWERS_ID_FIELD_NUMBER: _builtins.int
+    asks_id: _builtins.str
+    answers_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        asks_id: _builtins.str = ...,
+        answers_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_id", b"answers_id", "asks_id", b"asks_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Line: _TypeAlias = Line  # noqa: Y015
+
+@_typing.final
+class StepLine(_message.Message):
+    """The way of steps between two processes of one host, beside their stream: LinedStep and LinedAnswer on `line`, each by itself;
+    latents in the slots of `steps`, which the asking end writes, answers in those of the stream's region. An end that opens it asks for
+    all its steps there. Everything else, errors first of all, stays on the stream.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def line(self) -> Global___Line: ...
+    @_builtins.property
+    def steps(self) -> Global___SharedMemoryRegion: ...
+    def __init__(
+        self,
+        *,
+        line: Global___Line | None = ...,
+        steps: Global___SharedMemoryRegion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "steps", b"steps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepLine: _TypeAlias = StepLine  # noqa: Y015
+
+@_typing.final
+class LinedStep(_message.Message):
+    """The latents' slot is free again with the step's answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMESTEP_FIELD_NUMBER: _builtins.int
+    BINDING_FIELD_NUMBER: _builtins.int
+    LATENT_FIELD_NUMBER: _builtins.int
+    GIVEN_BACK_FIELD_NUMBER: _builtins.int
+    timestep: _builtins.float
+    @_builtins.property
+    def binding(self) -> Global___TensorBinding: ...
+    @_builtins.property
+    def latent(self) -> Global___SharedMemorySlot: ...
+    @_builtins.property
+    def given_back(self) -> _containers.RepeatedCompositeFieldContainer[Global___SharedMemoryAck]:
+        """Slots of answers that no step uses any more."""
+
+    def __init__(
+        self,
+        *,
+        timestep: _builtins.float = ...,
+        binding: Global___TensorBinding | None = ...,
+        latent: Global___SharedMemorySlot | None = ...,
+        given_back: _abc.Iterable[Global___SharedMemoryAck] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "latent", b"latent"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "given_back", b"given_back", "latent", b"latent", "timestep", b"timestep"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinedStep: _TypeAlias = LinedStep  # noqa: Y015
+
+@_typing.final
+class LinedAnswer(_message.Message):
+    """Tensors that both ends agreed on, one after the other in one slot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BINDING_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def binding(self) -> Global___TensorBinding: ...
+    @_builtins.property
+    def slot(self) -> Global___SharedMemorySlot: ...
+    def __init__(
+        self,
+        *,
+        binding: Global___TensorBinding | None = ...,
+        slot: Global___SharedMemorySlot | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "slot", b"slot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinedAnswer: _TypeAlias = LinedAnswer  # noqa: Y015
+
+@_typing.final
 class CudaIpcHandle(_message.Message):
     """What PyTorch tells another process of the host of memory that it has on a CUDA device: the allocation and the place in
     it, the counter by which the maker knows that the other end still has it, and the event after which it may be read.
@@ -410,6 +526,7 @@ class TensorTransportOffer(_message.Message):
     SHARED_MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
     DEVICE_MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
+    KEPT_REGION_IDS_FIELD_NUMBER: _builtins.int
     shared_memory_domain: _builtins.str
     """Ends with equal ids see one directory of shared memory and may exchange slots; empty: this end has none."""
     host_id: _builtins.str
@@ -417,6 +534,10 @@ class TensorTransportOffer(_message.Message):
     """Ends with equal ids compute on one device of one host and may exchange its memory; empty: this end has no such device."""
     @_builtins.property
     def transports(self) -> _containers.RepeatedScalarFieldContainer[Global___TensorTransport.ValueType]: ...
+    @_builtins.property
+    def kept_region_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Regions of streams that ended, which the asking end still has mapped and nothing uses: the other end may take one again."""
+
     def __init__(
         self,
         *,
@@ -424,10 +545,11 @@ class TensorTransportOffer(_message.Message):
         shared_memory_domain: _builtins.str = ...,
         host_id: _builtins.str = ...,
         device_memory_domain: _builtins.str = ...,
+        kept_region_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_memory_domain", b"device_memory_domain", "host_id", b"host_id", "shared_memory_domain", b"shared_memory_domain", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_memory_domain", b"device_memory_domain", "host_id", b"host_id", "kept_region_ids", b"kept_region_ids", "shared_memory_domain", b"shared_memory_domain", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

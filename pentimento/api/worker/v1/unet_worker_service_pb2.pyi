@@ -929,23 +929,34 @@ class HalfOpened(_message.Message):
     TRANSPORT_FIELD_NUMBER: _builtins.int
     STREAM_EPOCH_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
     transport: _tensor_pb2.TensorTransport.ValueType
     stream_epoch: _builtins.int
     @_builtins.property
     def region(self) -> _tensor_pb2.SharedMemoryRegion: ...
+    @_builtins.property
+    def line(self) -> _tensor_pb2.StepLine:
+        """Set where steps may go beside the stream: latents and predictions, bound as those of HalfStep and HalfPrediction are."""
+
     def __init__(
         self,
         *,
         transport: _tensor_pb2.TensorTransport.ValueType = ...,
         stream_epoch: _builtins.int = ...,
         region: _tensor_pb2.SharedMemoryRegion | None = ...,
+        line: _tensor_pb2.StepLine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_region", b"_region", "region", b"region"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_line", b"_line", "_region", b"_region", "line", b"line", "region", b"region"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_region", b"_region", "region", b"region", "stream_epoch", b"stream_epoch", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_line", b"_line", "_region", b"_region", "line", b"line", "region", b"region", "stream_epoch", b"stream_epoch", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__line: _TypeAlias = _typing.Literal["line"]  # noqa: Y015
+    _WhichOneofArgType__line: _TypeAlias = _typing.Literal["_line", b"_line"]  # noqa: Y015
     _WhichOneofReturnType__region: _TypeAlias = _typing.Literal["region"]  # noqa: Y015
     _WhichOneofArgType__region: _TypeAlias = _typing.Literal["_region", b"_region"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__line) -> _WhichOneofReturnType__line | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__region) -> _WhichOneofReturnType__region | None: ...
 
 Global___HalfOpened: _TypeAlias = HalfOpened  # noqa: Y015

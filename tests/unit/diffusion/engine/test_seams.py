@@ -88,6 +88,16 @@ def test_a_request_whose_residuals_are_late_skips_the_tick_and_loses_nothing(mod
     assert_same_picture(model, plain)
 
 
+def test_the_next_step_is_asked_for_before_anybody_is_told_of_this_one(model: DiffusionModel) -> None:
+    loop, source, asked = Loop(model), Source(), []
+    controlled = loop.add(replace(request(1), control=source))
+    controlled.heard.at_step[1] = lambda: asked.extend(step for step, _ in source.asked)
+
+    loop.run()
+
+    assert asked == [0, 1]
+
+
 def test_nobody_on_time_makes_no_step(model: DiffusionModel) -> None:
     loop = Loop(model)
     loop.add(replace(request(1), control=Source(held={0})))

@@ -1,0 +1,198 @@
+"""Steps over a line, at both ends: latents go in slots that the asking end writes, answers in those of the stream's
+region, and by the line where each lies. What travels is bound and judged as it is on the stream."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from google.protobuf.message import DecodeError
+
+from pentimento.api.tensor.v1 import tensor_pb2 as pb
+from pentimento.domain.errors import Aborted, InvalidArgument, ResourceExhausted, Unavailable
+from pentimento.tensors.lines import Line, make_line, open_line
+from pentimento.tensors.metrics import FALLBACKS
+from pentimento.tensors.outgoing import OutgoingTensor
+from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver
+from pentimento.tensors.regions import RegionDirectory, RegionSize
+from pentimento.tensors.sending import SLOT_COUNT, TensorSender
+from pentimento.tensors.slots import HEADER_BYTES, SlotReader, SlotWriter
+from pentimento.wire.tensors import Binding, WireTensor, binding_from_proto, binding_to_proto, size_of
+
+# One is computed while the other is on its way: as many as there are slots.
+MAX_UNDER_WAY = SLOT_COUNT
+
+
+class AskingLine:
+    """The asking end. Steps are bound as `bound` says; answers are to be as `expected` says, and bound as `answered`
+    does, all three by the step. At most MAX_UNDER_WAY steps are under way."""
+
+    def __init__(
+        self,
+        line: Line,
+        sender: TensorSender,
+        receiver: TensorReceiver,
+        bound: Callable[[int], Binding],
+        answered: Callable[[int], Binding],
+        expected: Callable[[int], Sequence[ExpectedTensor]],
+    ) -> None:
+        self._line = line
+        self._sender = sender
+        self._receiver = receiver
+        self._bound = bound
+        self._answered = answered
+        self._expected = expected
+        # Where the latents of steps under way lie.
+        self._slots: dict[int, pb.SharedMemorySlot] = {}
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when an answer has come."""
+        return self._line.fileno()
+
+    def ask(
+        self, step_index: int, timestep: float, latents: OutgoingTensor, given_back: Sequence[pb.SharedMemoryAck]
+    ) -> None:
+        """Send a step's latents, on any thread, one at a time. Raises Unavailable where the line takes nothing."""
+        binding = self._bound(step_index)
+        slot = self._sender.in_one_slot([replace(latents, binding=binding)])
+        if slot is None:
+            raise Unavailable("LINE_GONE", "no slot is free for a step's latents")
+        self._slots[step_index] = slot
+        step = pb.LinedStep(timestep=timestep, binding=binding_to_proto(binding), latent=slot, given_back=given_back)
+        if not self._line.send(step.SerializeToString()):
+            raise Unavailable("LINE_GONE", "the line takes nothing more")
+
+    def read(self) -> list[tuple[int, ReceivedTensors]]:
+        """Return the steps whose answers have come. Raises Aborted (STALE_FRAME) for an answer to anything else than
+        what was asked, InvalidArgument for one that is none."""
+        return [self._answer(data) for data in self._line.read()]
+
+    def close(self) -> None:
+        """Let go of the line and of its slots. Harmless twice."""
+        self._line.close()
+        self._sender.close()
+
+    def _answer(self, data: bytes) -> tuple[int, ReceivedTensors]:
+        try:
+            answer = pb.LinedAnswer.FromString(data)
+        except DecodeError:
+            raise Aborted("STALE_FRAME", "what came by the line is no answer") from None
+        step_index = answer.binding.step_index
+        slot = self._slots.pop(step_index, None)
+        if slot is None or binding_from_proto(answer.binding) != self._answered(step_index):
+            raise Aborted("STALE_FRAME", "an answer came by the line that this stream did not ask for")
+        ack = pb.SharedMemoryAck(region_id=slot.region_id, slot=slot.slot, generation=slot.generation)
+        self._sender.acknowledged(ack)
+        return step_index, self._receiver.from_one_slot(answer.slot, self._expected(step_index))
+
+
+def open_asking_line(
+    told: pb.StepLine,
+    directory: RegionDirectory,
+    receiver: TensorReceiver,
+    bound: Callable[[int], Binding],
+    answered: Callable[[int], Binding],
+    expected: Callable[[int], Sequence[ExpectedTensor]],
+) -> AskingLine:
+    """Return the asking end of a line that another process made; `receiver` reads the stream's region. Raises
+    FailedPrecondition where it is not there."""
+    line = open_line(directory, told.line)
+    size = RegionSize(told.steps.slot_size_bytes, told.steps.slot_count)
+    try:
+        sender = TensorSender(SlotWriter(directory.open(told.steps.region_id, size)))
+    except BaseException:
+        line.close()
+        raise
+    return AskingLine(line, sender, receiver, bound, answered, expected)
+
+
+@dataclass(frozen=True)
+class LinedLatents:
+    """A step that came by a line. Its latents are valid until it is answered."""
+
+    step_index: int
+    timestep: float
+    latents: WireTensor
+
+
+class AnsweringLine:
+    """The answering end: `sender` writes to the stream's region. Latents are to be as `wanted` says, answers are bound
+    as `answered` does, both by the step."""
+
+    def __init__(
+        self,
+        line: Line,
+        receiver: TensorReceiver,
+        sender: TensorSender,
+        wanted: Callable[[int], ExpectedTensor],
+        answered: Callable[[int], Binding],
+    ) -> None:
+        self._line = line
+        self._receiver = receiver
+        self._sender = sender
+        self._wanted = wanted
+        self._answered = answered
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when a step has come."""
+        return self._line.fileno()
+
+    def read(self, begin: Callable[[int, float], None]) -> list[LinedLatents]:
+        """Return the steps that have come; `begin` judges number and timestep of each before its latents are looked
+        at. Raises what it does, Aborted (STALE_FRAME) for latents that are not this stream's, InvalidArgument for what
+        is no step."""
+        return [self._step(data, begin) for data in self._line.read()]
+
+    def answer(self, step_index: int, tensors: Sequence[OutgoingTensor]) -> None:
+        """Send a step's answer, on any thread, one at a time. Raises Aborted where the slots of answers before it were
+        not given back, Unavailable where the line takes nothing."""
+        slot = self._sender.in_one_slot(tensors)
+        if slot is None:
+            raise Aborted("STALE_FRAME", "no slot is free: those of steps before were not given back")
+        answer = pb.LinedAnswer(binding=binding_to_proto(self._answered(step_index)), slot=slot)
+        if not self._line.send(answer.SerializeToString()):
+            raise Unavailable("LINE_GONE", "the line takes nothing more")
+
+    def close(self) -> None:
+        """Let go of the line and of its slots. Harmless twice."""
+        self._line.close()
+        self._receiver.close()
+
+    def _step(self, data: bytes, begin: Callable[[int, float], None]) -> LinedLatents:
+        try:
+            step = pb.LinedStep.FromString(data)
+        except DecodeError:
+            raise InvalidArgument.of("line", "must carry steps") from None
+        for ack in step.given_back:
+            self._sender.acknowledged(ack)
+        step_index = step.binding.step_index
+        begin(step_index, step.timestep)
+        wanted = self._wanted(step_index)
+        if binding_from_proto(step.binding) != wanted.binding:
+            raise Aborted("STALE_FRAME", f"latents came that are not of step {step_index} of this stream")
+        found = self._receiver.from_one_slot(step.latent, [wanted])
+        return LinedLatents(step_index, step.timestep, found.tensors[0])
+
+
+def make_answering_line(
+    directory: RegionDirectory | None,
+    sender: TensorSender,
+    wanted: Callable[[int], ExpectedTensor],
+    answered: Callable[[int], Binding],
+) -> tuple[AnsweringLine | None, pb.StepLine | None]:
+    """Return a new line for a stream, and what the other end opens it by; None where there is none to be had."""
+    if directory is None or not sender.has_region:
+        return None, None
+    line, latent = None, wanted(0)
+    size = RegionSize(HEADER_BYTES + size_of(latent.dtype, latent.dims), SLOT_COUNT)
+    try:
+        line, told = make_line(directory)
+        region = directory.create(size)
+    except ResourceExhausted:
+        FALLBACKS.labels("no_line").inc()
+        if line is not None:
+            line.close()
+        return None, None
+    slots = pb.SharedMemoryRegion(
+        region_id=region.region_id, slot_size_bytes=size.slot_size_bytes, slot_count=size.slot_count
+    )
+    receiver = TensorReceiver(SlotReader(region))
+    return AnsweringLine(line, receiver, sender, wanted, answered), pb.StepLine(line=told, steps=slots)

@@ -1,0 +1,47 @@
+"""Steps that come by a stream's line. They are judged as those of the stream are, computed by the same thread, and
+answered from there."""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from pentimento.diffusion.families.model import ControlResiduals
+from pentimento.domain.errors import Internal, ResourceExhausted
+from pentimento.tensors.device import tensor_over
+from pentimento.tensors.lined_steps import LinedSteps
+from pentimento.tensors.outgoing import OutgoingTensor
+from pentimento.tensors.step_lines import MAX_UNDER_WAY, AnsweringLine, LinedLatents
+from pentimento.wire.tensors import UNBOUND, Binding
+from services.controlnet_svc.compute.layers import layers_of, named_tensors
+from services.controlnet_svc.streams import OpenedStream
+
+ANSWER_LAYER = "residuals"
+
+
+class LinedResiduals:
+    """Of one stream, from now on. `steps` says when something goes wrong."""
+
+    def __init__(
+        self, line: AnsweringLine, stream: OpenedStream, outgoing: Callable[[Tensor, Binding], OutgoingTensor]
+    ) -> None:
+        self._line = line
+        self._stream = stream
+        self._outgoing = outgoing
+        self.steps = LinedSteps(line, self._begin, self._take)
+
+    def _begin(self, step_index: int, timestep: float) -> None:
+        if self._stream.under_way_count >= MAX_UNDER_WAY:
+            raise ResourceExhausted("NO_CREDIT", f"at most {MAX_UNDER_WAY} steps may be under way")
+        self._stream.begin(step_index, timestep)
+
+    def _take(self, step: LinedLatents) -> None:
+        deliver = partial(self._deliver, step.step_index)
+        future = self._stream.submit(step.timestep, tensor_over(step.latents), deliver)
+        future.add_done_callback(self.steps.settled)
+
+    def _deliver(self, step_index: int, residuals: ControlResiduals) -> None:
+        """On the compute thread."""
+        if layers_of(residuals) != self._stream.layers:
+            raise Internal("CONTROLNET_FAILED", "the ControlNet's residuals are not those of its first pass")
+        self._line.answer(step_index, [self._outgoing(tensor, UNBOUND) for _, tensor in named_tensors(residuals)])

@@ -1,0 +1,133 @@
+"""Lines: messages between two ends of one host, and names that are gone whoever dies."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pentimento.api.tensor.v1 import tensor_pb2 as pb
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from pentimento.tensors.lines import MAX_MESSAGE_BYTES, make_line, open_line
+from pentimento.tensors.regions import RegionDirectory, RegionSize
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RegionDirectory:
+    path = tmp_path / "shared"
+    path.mkdir(mode=0o700)
+    return RegionDirectory(path)
+
+
+def test_messages_come_whole_and_in_order_in_both_directions(directory: RegionDirectory) -> None:
+    answering, told = make_line(directory)
+    asking = open_line(directory, told)
+
+    for number in range(3):
+        assert asking.send(b"ask %d" % number)
+    assert answering.send(b"")
+
+    assert answering.read() == [b"ask 0", b"ask 1", b"ask 2"]
+    assert asking.read() == [b""]
+    assert answering.read() == asking.read() == []
+
+
+def test_a_message_that_came_in_part_waits_for_its_rest(directory: RegionDirectory) -> None:
+    answering, told = make_line(directory)
+    asking = open_line(directory, told)
+    whole = (5).to_bytes(4, "little") + b"hello"
+
+    os.write(asking._outward.descriptor, whole + whole[:6])
+    assert answering.read() == [b"hello"]
+    os.write(asking._outward.descriptor, whole[6:])
+
+    assert answering.read() == [b"hello"]
+
+
+def test_the_names_go_as_soon_as_both_ends_have_it(directory: RegionDirectory) -> None:
+    answering, told = make_line(directory)
+    assert directory.region_count() == 2
+
+    open_line(directory, told)
+
+    assert directory.region_count() == 0
+    with pytest.raises(FailedPrecondition):
+        open_line(directory, told)
+    answering.close()
+
+
+def test_a_line_that_nobody_opened_goes_with_its_maker(directory: RegionDirectory) -> None:
+    make_line(directory)[0].close()
+
+    assert directory.region_count() == 0
+
+
+def test_what_a_killed_maker_left_is_removed_and_what_a_living_one_holds_is_not(
+    tmp_path: Path, directory: RegionDirectory
+) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path; from pentimento.tensors.lines import *; "
+        "made = make_line(RegionDirectory(Path(sys.argv[1]))); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "shared")], check=False)
+    kept, told = make_line(directory)
+    assert directory.region_count() == 4
+
+    directory.create(RegionSize(100, 1)).close()
+
+    assert directory.region_count() == 2
+    assert open_line(directory, told).send(b"there")
+    assert kept.read() == [b"there"]
+
+
+def test_a_full_line_takes_nothing_and_loses_nothing(directory: RegionDirectory) -> None:
+    answering, told = make_line(directory)
+    asking = open_line(directory, told)
+    sent = 0
+    while asking.send(bytes(MAX_MESSAGE_BYTES)):
+        sent += 1
+
+    read = 0
+    while messages := answering.read():
+        read += len(messages)
+    assert read == sent > 1
+    assert asking.send(b"again")
+
+
+def test_a_closed_line_takes_and_gives_nothing(directory: RegionDirectory) -> None:
+    answering, told = make_line(directory)
+    asking = open_line(directory, told)
+    asking.send(b"late")
+    answering.close()
+    answering.close()
+
+    assert answering.read() == []
+    assert not answering.send(b"more")
+
+
+def test_what_is_no_message_is_refused(directory: RegionDirectory) -> None:
+    answering, told = make_line(directory)
+    asking = open_line(directory, told)
+    with pytest.raises(InvalidArgument):
+        asking.send(bytes(MAX_MESSAGE_BYTES + 1))
+
+    os.write(asking._outward.descriptor, b"\xff" * 8)
+
+    with pytest.raises(InvalidArgument):
+        answering.read()
+
+
+@pytest.mark.parametrize("name", ["../shared", "", "0" * 31, "0" * 32])
+def test_a_name_that_is_none_or_of_something_else_opens_nothing(directory: RegionDirectory, name: str) -> None:
+    _, told = make_line(directory)
+    (directory.path / ("0" * 32)).write_bytes(b"a file")
+
+    with pytest.raises((FailedPrecondition, InvalidArgument)):
+        open_line(directory, pb.Line(asks_id=told.asks_id, answers_id=name))
+    assert (directory.path / told.asks_id).exists()
+
+
+def test_a_directory_that_takes_no_line_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ResourceExhausted):
+        make_line(RegionDirectory(tmp_path / "absent"))
