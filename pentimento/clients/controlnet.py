@@ -126,7 +126,7 @@ class ResidualStream:
         request: ResidualStreamRequest,
         stream_epoch: int,
         directory: RegionDirectory | None,
-        lined: bool,
+        lined: bool = True,
     ) -> None:
         self._stream = AnsweredStream(call, "CONTROLNET_GONE", "the ControlNet replica")
         self._request = request

@@ -51,7 +51,7 @@ def _remote(index: int, selection: ControlNetSelection, endpoints: Sequence[Cont
 
 
 class _AskedStep(NamedTuple):
-    index: int
+    step_index: int
     timestep: float
     latents: OutgoingTensor
 
@@ -155,7 +155,7 @@ class RemoteControl:
         if not self._streams and not self._closed:
             self._open(inputs)
         answers = (
-            self._streams[place].residuals(*step, self._keeps_from(place, step.index), sent_on.get(place))
+            self._streams[place].residuals(*step, self._keeps_from(place, step.step_index), sent_on.get(place))
             for place in places
         )
         return dict(zip(places, await asyncio.gather(*answers), strict=True))
