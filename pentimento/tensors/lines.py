@@ -34,7 +34,7 @@ class _Fifo:
     path: Path
 
 
-class Line:
+class HostLine:
     """One end. `send` on any thread; `read` on one at a time."""
 
     def __init__(self, inward: _Fifo, outward: _Fifo) -> None:
@@ -97,7 +97,7 @@ class Line:
                 fifo.path.unlink(missing_ok=True)
 
 
-def make_line(directory: RegionDirectory) -> tuple[Line, pb.Line]:
+def make_line(directory: RegionDirectory) -> tuple[HostLine, pb.Line]:
     """Return a new line's answering end, and what the other end opens it by. Raises ResourceExhausted (NO_LINE) where
     the directory takes none."""
     made: list[_Fifo] = []
@@ -114,10 +114,10 @@ def make_line(directory: RegionDirectory) -> tuple[Line, pb.Line]:
             fifo.path.unlink(missing_ok=True)
         raise ResourceExhausted("NO_LINE", f"no line could be made ({type(error).__name__})") from None
     asks, answers = made
-    return Line(asks, answers), pb.Line(asks_id=asks.path.name, answers_id=answers.path.name)
+    return HostLine(asks, answers), pb.Line(asks_id=asks.path.name, answers_id=answers.path.name)
 
 
-def open_line(directory: RegionDirectory, told: pb.Line) -> Line:
+def open_line(directory: RegionDirectory, told: pb.Line) -> HostLine:
     """Return the asking end of a line that another process made, and take its names away. Raises FailedPrecondition
     (NO_SUCH_LINE) where none of those names is there, InvalidArgument for what is no name."""
     opened: list[_Fifo] = []
@@ -134,7 +134,7 @@ def open_line(directory: RegionDirectory, told: pb.Line) -> Line:
         raise
     for fifo in opened:
         fifo.path.unlink(missing_ok=True)
-    return Line(*opened)
+    return HostLine(*opened)
 
 
 def _opened(path: Path) -> _Fifo:

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, ResourceExhausted, Unavailable
-from pentimento.tensors.lines import Line, make_line, open_line
+from pentimento.tensors.lines import HostLine, make_line, open_line
 from pentimento.tensors.metrics import FALLBACKS
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver
@@ -27,7 +27,7 @@ class AskingLine:
 
     def __init__(
         self,
-        line: Line,
+        line: HostLine,
         sender: TensorSender,
         receiver: TensorReceiver,
         bound: Callable[[int], Binding],
@@ -119,7 +119,7 @@ class AnsweringLine:
 
     def __init__(
         self,
-        line: Line,
+        line: HostLine,
         receiver: TensorReceiver,
         sender: TensorSender,
         wanted: Callable[[int], ExpectedTensor],

@@ -50,7 +50,7 @@ def _remote(index: int, selection: ControlNetSelection, endpoints: Sequence[Cont
     return RemoteControlNet(selection, setting, addresses_of(selection, endpoints))
 
 
-class _AskedStep(NamedTuple):
+class _StepToAsk(NamedTuple):
     step_index: int
     timestep: float
     latents: OutgoingTensor
@@ -98,7 +98,7 @@ class RemoteControl:
     def _ask_all(self, step_index: int, inputs: DenoiserInput, places: Sequence[int]) -> None:
         """By lines from this thread, where they are open and nothing that was asked before waits to be sent; the event
         loop sees to the rest."""
-        step = _AskedStep(step_index, float(inputs.timesteps.flatten()[0]), outgoing_tensor(inputs.latents, UNBOUND))
+        step = _StepToAsk(step_index, float(inputs.timesteps.flatten()[0]), outgoing_tensor(inputs.latents, UNBOUND))
         sent_on: dict[int, ResidualStream | None] = {}
         if self._streams and (self._unsent is None or self._unsent.done()):
             sent_on = {
@@ -147,7 +147,7 @@ class RemoteControl:
 
     async def _ask(
         self,
-        step: "_AskedStep",
+        step: "_StepToAsk",
         inputs: DenoiserInput,
         places: Sequence[int],
         sent_on: Mapping[int, ResidualStream | None],
