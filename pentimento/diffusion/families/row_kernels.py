@@ -93,7 +93,8 @@ class RowKernels:
             grouping = next(kept, _Grouping(wanted.rows_each))
             if grouping.rows != row_count:
                 found[layer] = grouping
-            return alone
+            # As every later pass of the shape does: who is not to be as alone gets what the whole batch gives.
+            return _outputs(wanted, grouping, layer, plain, inputs)
 
         with replaced(self._layers, forward):
             yield

@@ -98,6 +98,16 @@ def test_some_pictures_of_a_batch_can_have_the_bits_that_they_have_alone(model: 
     torch.testing.assert_close(together, wanted, rtol=0, atol=1e-5)
 
 
+def test_the_first_pass_of_a_shape_has_the_bits_of_every_later_one(checkpoint: Path) -> None:
+    """Of those too that are not to be as they are alone."""
+    model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    inputs = replace(batch_of(model, 6), as_alone=AsAlone(1, (1, 4)))
+    with torch.inference_mode():
+        first, second = model.predict(inputs), model.predict(inputs)
+
+    assert torch.equal(first, second)
+
+
 def test_adapters_work_in_layers_that_run_picture_by_picture(model: DiffusionModel) -> None:
     layer = model.denoiser.get_submodule("time_embedding.linear_2")
     assert isinstance(layer, torch.nn.Linear)
