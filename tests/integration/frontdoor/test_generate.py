@@ -177,6 +177,7 @@ OTHER_VALUES: dict[str, object] = {
     "deadline_ms": 50_000,
     "max_cost": 1e6,
     "pin_ms": 1000,
+    "binding_steps": True,
 }
 
 
