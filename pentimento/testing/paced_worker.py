@@ -93,6 +93,8 @@ class PacedWorker(UnetWorkerServiceServicer):
         self.finished: dict[tuple[str, int], Running] = {}
         self.executed: list[GenerationSpec] = []
         self.orders: list[pb.ExecuteRequest] = []
+        # Cancels may overtake their attempts, as at the real worker.
+        self._cancelled_early: set[tuple[str, int]] = set()
         self.most_running = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -135,6 +137,8 @@ class PacedWorker(UnetWorkerServiceServicer):
         running = Running(attempt_from_proto(request.attempt), spec_from_proto(request.spec), request)
         key = (running.attempt.request_id, running.attempt.fencing_token)
         self.running[key] = running
+        if key in self._cancelled_early:
+            self._cancel(running)
         self.most_running = max(self.most_running, len(self.running))
         self.executed.append(running.spec)
         task = asyncio.get_running_loop().create_task(self._paint(running))
@@ -161,11 +165,17 @@ class PacedWorker(UnetWorkerServiceServicer):
             yield attach_event_to_proto(event)
 
     async def CancelAttempt(self, request: pb.CancelAttemptRequest, context: Any) -> pb.CancelAttemptResponse:
-        running = self.running.get((request.request_id, request.fencing_token))
+        key = (request.request_id, request.fencing_token)
+        running = self.running.get(key)
         if running is not None:
-            running.end(Cancelled("CANCELLED", "the attempt was cancelled"))
-            self._forget(running)
+            self._cancel(running)
+        else:
+            self._cancelled_early.add(key)
         return pb.CancelAttemptResponse(found=running is not None)
+
+    def _cancel(self, running: Running) -> None:
+        running.end(Cancelled("CANCELLED", "the attempt was cancelled"))
+        self._forget(running)
 
     async def _events(self, running: Running) -> AsyncIterator[ExecuteEvent]:
         count = running.spec.num_inference_steps
