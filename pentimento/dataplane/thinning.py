@@ -3,6 +3,9 @@
 from pentimento.dataplane.state import Pool, Request, State, Worker
 from pentimento.policies.thinning import Pressure, choose, thinned_steps
 
+# Of the credits of a pool: where others wait for more, they wait for longer than that share of a picture's time.
+OVERLOADED_SHARE = 0.25
+
 
 def settle_thinning(state: State, now: float, request: Request, worker: Worker) -> None:
     """Decide which steps the attempt that is about to start on the worker takes, and what work that is."""
@@ -23,10 +26,10 @@ def least_work(state: State, request: Request) -> float:
 
 
 def is_overloaded(state: State, pool: Pool) -> bool:
-    """Return whether more is asked of the pool than it can paint: the plan admits a share alone, or more wait than
-    run, so that the last of them waits for others who wait."""
+    """Return whether more is asked of the pool than it can paint, at the turn of one that waits: the plan admits a
+    share alone, or the others who wait are too many to begin soon."""
     planned = state.plan is not None and state.plan.admission_rate < 1.0
-    return planned or pool.waiting_count > pool.credit_count > 0
+    return planned or pool.waiting_count - 1 > OVERLOADED_SHARE * pool.credit_count
 
 
 def _pressure(state: State, now: float, request: Request, worker: Worker) -> Pressure:

@@ -61,7 +61,7 @@ def test_who_waits_is_thinned_rather_than_dropped_and_dropped_where_that_is_not_
     assert driver.dataplane.state.requests["r3"].attempt_work == 5.0
 
 
-def test_load_thins_everybody_as_far_as_may_be_while_more_wait_than_run() -> None:
+def test_load_thins_as_far_as_may_be_while_others_wait_for_long() -> None:
     driver = driver_in(ThinningMode.LOAD)
     token = started(driver, 1000.0).fencing_token
     for number in range(2, 6):

@@ -1,0 +1,235 @@
+"""Is more painted in time where steps may be left out, and are the pictures as good as the profile promises?
+
+    python -m benchmarks.thinning [--model tiny-heavy] [--prompts 128]
+
+Simulated: sixteen devices that hold the model, with the costs that were measured of it, the live dataplane, and Poisson
+arrivals at twice and five times what the devices can paint with all steps. Every request has a deadline of three times
+its own time alone. The same arrivals are played without thinning, to meet deadlines alone, and under load too; goodput
+counts pictures in time. Nobody is let down for the figure: what is rejected or dropped counts in none of the arms.
+
+Real: prompts that the profile was not made with (`zoo.scene_log`, another seed), painted with all steps and by the
+thinning that leaves out the most, same seeds; CLIPScore against that of the full run, as the profile has it.
+
+No paper thins a running sampler; the ratio's target is ours.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+
+from benchmarks.report import (
+    Figure,
+    Interval,
+    at_least,
+    at_most,
+    counted,
+    informative,
+    measured,
+    parse_options,
+    publish,
+    surely_above,
+)
+from benchmarks.selector_profile import LocalEncoder
+from benchmarks.statistics import CONFIDENCE, binomial_interval
+from pentimento.dataplane import DataplaneSettings
+from pentimento.devices.emulation import read_fleet
+from pentimento.diffusion.weights import quiet_loaders
+from pentimento.emulation.costs import ModelCosts, costs_of
+from pentimento.policies.allocation import hold_resident
+from pentimento.policies.serving.policy import ServingPolicy
+from pentimento.policies.thinning import ThinningMode, ThinningOption
+from pentimento.policies.thinning_profiles import ThinningProfile, read_thinning_profiles
+from pentimento.reports import Outcome, RequestRecord
+from pentimento.simulator import Scenario, Simulation
+from pentimento.simulator.scenario import SimulatedDevices, SimulatedModel
+from pentimento.supervisor.models import THINNING_PROFILES
+from pentimento.workloads import Arrival, Workload
+from services.embedder.model import open_model
+from services.unet_worker.models.selector_measuring import study_model
+from services.unet_worker.models.thinning_study import ThinningStudy
+from zoo.registry import WEIGHTS
+from zoo.scene_log import clip_embedder, write_scene_log
+
+FLEET = Path(__file__).resolve().parents[1] / "scenarios" / "fleets" / "zoo-16.toml"
+DEVICES, MAX_BATCH = 16, 8
+LOADS = (2, 5)
+DEADLINE_RUNS = 3.0
+ALPHA = 0.95
+BATCH = 16
+POLICY = ServingPolicy("resident", hold_resident, plans_batches=False)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One play of one workload: pictures in time a second, and of all requests those late and those thinned; the least
+    share of the full run's quality that a picture's thinning was measured to keep."""
+
+    load: int
+    seed: int
+    mode: ThinningMode
+    goodput_per_s: float
+    late_count: int
+    thinned_count: int
+    answered_count: int
+    least_share: float
+
+    def row(self) -> list[object]:
+        """Return it as JSON values."""
+        values = (self.goodput_per_s, self.late_count, self.thinned_count, self.answered_count, self.least_share)
+        return [self.load, self.seed, self.mode.value, *values]
+
+
+def main() -> int:
+    options = parse_options("thinning", __doc__, add_options)
+    rest = options.rest
+    profile = next(one for one in read_thinning_profiles([THINNING_PROFILES]) if one.model == rest["model"])
+    found = profile.options(profile.step_count)
+    costs = costs_of(read_fleet(FLEET).model(rest["model"]))
+    seeds, duration_s = (range(2), 20.0) if options.quick else (range(5), 60.0)
+    rounds = [
+        play(costs, found, load, mode, seed, duration_s) for seed in seeds for load in LOADS for mode in ThinningMode
+    ]
+    figures = [figure for load in LOADS for figure in figures_of(load, rounds)]
+    figures += quality_figures(rounds)
+    figures += held_out_figures(profile, 8 if options.quick else rest["prompts"], rest["log_seed"])
+    notes = {
+        "profile": [profile.name, profile.step_count, profile.measured_at],
+        "fleet": FLEET.name,
+        "capacity a second": capacity_per_s(costs),
+        "deadline of so many runs": DEADLINE_RUNS,
+        "rounds": "load, seed, mode, goodput, late, thinned, answered, least share",
+        "seconds of arrivals a round": duration_s,
+    }
+    return publish(options, figures, notes=notes)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="tiny-heavy")
+    parser.add_argument("--prompts", type=int, default=128, help="of the held-out log")
+    parser.add_argument("--log-seed", type=int, default=22)
+
+
+def capacity_per_s(costs: ModelCosts) -> float:
+    """Return the pictures a second that all devices paint with full batches and all steps."""
+    batch = min(MAX_BATCH, costs.max_batch)
+    return DEVICES * batch / costs.run_s(batch)
+
+
+def play(
+    costs: ModelCosts, found: tuple[ThinningOption, ...], load: int, mode: ThinningMode, seed: int, duration_s: float
+) -> Round:
+    """Play one workload."""
+    rate, deadline_s = load * capacity_per_s(costs), DEADLINE_RUNS * costs.run_s(min(MAX_BATCH, costs.max_batch))
+    model = SimulatedModel(costs, quality=1.0, thinning=found)
+    scenario = Scenario(
+        name=mode.value,
+        models=(model,),
+        devices=(SimulatedDevices(DEVICES, costs.model, max_batch=MAX_BATCH),),
+        policy=POLICY,
+        dataplane=DataplaneSettings(thinning=mode),
+        default_model=costs.model,
+        control_period_s=1_000.0,
+    )
+    workload = poisson(rate, round(rate * duration_s), costs.step_count, deadline_s, seed)
+    return round_of(load, mode, seed, workload, Simulation(scenario, workload, Random(seed)).run())
+
+
+def poisson(rate: float, count: int, steps: int, deadline_s: float, seed: int) -> Workload:
+    """Return that many arrivals at that rate."""
+    random, now = Random(f"thinning {seed}"), 0.0
+    arrivals: list[Arrival] = []
+    for index in range(count):
+        now += random.expovariate(rate)
+        arrivals.append(Arrival(now, "default", "", "standard", deadline_s, steps, index))
+    return Workload("poisson", tuple(arrivals), {})
+
+
+def round_of(load: int, mode: ThinningMode, seed: int, workload: Workload, records: Sequence[RequestRecord]) -> Round:
+    """Return what became of a workload."""
+    answered = [record for record in records if record.outcome.answered]
+    shares = [record.quality for record in answered if record.quality is not None]
+    in_time = sum(record.outcome is Outcome.COMPLETED for record in records)
+    return Round(
+        load,
+        seed,
+        mode,
+        in_time / workload.duration_s,
+        sum(record.outcome is Outcome.LATE for record in records),
+        sum(share != 1.0 for share in shares),
+        len(answered),
+        min(shares, default=1.0),
+    )
+
+
+def figures_of(load: int, rounds: Sequence[Round]) -> Iterator[Figure]:
+    """Yield the goodput of both modes against none, and what came late."""
+    of_load = [one for one in rounds if one.load == load]
+    arms: Mapping[ThinningMode, list[Round]] = {
+        mode: [one for one in of_load if one.mode is mode] for mode in ThinningMode
+    }
+    plain = [one.goodput_per_s for one in arms[ThinningMode.OFF]]
+    yield measured(f"goodput at {load}x without thinning", plain, statistics.median, informative("1/s"))
+    for mode in (ThinningMode.DEADLINE, ThinningMode.LOAD):
+        pairs = [
+            (one.goodput_per_s, other.goodput_per_s)
+            for one, other in zip(arms[mode], arms[ThinningMode.OFF], strict=True)
+        ]
+        target = at_least(1.5) if mode is ThinningMode.LOAD else informative()
+        yield measured(f"goodput at {load}x, thinning by {mode.value} ÷ without", pairs, _ratio, target)
+        late, answered = sum(one.late_count for one in arms[mode]), sum(one.answered_count for one in arms[mode])
+        rows = [one.row() for one in arms[mode]]
+        name = f"late at {load}x, of those answered, thinning by {mode.value}"
+        target = at_most(0.01) if mode is ThinningMode.LOAD else informative()
+        yield Figure(name, late / answered, target, rows, _interval(late, answered))
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return statistics.median(on / off for on, off in pairs)
+
+
+def _interval(count: int, of: int) -> Interval:
+    low, high = binomial_interval(count, of)
+    return Interval(low, high, CONFIDENCE, "Clopper-Pearson")
+
+
+def quality_figures(rounds: Sequence[Round]) -> Iterator[Figure]:
+    """Yield how many pictures were thinned, and how many further than the profile allows."""
+    answered, thinned = sum(one.answered_count for one in rounds), sum(one.thinned_count for one in rounds)
+    below = sum(one.least_share < ALPHA for one in rounds)
+    rows = [one.row() for one in rounds]
+    yield counted("rounds with a picture thinned below alpha", below, len(rounds), at_most(0.0), samples=rows)
+    yield Figure("thinned, of all pictures of all arms", thinned / answered, informative(), [], None)
+
+
+def held_out_figures(profile: ThinningProfile, count: int, log_seed: int) -> Iterator[Figure]:
+    """Yield what pictures of prompts that the profile does not know keep, by the thinning of the fewest steps."""
+    torch.set_num_threads(1)
+    quiet_loaders()
+    folder = WEIGHTS / profile.encoder
+    log = write_scene_log(2 * count, clip_embedder(folder), np.random.default_rng(log_seed))
+    prompts = tuple(dict.fromkeys(log.prompts))[:count]
+    study = ThinningStudy(
+        study_model(WEIGHTS / profile.model, BATCH), LocalEncoder(open_model(folder)), prompts, log_seed * 10_000
+    )
+    fewest = min(profile.options(profile.step_count), key=lambda option: option.total)
+    samples = study.samples(fewest.first_step, fewest.taken_count)
+    kept = sum(sample.keeps(profile.alpha) for sample in samples)
+    rows = [[round(sample.quality, 4), round(sample.full_quality, 4)] for sample in samples]
+    what = f"{fewest.total} of {profile.step_count} steps, held-out prompts"
+    name = f"{what}: share that keeps {profile.alpha:g}"
+    yield Figure(name, kept / len(samples), surely_above(0.95), rows, _interval(kept, len(samples)))
+    yield measured(f"{what}: quality kept in the mean", rows, _mean_share, informative())
+
+
+def _mean_share(rows: Sequence[Sequence[float]]) -> float:
+    return sum(quality for quality, _ in rows) / sum(full for _, full in rows)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
