@@ -8,7 +8,7 @@ import pytest
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceStub
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError
+from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import AskedControlNet, AskedLora, CacheMode, ImageRequest
 from pentimento.sdk import AsyncClient
@@ -38,7 +38,7 @@ CASES: list[Case] = [
     ({"model": "../../etc/passwd"}, NotFound, "model"),
     ({"scheduler": "no-such-scheduler"}, InvalidArgument, "scheduler"),
     ({"loras": (AskedLora("../no-such-lora"),)}, InvalidArgument, "loras[0].name"),
-    ({"loras": (AskedLora("no-such-lora"),)}, FailedPrecondition, "loras[0]"),
+    ({"loras": (AskedLora("no-such-lora"),)}, NotFound, "loras[0].name"),
     ({"controlnets": (AskedControlNet("no-such-controlnet", PNG_1X1),)}, NotFound, "controlnets[0].name"),
     ({"init_image": InitImage(b"no image at all", 0.5)}, InvalidArgument, "init_image"),
     ({"init_image": InitImage(b"", 0.5)}, InvalidArgument, "init_image"),
