@@ -3,7 +3,7 @@ similarity on the model's latents, and images, may be reused."""
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,9 +18,10 @@ from pentimento.rpc import open_channel, run_service
 from pentimento.settings import load_settings
 from pentimento.telemetry import configure_logging
 from pentimento.workloads.readers import read_prompts
-from services.unet_worker.settings import SelectorProfileSettings
+from services.unet_worker.settings import SelectorProfileSettings, ThinningProfileSettings
 
 Found = TypeVar("Found")
+Settings = TypeVar("Settings", SelectorProfileSettings, ThinningProfileSettings)
 
 TEXTS_A_CALL, PICTURES_A_CALL = 64, 16
 
@@ -52,13 +53,21 @@ def _stacked(embeddings: Sequence[Embedding]) -> NDArray[np.float32]:
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(SelectorProfileSettings, "bench_selector_profile", argv)
+    await study(settings, _measure)
+
+
+async def study(
+    settings: Settings, measure: Callable[[Settings, Sequence[str], RemoteEncoder, tuple[str, str]], None]
+) -> None:
+    """Call `measure` in a thread with the settings, their prompts, the running embedder, and its encoder's name and
+    digest. Raises InvalidArgument for a bad checkpoint or file of prompts before it connects."""
     check_checkpoint(settings.model)
     prompts = read_prompts(settings.prompts)[: settings.first]
     async with open_channel(settings.embedder_address, settings.channels) as channel:
         client = EmbedderClient(channel)
         info = await client.info()
         encoder = RemoteEncoder(client, asyncio.get_running_loop())
-        await asyncio.to_thread(_measure, settings, prompts, encoder, (info.encoder_name, info.encoder_digest))
+        await asyncio.to_thread(measure, settings, prompts, encoder, (info.encoder_name, info.encoder_digest))
 
 
 def _measure(

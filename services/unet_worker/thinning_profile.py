@@ -1,20 +1,16 @@
 """`python -m services.unet_worker.thinning_profile --model DIR --prompts FILE --embedder-address ADDRESS`: how many of
 the model's steps may be left out, and from which step on."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pentimento.clients.embedder import EmbedderClient
-from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning_profiles import ThinningProfile, thinning_to_json
-from pentimento.rpc import open_channel, run_service
+from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from pentimento.telemetry import configure_logging
-from pentimento.workloads.readers import read_prompts
-from services.unet_worker.selector_profile import RemoteEncoder
+from services.unet_worker.selector_profile import study
 from services.unet_worker.settings import ThinningProfileSettings
 
 if TYPE_CHECKING:
@@ -23,13 +19,7 @@ if TYPE_CHECKING:
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(ThinningProfileSettings, "bench_thinning_profile", argv)
-    check_checkpoint(settings.model)
-    prompts = read_prompts(settings.prompts)[: settings.first]
-    async with open_channel(settings.embedder_address, settings.channels) as channel:
-        client = EmbedderClient(channel)
-        info = await client.info()
-        encoder = RemoteEncoder(client, asyncio.get_running_loop())
-        await asyncio.to_thread(write_profile, settings, prompts, encoder, (info.encoder_name, info.encoder_digest))
+    await study(settings, write_profile)
 
 
 def write_profile(

@@ -12,11 +12,12 @@ from sqlalchemy import Connection, Engine, and_, case, delete, insert, or_, sele
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from pentimento.domain.clock import Clock, SystemClock
-from pentimento.domain.epochs import LeaseState, epoch_at, latest_believable
+from pentimento.domain.epochs import epoch_at, latest_believable
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import RegisteredRow
 from pentimento.stores.ledger import fleet_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present, open_engine
+from pentimento.stores.ledger.epoch_ledger import EpochLedger
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
@@ -35,36 +36,14 @@ def open_fleet_ledger(url: str, clock: Clock | None = None) -> "FleetLedger":
     return FleetLedger(engine, clock or SystemClock())
 
 
-class FleetLedger:
+class FleetLedger(EpochLedger):
     """The tables of controllers. Every method returns at once; its future resolves after the commit that makes the
     answer durable, and fails with StoreFull or StoreUnavailable. All but `lease`, `load_plan` and `registered` change
     state; each may be called again with the same arguments."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
-        self._writer = GroupCommitWriter(engine, "fleet-ledger")
+        super().__init__(GroupCommitWriter(engine, "fleet-ledger"), _epoch)
         self._clock = clock
-
-    def claim_epoch(self, controller_id: str) -> "Future[int]":
-        """Claim an epoch and return it: larger than every one claimed before that followers believe. Its holder leads
-        from then on."""
-        statement = self._claim(controller_id)
-        return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
-
-    def lease(self) -> "Future[LeaseState]":
-        """Return which epoch leads, and its holder's beats."""
-        statement = select(_epoch.c.epoch, _epoch.c.beat)
-        return self._submit(lambda connection: LeaseState(*connection.execute(statement).one()))
-
-    def beat(self, epoch: int) -> "Future[bool]":
-        """Record that the holder of the epoch is alive; False when a newer epoch was claimed: it has to stop."""
-        statement = update(_epoch).where(_epoch.c.epoch == epoch).values(beat=_epoch.c.beat + 1)
-        return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
-
-    def take_over(self, controller_id: str, seen: LeaseState) -> "Future[int | None]":
-        """Claim an epoch from a holder that has not beaten since `seen`; None when it has, or somebody was faster."""
-        is_as_seen = and_(_epoch.c.epoch == seen.epoch, _epoch.c.beat == seen.beat)
-        statement = self._claim(controller_id).where(is_as_seen)
-        return self._submit(lambda connection: connection.execute(statement).scalar_one_or_none())
 
     def rise(self, epoch: int, to: int) -> "Future[bool]":
         """Give the holder of an epoch a larger one; False when a newer one than its own was claimed."""
@@ -101,13 +80,13 @@ class FleetLedger:
         """Commit what is queued and let go of the database."""
         self._writer.close()
 
-    def _claim(self, controller_id: str) -> ReturningUpdate[int]:
+    def _claim(self, holder_id: str) -> ReturningUpdate[int]:
         now = self._clock.wall()
         least = epoch_at(now)
         # Followers would refuse what a clock far ahead of theirs left.
         is_unusable = or_(_epoch.c.epoch < least, _epoch.c.epoch >= latest_believable(now))
         following = case((is_unusable, least), else_=_epoch.c.epoch + 1)
-        return update(_epoch).values(epoch=following, controller_id=controller_id, beat=0).returning(_epoch.c.epoch)
+        return update(_epoch).values(epoch=following, controller_id=holder_id, beat=0).returning(_epoch.c.epoch)
 
     def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
         return self._writer.submit(work)

@@ -27,12 +27,13 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from pentimento.domain.clock import Clock, SystemClock
-from pentimento.domain.epochs import LeaseState, epoch_at
+from pentimento.domain.epochs import epoch_at
 from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.domain.generation import Attempt
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
+from pentimento.stores.ledger.epoch_ledger import EpochLedger
 from pentimento.stores.ledger.journal_objects import JournalObjects
 from pentimento.stores.ledger.journal_pins import JournalPins, pinned_requests
 from pentimento.stores.ledger.journal_rows import (
@@ -104,7 +105,7 @@ def open_journal(url: str, clock: Clock | None = None) -> "Journal":
     return Journal(engine, clock or SystemClock())
 
 
-class Journal:
+class Journal(EpochLedger):
     """The tables of requests. Every method returns at once; its future resolves after the commit that makes the answer
     durable.
 
@@ -114,16 +115,10 @@ class Journal:
     """
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
-        self._writer = GroupCommitWriter(engine, "journal")
+        super().__init__(GroupCommitWriter(engine, "journal"), _epoch)
         self.objects = JournalObjects(self._writer, engine.url, clock)
         self.pins = JournalPins(self._writer, clock)
         self._clock = clock
-
-    def claim_epoch(self, frontdoor_id: str) -> "Future[int]":
-        """Claim an epoch and return it. It is larger than every one claimed before, by anybody, in this journal or
-        earlier in another. Its holder is the active one from then on."""
-        statement = _claim(frontdoor_id, epoch_at(self._clock.wall()))
-        return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
 
     def identity(self) -> "Future[str]":
         """Return the journal's identity: one that was lost and begun anew, or renewed, has another."""
@@ -136,24 +131,8 @@ class Journal:
         Whoever is active stops at its next beat and, started again, claims one above it.
         """
         least = max(epoch_at(self._clock.wall()), above + 1)
-        statement = _claim("", least).values(journal_id=_new_journal_id())
+        statement = self._claim_from("", least).values(journal_id=_new_journal_id())
         return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
-
-    def lease(self) -> "Future[LeaseState]":
-        """Return which epoch is active, and its holder's beats: a standby watches whether they go on."""
-        statement = select(_epoch.c.epoch, _epoch.c.beat)
-        return self._submit(lambda connection: LeaseState(*connection.execute(statement).one()))
-
-    def beat(self, epoch: int) -> "Future[bool]":
-        """Record that the holder of the epoch is alive; False when a newer epoch was claimed: it has to stop."""
-        statement = update(_epoch).where(_epoch.c.epoch == epoch).values(beat=_epoch.c.beat + 1)
-        return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
-
-    def take_over(self, frontdoor_id: str, seen: LeaseState) -> "Future[int | None]":
-        """Claim an epoch from a holder that has not beaten since `seen`; None when it has, or somebody was faster."""
-        is_as_seen = and_(_epoch.c.epoch == seen.epoch, _epoch.c.beat == seen.beat)
-        statement = _claim(frontdoor_id, epoch_at(self._clock.wall())).where(is_as_seen)
-        return self._submit(lambda connection: connection.execute(statement).scalar_one_or_none())
 
     def accept(self, record: AcceptedRequest) -> "Future[AcceptOutcome]":
         """Make a request durable, or find the one that holds its (tenant, idempotency key).
@@ -230,13 +209,16 @@ class Journal:
         """Commit what is queued and let go of the database."""
         self._writer.close()
 
+    def _claim(self, holder_id: str) -> ReturningUpdate[int]:
+        return self._claim_from(holder_id, epoch_at(self._clock.wall()))
+
+    @staticmethod
+    def _claim_from(holder_id: str, least: int) -> ReturningUpdate[int]:
+        following = case((_epoch.c.epoch < least, least), else_=_epoch.c.epoch + 1)
+        return update(_epoch).values(epoch=following, frontdoor_id=holder_id, beat=0).returning(_epoch.c.epoch)
+
     def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
         return self._writer.submit(work)
-
-
-def _claim(frontdoor_id: str, least: int) -> ReturningUpdate[int]:
-    following = case((_epoch.c.epoch < least, least), else_=_epoch.c.epoch + 1)
-    return update(_epoch).values(epoch=following, frontdoor_id=frontdoor_id, beat=0).returning(_epoch.c.epoch)
 
 
 def _new_journal_id() -> str:
