@@ -105,8 +105,10 @@ def _make_private_file(path: Path) -> None:
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     # Transactions are begun by hand below: the driver's own rules would leave savepoints outside of any.
     connection.isolation_level = None
-    # Takes effect in a new file only; an old one reuses its free pages and stays as large as it was.
-    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    # Takes effect in a new file only; an old one reuses its free pages and stays as large as it was. In any file it
+    # waits for whoever writes, which a connection that only reads must not.
+    if connection.execute("PRAGMA page_count").fetchone() == (0,):
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
     if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
         raise SchemaMismatch("ledger", "SQLite cannot use write-ahead logging on this file system")
     connection.execute("PRAGMA synchronous=FULL")
