@@ -1,6 +1,6 @@
 """What every call passes on its way to its handler and back.
 
-From the outside in: metrics → error mapping → deadline → authentication → pace → limits → receiving → decoding →
+From the outside in: metrics → error mapping → deadline → authentication → shaping → limits → receiving → decoding →
 handler.
 Handlers are wrapped when their service is added, instead of through gRPC's interceptors: that costs a call nothing to
 look up and leaves no method unwrapped. To gRPC each method is one that takes a stream of requests, which looks the same
@@ -24,12 +24,12 @@ from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, Permissi
 from pentimento.domain.identity import Caller, Role
 from pentimento.rpc import context as call_context
 from pentimento.rpc.access import DEFAULT_REQUEST_BYTES, Access, authorise
+from pentimento.rpc.call_shaping import CallShaper
 from pentimento.rpc.errors import code_of
 from pentimento.rpc.failures import abort, explain, shutting_down
 from pentimento.rpc.intake import Intake
 from pentimento.rpc.metadata import AUTHORIZATION, REQUEST_ID
 from pentimento.rpc.meter import CALLS, MethodMeter
-from pentimento.rpc.pace import Pace
 from pentimento.rpc.seats import Seats
 from pentimento.rpc.tokens import Identities, OpenDoor
 from pentimento.telemetry.request_id import accept_request_id, request_id
@@ -112,7 +112,7 @@ class Pipeline:
         self._shared = not isinstance(identities, OpenDoor)
         share = max(limits.max_concurrent_calls // 2, 1) if self._shared else limits.max_concurrent_calls
         self._seats = Seats(limits.max_concurrent_calls, share)
-        self._pace = Pace(limits.tenant_calls_per_s)
+        self._shaper = CallShaper(limits.tenant_calls_per_s)
         self._open_seats = Seats(OPEN_CALLS, OPEN_CALLS_OF_A_PEER)
         self._largest_bytes = min(DEFAULT_REQUEST_BYTES, limits.max_message_bytes)
         self._intake = self._make_intake()
@@ -216,7 +216,7 @@ class Pipeline:
         return answer
 
     async def _admit(self, call: Call, context: Context) -> None:
-        """Request id, authentication, deadline, pace, limits: raises what refuses the call, else fills the call's
+        """Request id, authentication, deadline, shaping, limits: raises what refuses the call, else fills the call's
         context."""
         authorization = offered_id = None
         for key, value in context.invocation_metadata() or ():
@@ -233,17 +233,17 @@ class Pipeline:
         self._seat(call, context)
 
     async def _identify(self, call: Call, context: Context, authorization: Any) -> None:
-        """A stranger's refusal keeps to the pace of its peer, as a tenant's calls keep to the tenant's. Processes of
+        """Shape a stranger's refusals by address, as a tenant's calls are by tenant. Processes of
         the suite call one another as fast as they like."""
         try:
             call.caller = self._identities.identify(authorization)
             call.key = authorise(call.caller, call.method.allowed, call.method.path).tenant
         except (Unauthenticated, PermissionDenied):
-            await self._pace.begin(f"peer {host_of(context.peer())}")
+            await self._shaper.begin(f"peer {host_of(context.peer())}")
             raise
         call_context.caller.set(call.caller)
         if self._shared and call.caller is not None and Role.SERVICE not in call.caller.roles:
-            await self._pace.begin(f"tenant {call.key}")
+            await self._shaper.begin(f"tenant {call.key}")
 
     def _seat(self, call: Call, context: Context) -> None:
         if call.method.limited and self._closed:

@@ -1,6 +1,7 @@
 """What the pages name exists: files, headings, modules, metrics, and reasons of errors."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,3 +154,36 @@ def test_every_benchmark_has_a_section():
     found = {name for heading in headings for name in heading.split(", ")}
 
     assert sorted(names - found) == []
+
+
+def first_cells(page: Path) -> list[str]:
+    """The first cell of each row of a page's tables, without headings."""
+    rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    headings = {rows[at - 1] for at, row in enumerate(rows) if row.startswith("| --- ")}
+    return [row.split("|")[1].strip() for row in rows if row not in headings and not row.startswith("| --- ")]
+
+
+def twice(names: list[str]) -> list[str]:
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def test_the_map_has_each_place_and_each_question_once():
+    assert twice(first_cells(ROOT / "docs/structure.md")) == []
+
+
+def test_the_glossary_has_each_word_once():
+    words = [word for cell in first_cells(ROOT / "docs/glossary.md") for word in cell.split(", ")]
+
+    assert len(words) > 150
+    assert twice(words) == []
+
+
+def test_the_map_has_every_package():
+    named = "\n".join(first_cells(ROOT / "docs/structure.md"))
+    packages = [*(ROOT / "pentimento").iterdir(), *(path for path in ROOT.iterdir() if path.name[0] not in "._")]
+
+    assert [path.name for path in packages if holds_code(path) and f"{path.name}/" not in named] == []
+
+
+def holds_code(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.rglob("*.py"))

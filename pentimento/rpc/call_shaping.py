@@ -20,7 +20,7 @@ WAITING_CALLS = 4096
 _KEPT_KEYS = 1024
 
 
-class Pace:
+class CallShaper:
     """At most so many calls a second begin for each key: a tenant, or the peer of a call that none was let in for."""
 
     def __init__(self, calls_per_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from pentimento.domain.errors import ResourceExhausted
-from pentimento.rpc import pace
-from pentimento.rpc.pace import BURST_CALLS, Pace
+from pentimento.rpc import call_shaping
+from pentimento.rpc.call_shaping import BURST_CALLS, CallShaper
 from pentimento.testing.clocks import SetClock
 
 
@@ -27,64 +27,64 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-async def test_a_burst_begins_at_once_and_the_rest_in_its_order_at_the_pace(
+async def test_a_burst_begins_at_once_and_the_rest_in_its_order_at_the_rate(
     clock: SetClock, slept: list[float]
 ) -> None:
-    paced = Pace(10.0, clock.monotonic)
+    shaper = CallShaper(10.0, clock.monotonic)
 
     for _ in range(BURST_CALLS + 3):
-        await paced.begin("a")
+        await shaper.begin("a")
 
     assert slept == [0.1, 0.2, 0.3]
 
 
 async def test_nobody_waits_for_another(clock: SetClock, slept: list[float]) -> None:
-    paced = Pace(10.0, clock.monotonic)
+    shaper = CallShaper(10.0, clock.monotonic)
     for _ in range(BURST_CALLS + 1):
-        await paced.begin("a")
+        await shaper.begin("a")
 
     for _ in range(BURST_CALLS):
-        await paced.begin("b")
+        await shaper.begin("b")
 
     assert slept == [0.1]
 
 
-async def test_who_keeps_to_the_pace_never_waits(clock: SetClock, slept: list[float]) -> None:
-    paced = Pace(10.0, clock.monotonic)
+async def test_who_keeps_to_the_rate_never_waits(clock: SetClock, slept: list[float]) -> None:
+    shaper = CallShaper(10.0, clock.monotonic)
     for _ in range(3 * BURST_CALLS):
-        await paced.begin("a")
+        await shaper.begin("a")
         clock.monotonic_s += 0.1
 
     assert slept == []
 
 
 async def test_a_pause_gives_the_burst_back_and_no_more(clock: SetClock, slept: list[float]) -> None:
-    paced = Pace(10.0, clock.monotonic)
+    shaper = CallShaper(10.0, clock.monotonic)
     for _ in range(BURST_CALLS):
-        await paced.begin("a")
+        await shaper.begin("a")
     clock.monotonic_s += 1000.0
 
     for _ in range(BURST_CALLS + 1):
-        await paced.begin("a")
+        await shaper.begin("a")
 
     assert slept == [0.1]
 
 
 async def test_only_so_many_wait(clock: SetClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "WAITING_CALLS", 2)
-    paced = Pace(0.001, clock.monotonic)
+    monkeypatch.setattr(call_shaping, "WAITING_CALLS", 2)
+    shaper = CallShaper(0.001, clock.monotonic)
     for _ in range(BURST_CALLS):
-        await paced.begin("a")
-    waiting = [asyncio.create_task(paced.begin("a")) for _ in range(2)]
+        await shaper.begin("a")
+    waiting = [asyncio.create_task(shaper.begin("a")) for _ in range(2)]
     await asyncio.sleep(0)
 
     with pytest.raises(ResourceExhausted) as refused:
-        await paced.begin("a")
+        await shaper.begin("a")
 
     assert refused.value.reason == "TOO_MANY_CALLS" and refused.value.retry_after_ms
     waiting[0].cancel()
     await asyncio.wait(waiting[:1])
-    third = asyncio.create_task(paced.begin("a"))
+    third = asyncio.create_task(shaper.begin("a"))
     await asyncio.sleep(0)
     assert not third.done(), "the place of the one that left"
     for task in (waiting[1], third):
@@ -92,9 +92,9 @@ async def test_only_so_many_wait(clock: SetClock, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_keys_are_forgotten_once_they_are_past_their_bursts(clock: SetClock) -> None:
-    paced = Pace(10.0, clock.monotonic)
+    shaper = CallShaper(10.0, clock.monotonic)
     for number in range(5000):
-        await paced.begin(str(number))
+        await shaper.begin(str(number))
         clock.monotonic_s += 1.0
 
-    assert len(paced._due_at) <= 1025
+    assert len(shaper._due_at) <= 1025
