@@ -64,13 +64,23 @@ MODELS = {
 }
 
 
+# Written by commands of their own and not by the export: what a user trains for a pair of models.
+HEADS = {
+    model.name: model
+    for model in (
+        ZooModel("tiny-router", "discriminator", "prompt-head", "prompt-head", cascade=("tiny-light", "tiny-heavy")),
+    )
+}
+ALL = MODELS | HEADS
+
+
 def write_registry(weights: Path = WEIGHTS) -> dict[str, Any]:
     """Write registry.json for the directories that are there.
 
     FailedPrecondition for one whose base is not there: its entry names the base's digest.
     """
-    there = {name: digest_of(model, weights / name) for name, model in MODELS.items() if (weights / name).is_dir()}
-    registry = {"version": VERSION, "models": [_entry(MODELS[name], there) for name in there]}
+    there = {name: digest_of(model, weights / name) for name, model in ALL.items() if (weights / name).is_dir()}
+    registry = {"version": VERSION, "models": [_entry(ALL[name], there) for name in there]}
     with replacing(weights / REGISTRY) as partial:
         partial.write_text(json.dumps(registry, indent=2) + "\n", encoding="utf-8")
     return registry

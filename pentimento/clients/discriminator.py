@@ -1,16 +1,25 @@
 """Client of a discriminator."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import grpc.aio
 
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceStub
 from pentimento.clients.errors import domain_errors
+from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import Internal
+from pentimento.domain.foresight import PromptForesight, Verdict
+from pentimento.wire.cache import embedding_to_proto
 
 AttemptKey = tuple[str, int]
+
+VERDICTS = {
+    pb.Verdict.VERDICT_UNSURE: Verdict.UNSURE,
+    pb.Verdict.VERDICT_HARD: Verdict.HARD,
+    pb.Verdict.VERDICT_EASY: Verdict.EASY,
+}
 
 
 class DiscriminatorClient:
@@ -20,9 +29,14 @@ class DiscriminatorClient:
         self._stub = DiscriminatorServiceStub(channel)
 
     async def score(
-        self, cascade: str, images: Sequence[tuple[AttemptKey, bytes]], timeout_s: float | None = None
+        self,
+        cascade: str,
+        images: Sequence[tuple[AttemptKey, bytes]],
+        timeout_s: float | None = None,
+        prompts: Mapping[AttemptKey, Embedding] | None = None,
     ) -> dict[AttemptKey, float]:
-        """Return the softmax of 'real', 0..1, for each image: (request id, fencing token) and PNG, JPEG or WebP bytes.
+        """Return the confidence, 0..1, for each image: (request id, fencing token) and PNG, JPEG or WebP bytes, with
+        its prompt's embedding, which discriminators that read prompts need; all of one encoder.
 
         Raises Internal when the answer leaves one out or holds something that is no share.
         """
@@ -33,6 +47,10 @@ class DiscriminatorClient:
                 for (request_id, token), image in images
             ],
         )
+        for entry, (key, _) in zip(request.images, images, strict=True):
+            if (prompt := (prompts or {}).get(key)) is not None:
+                entry.prompt.CopyFrom(embedding_to_proto(prompt))
+                request.encoder_digest = prompt.encoder_digest
         with domain_errors():
             answer = await self._stub.Score(request, timeout=timeout_s)
         scores = {(score.request_id, score.fencing_token): score.confidence for score in answer.scores}
@@ -41,6 +59,20 @@ class DiscriminatorClient:
             if not 0.0 <= confidence <= 1.0:
                 raise Internal("BAD_SCORE", f"the discriminator answered {confidence:g} for an image")
         return scores
+
+    async def foresee(
+        self, cascade: str, request_id: str, prompt: Embedding, timeout_s: float | None = None
+    ) -> PromptForesight:
+        """Return what the prompt tells by itself. Raises FailedPrecondition NO_PROMPT_HEAD for a discriminator of
+        pictures alone, and Internal for an answer that is none."""
+        entry = pb.PromptToForesee(request_id=request_id, prompt=embedding_to_proto(prompt))
+        request = pb.ForeseeRequest(cascade=cascade, prompts=[entry], encoder_digest=prompt.encoder_digest)
+        with domain_errors():
+            answer = await self._stub.Foresee(request, timeout=timeout_s)
+        told = next((told for told in answer.foresights if told.request_id == request_id), None)
+        if told is None or told.verdict not in VERDICTS or not 0.0 <= told.probability <= 1.0:
+            raise Internal("BAD_FORESIGHT", "the discriminator answered no foresight of the prompt")
+        return PromptForesight(told.probability, VERDICTS[told.verdict])
 
     async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
         """Return the discriminator's status message."""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from pentimento.devices.emulation import label_of
 from pentimento.devices.profile import Cost
+from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
-from services.discriminator.scoring import PictureScores
+from services.discriminator.scoring import Foresights, PictureScores, PictureToScore, reads_no_prompts
 
 DIGEST = "emulated"
 
@@ -33,8 +34,17 @@ class EmulatedScorer:
     async def close(self) -> None:
         """Nothing is left: whoever waits is answered by the calls that the server drains."""
 
-    async def score(self, cascade: str, images: Sequence[bytes]) -> PictureScores:
-        confidences = [_confidence(index, image) for index, image in enumerate(images)]
+    @property
+    def prompt_cascades(self) -> tuple[str, ...]:
+        """Return none: an emulated picture says its confidence, and its prompt nothing."""
+        return ()
+
+    async def foresee(self, cascade: str, prompts: Sequence[Embedding]) -> Foresights:
+        """Raise FailedPrecondition NO_PROMPT_HEAD."""
+        raise reads_no_prompts(cascade)
+
+    async def score(self, cascade: str, images: Sequence[PictureToScore]) -> PictureScores:
+        confidences = [_confidence(index, entry.image) for index, entry in enumerate(images)]
         seconds = sum(self._cost.draw(self._source) for _ in images)
         self._busy(seconds)
         self._free_at = max(self._free_at, self._loop.time()) + seconds

@@ -1,4 +1,4 @@
-"""PictureScores pictures by real discriminators, those of several calls in one pass."""
+"""Scores pictures by real discriminators, those of several calls in one pass."""
 
 import asyncio
 import time
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pentimento.diffusion.discriminators import PictureDiscriminator
+from pentimento.diffusion.discriminators import PictureDiscriminator, PromptHead
+from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import NotFound, ResourceExhausted, Unavailable
 from pentimento.pictures.decoding import decode
 from services.discriminator.metrics import PASS_SECONDS, SCORED_PICTURES
-from services.discriminator.scoring import PictureScores
+from services.discriminator.scoring import Foresights, PictureScores, PictureToScore, reads_no_prompts
 
 Opener = Callable[[], Mapping[str, PictureDiscriminator]]
 
@@ -31,6 +32,8 @@ class ScoringLimits:
 class _WaitingPicture:
     cascade: str
     pixels: NDArray[np.float32]
+    # Embedded, where the cascade's discriminator reads it.
+    prompt: NDArray[np.float32] | None
     scored: "asyncio.Future[float]"
 
 
@@ -67,7 +70,22 @@ class NetworkScorer:
             await self._passes
         self._thread.shutdown(wait=False)
 
-    async def score(self, cascade: str, images: Sequence[bytes]) -> PictureScores:
+    @property
+    def prompt_cascades(self) -> tuple[str, ...]:
+        """Return those whose discriminators read prompts; none before they are loaded."""
+        return tuple(cascade for cascade, network in self._networks.items() if network.head is not None)
+
+    async def foresee(self, cascade: str, prompts: Sequence[Embedding]) -> Foresights:
+        """Return what each prompt tells by itself: a product of a small matrix, done at once. Raises NotFound
+        UNKNOWN_CASCADE, FailedPrecondition NO_PROMPT_HEAD or OTHER_ENCODER, and InvalidArgument."""
+        network = self._network(cascade)
+        head = network.head
+        if head is None:
+            raise reads_no_prompts(cascade)
+        read = [head.prompt(f"prompts[{index}].prompt", prompt) for index, prompt in enumerate(prompts)]
+        return Foresights(head.foresee(read), network.digest)
+
+    async def score(self, cascade: str, images: Sequence[PictureToScore]) -> PictureScores:
         """Return the confidences. Raises InvalidArgument for a picture that does not decode, NotFound
         UNKNOWN_CASCADE, and ResourceExhausted where too many wait."""
         network = self._network(cascade)
@@ -80,10 +98,16 @@ class NetworkScorer:
         finally:
             self._taken_count -= len(images)
 
-    async def _scored(self, network: PictureDiscriminator, cascade: str, images: Sequence[bytes]) -> list[float]:
-        pixels = [await _pixels_of(network, index, image) for index, image in enumerate(images)]
+    async def _scored(
+        self, network: PictureDiscriminator, cascade: str, images: Sequence[PictureToScore]
+    ) -> list[float]:
+        prompts = [_prompt_of(network.head, index, entry) for index, entry in enumerate(images)]
+        pixels = [await _pixels_of(network, index, entry.image) for index, entry in enumerate(images)]
         loop = asyncio.get_running_loop()
-        waiting = [_WaitingPicture(cascade, picture, loop.create_future()) for picture in pixels]
+        waiting = [
+            _WaitingPicture(cascade, picture, prompt, loop.create_future())
+            for picture, prompt in zip(pixels, prompts, strict=True)
+        ]
         self._queue.extend(waiting)
         if self._passes is None or self._passes.done():
             self._passes = asyncio.create_task(self._run_passes())
@@ -102,10 +126,10 @@ class NetworkScorer:
         loop = asyncio.get_running_loop()
         while self._queue:
             batch = self._next_batch()
-            network, pixels = self._networks[batch[0].cascade], [entry.pixels for entry in batch]
+            network = self._networks[batch[0].cascade]
             began_s = time.monotonic()
             try:
-                confidences = await loop.run_in_executor(self._thread, network.confidences, pixels)
+                confidences = await loop.run_in_executor(self._thread, _confidences, network, batch)
             except Exception as error:  # told to all who wait for this pass; the next one may go well
                 for entry in batch:
                     if not entry.scored.done():
@@ -132,3 +156,14 @@ class NetworkScorer:
 
 async def _pixels_of(network: PictureDiscriminator, index: int, image: bytes) -> NDArray[np.float32]:
     return await asyncio.to_thread(decode, image, f"images[{index}].image", network.pixels)
+
+
+def _prompt_of(head: PromptHead | None, index: int, entry: PictureToScore) -> NDArray[np.float32] | None:
+    return None if head is None else head.prompt(f"images[{index}].prompt", entry.prompt)
+
+
+def _confidences(network: PictureDiscriminator, batch: Sequence[_WaitingPicture]) -> list[float]:
+    """Of one cascade, so that all or none have a prompt."""
+    pixels = [entry.pixels for entry in batch]
+    prompts = [entry.prompt for entry in batch if entry.prompt is not None]
+    return network.confidences_with(pixels, prompts) if prompts else network.confidences(pixels)

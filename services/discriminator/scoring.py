@@ -4,12 +4,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.foresight import PromptForesight
+
+
+@dataclass(frozen=True)
+class PictureToScore:
+    """An encoded picture, and its prompt's retrieval embedding where the caller sent it."""
+
+    image: bytes
+    prompt: Embedding | None = None
+
+
+@dataclass(frozen=True)
+class Foresights:
+    """What each prompt tells by itself, and the digest of the discriminator that says so."""
+
+    prompts: Sequence[PromptForesight]
+    digest: str
 
 
 @dataclass(frozen=True)
 class PictureScores:
-    """The softmax of 'real', 0..1, of each picture, and the digest of the discriminator that gave them."""
+    """The confidence 0..1 in each picture, and the digest of the discriminator that gave them."""
 
     confidences: Sequence[float]
     digest: str
@@ -31,7 +49,17 @@ class ImageScorer(Protocol):
         """End what was taken."""
         ...
 
-    async def score(self, cascade: str, images: Sequence[bytes]) -> PictureScores:
+    @property
+    def prompt_cascades(self) -> tuple[str, ...]:
+        """Those whose discriminators read prompts."""
+        ...
+
+    async def foresee(self, cascade: str, prompts: Sequence[Embedding]) -> Foresights:
+        """Raises NotFound for an unknown cascade, and FailedPrecondition NO_PROMPT_HEAD for one whose discriminator
+        reads pictures alone."""
+        ...
+
+    async def score(self, cascade: str, images: Sequence[PictureToScore]) -> PictureScores:
         """Raises InvalidArgument, naming the picture, for one it cannot score, and NotFound for an unknown cascade."""
         ...
 
@@ -41,14 +69,18 @@ class ScoreLimits:
     max_images: int
     max_image_bytes: int
 
-    def check(self, images: Sequence[bytes]) -> None:
+    def check(self, images: Sequence[PictureToScore]) -> None:
         """Raises InvalidArgument before anything is scored."""
-        if not 1 <= len(images) <= self.max_images:
-            raise InvalidArgument.of("images", f"must be 1 to {self.max_images}, got {len(images)}")
-        for index, image in enumerate(images):
-            if not 1 <= len(image) <= self.max_image_bytes:
-                limit = f"must be 1 to {self.max_image_bytes} bytes, got {len(image)}"
+        self.check_count("images", len(images))
+        for index, entry in enumerate(images):
+            if not 1 <= len(entry.image) <= self.max_image_bytes:
+                limit = f"must be 1 to {self.max_image_bytes} bytes, got {len(entry.image)}"
                 raise InvalidArgument.of(f"images[{index}].image", limit)
+
+    def check_count(self, field: str, count: int) -> None:
+        """Raises InvalidArgument for none, or for more than one call may have."""
+        if not 1 <= count <= self.max_images:
+            raise InvalidArgument.of(field, f"must be 1 to {self.max_images}, got {count}")
 
 
 @dataclass
@@ -60,9 +92,19 @@ class Discriminator:
     scored_count: int = 0
     draining: bool = False
 
-    async def score(self, cascade: str, images: Sequence[bytes]) -> PictureScores:
+    async def foresee(self, cascade: str, prompts: Sequence[Embedding]) -> Foresights:
+        """Raises InvalidArgument for too many prompts, or an embedding that cannot be read."""
+        self.limits.check_count("prompts", len(prompts))
+        return await self.scorer.foresee(cascade, prompts)
+
+    async def score(self, cascade: str, images: Sequence[PictureToScore]) -> PictureScores:
         """Raises InvalidArgument, naming the field, for pictures outside the limits or that cannot be scored."""
         self.limits.check(images)
         scores = await self.scorer.score(cascade, images)
         self.scored_count += len(scores.confidences)
         return scores
+
+
+def reads_no_prompts(cascade: str) -> FailedPrecondition:
+    """Return what is raised where a prompt is to be judged by a discriminator of pictures."""
+    return FailedPrecondition("NO_PROMPT_HEAD", f"the discriminator of cascade {cascade!r:.120} reads pictures alone")

@@ -6,9 +6,16 @@ import grpc.aio
 
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceServicer
-from services.discriminator.scoring import Discriminator
+from pentimento.domain.foresight import Verdict
+from pentimento.wire.cache import embedding_from_proto
+from services.discriminator.scoring import Discriminator, PictureToScore
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["DiscriminatorService"].full_name
+VERDICTS = {
+    Verdict.UNSURE: pb.Verdict.VERDICT_UNSURE,
+    Verdict.HARD: pb.Verdict.VERDICT_HARD,
+    Verdict.EASY: pb.Verdict.VERDICT_EASY,
+}
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -18,7 +25,8 @@ class DiscriminatorServicer(DiscriminatorServiceServicer):
         self._instance_id = instance_id
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
-        scores = await self._discriminator.score(request.cascade, [entry.image for entry in request.images])
+        pictures = [_picture(entry, request.encoder_digest) for entry in request.images]
+        scores = await self._discriminator.score(request.cascade, pictures)
         return pb.ScoreResponse(
             scores=[
                 pb.ImageScore(request_id=entry.request_id, fencing_token=entry.fencing_token, confidence=confidence)
@@ -27,10 +35,29 @@ class DiscriminatorServicer(DiscriminatorServiceServicer):
             discriminator_digest=scores.digest,
         )
 
+    async def Foresee(self, request: pb.ForeseeRequest, context: Context) -> pb.ForeseeResponse:
+        prompts = [embedding_from_proto(entry.prompt, request.encoder_digest) for entry in request.prompts]
+        foresights = await self._discriminator.foresee(request.cascade, prompts)
+        return pb.ForeseeResponse(
+            foresights=[
+                pb.PromptForesight(
+                    request_id=entry.request_id, probability=told.probability, verdict=VERDICTS[told.verdict]
+                )
+                for entry, told in zip(request.prompts, foresights.prompts, strict=True)
+            ],
+            discriminator_digest=foresights.digest,
+        )
+
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(
             instance_id=self._instance_id,
             cascades=self._discriminator.scorer.cascades,
             scored_count=self._discriminator.scored_count,
             draining=self._discriminator.draining,
+            prompt_cascades=self._discriminator.scorer.prompt_cascades,
         )
+
+
+def _picture(entry: pb.ImageToScore, encoder_digest: str) -> PictureToScore:
+    prompt = embedding_from_proto(entry.prompt, encoder_digest) if entry.HasField("prompt") else None
+    return PictureToScore(entry.image, prompt)

@@ -10,6 +10,6 @@
 
 from pentimento.diffusion.discriminators.opening import open_discriminator
 from pentimento.diffusion.discriminators.picture_discriminator import PictureDiscriminator
-from pentimento.diffusion.discriminators.prompt_heads import Foresight, PromptHead, Verdict
+from pentimento.diffusion.discriminators.prompt_heads import PromptHead
 
-__all__ = ["Foresight", "PictureDiscriminator", "PromptHead", "Verdict", "open_discriminator"]
+__all__ = ["PictureDiscriminator", "PromptHead", "open_discriminator"]

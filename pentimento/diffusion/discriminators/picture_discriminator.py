@@ -44,13 +44,13 @@ class PictureDiscriminator:
 
     @torch.inference_mode()
     def confidences_with(
-        self, pixels: Sequence[NDArray[np.float32]], embeddings: Sequence[NDArray[np.float32]]
+        self, pixels: Sequence[NDArray[np.float32]], prompts: Sequence[NDArray[np.float32]]
     ) -> list[float]:
-        """Return for each picture, with its prompt's embedding, the calibrated probability 0..1 that it is as good as
-        the heavy model's would be. Raises FailedPrecondition NO_PROMPT_HEAD without a head."""
+        """Return for each picture, with its prompt's embedding, the calibrated probability 0..1 that it is as
+        good as the heavy model's would be. Raises FailedPrecondition NO_PROMPT_HEAD without a head."""
         if self.head is None:
             raise FailedPrecondition("NO_PROMPT_HEAD", "the discriminator reads pictures alone")
-        return self.head.probabilities(self._features(pixels), torch.from_numpy(np.stack(embeddings)))
+        return self.head.probabilities(self._features(pixels), prompts)
 
     def _features(self, pixels: Sequence[NDArray[np.float32]]) -> Tensor:
         return self.network.features(torch.from_numpy(np.stack(pixels)))

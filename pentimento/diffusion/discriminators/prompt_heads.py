@@ -8,7 +8,6 @@ is painted. Two files of a discriminator's directory: `prompt_head.json` and `pr
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +20,20 @@ from torch.nn import functional
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.discriminators.scoring_network import bad_weights, whole_number
+from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.foresight import PromptForesight, Verdict
 
 HEAD_FILE, HEAD_WEIGHTS = "prompt_head.json", "prompt_head.safetensors"
 VERSION = 1
 _MAX_WIDTH = 8192
 _MAX_POINTS = 1024
-
-
-class Verdict(Enum):
-    """What a prompt alone tells: `HARD` ones need not be painted light, of `EASY` ones no score need be asked."""
-
-    UNSURE = "unsure"
-    HARD = "hard"
-    EASY = "easy"
-
-
-@dataclass(frozen=True)
-class Foresight:
-    """The probability 0..1, before anything is painted, that the light picture will be as good, and what follows."""
-
-    probability: float
-    verdict: Verdict
+_WIDTHS = ("feature_width", "embedding_width", "hidden_width")
 
 
 @dataclass(frozen=True)
 class HeadShape:
-    """Widths of the network's pooled features, of the embedding, and of the layer between."""
+    """Widths of the network's pooled features, of the embedding, and of the layer in which they meet."""
 
     feature_width: int
     embedding_width: int
@@ -56,31 +42,33 @@ class HeadShape:
 
 class HeadNetwork(nn.Module):
     """Logits of 'as good': of features (n, feature_width) with unit embeddings (n, embedding_width), and of these
-    alone."""
+    alone. The first is the second and what the picture adds, which begins at nothing: a few thousand pictures are too
+    few to learn from them what a prompt tells anyway."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         features, prompt, hidden = shape.feature_width, shape.embedding_width, shape.hidden_width
         # An embedding's numbers are about 1 / sqrt(width) each.
         self.scale = math.sqrt(prompt)
-        self.norm = nn.LayerNorm(features)
-        self.from_picture, self.seen = nn.Linear(features, hidden), nn.Linear(features, hidden)
-        self.from_prompt, self.asked = nn.Linear(prompt, hidden), nn.Linear(prompt, hidden)
-        self.together = nn.Linear(hidden, 1)
-        self.before, self.foreseen = nn.Linear(prompt, hidden), nn.Linear(hidden, 1)
-        self.dropout = nn.Dropout(0.2)
+        self.norm = nn.LayerNorm(features, elementwise_affine=False)
+        self.seen, self.asked = nn.Linear(features, hidden), nn.Linear(prompt, hidden)
+        self.added = nn.Linear(hidden, 1)
+        self.before, self.foreseen = nn.Linear(prompt, 4 * hidden), nn.Linear(4 * hidden, 1)
+        self.picture_dropout, self.prompt_dropout = nn.Dropout(0.5), nn.Dropout(0.3)
+        nn.init.zeros_(self.added.weight)
+        nn.init.zeros_(self.added.bias)
 
-    def forward(self, features: Tensor, embeddings: Tensor) -> Tensor:
-        """Return (n,): what is seen weighs by what was asked."""
-        picture, prompt = self.norm(features), embeddings * self.scale
-        both = self.from_picture(picture) + self.from_prompt(prompt) + self.seen(picture) * self.asked(prompt)
-        found: Tensor = self.together(self.dropout(functional.gelu(both)))[:, 0]
+    def forward(self, features: Tensor, prompts: Tensor) -> Tensor:
+        """Return (n,), by picture and prompt."""
+        seen = self.seen(self.picture_dropout(self.norm(features)) / 4.0)
+        both = functional.gelu(seen + self.asked(prompts * self.scale))
+        found: Tensor = self.foresee(prompts) + self.added(both)[:, 0]
         return found
 
-    def foresee(self, embeddings: Tensor) -> Tensor:
+    def foresee(self, prompts: Tensor) -> Tensor:
         """Return (n,), by the prompts alone."""
-        hidden = functional.gelu(self.before(embeddings * self.scale))
-        found: Tensor = self.foreseen(self.dropout(hidden))[:, 0]
+        hidden = self.prompt_dropout(functional.gelu(self.before(prompts * self.scale)))
+        found: Tensor = self.foreseen(hidden)[:, 0]
         return found
 
 
@@ -119,30 +107,33 @@ class PromptHead:
         self.record = record
         self._network = network.eval()
 
-    def check(self, field: str, values: bytes, encoder_digest: str) -> NDArray[np.float32]:
-        """Return a message's embedding. Raises FailedPrecondition OTHER_ENCODER for another encoder's, and
-        InvalidArgument naming `field` for one that is not of its width or not finite."""
-        if encoder_digest != self.record.encoder_digest:
-            message = f"the prompt was embedded by {encoder_digest[:80]}, the discriminator reads those of "
+    def prompt(self, field: str, embedding: Embedding | None) -> NDArray[np.float32]:
+        """Return a message's embedding (embedding_width,). Raises InvalidArgument naming `field` for one that is
+        missing or is not what it should be, and FailedPrecondition OTHER_ENCODER for another encoder's."""
+        if embedding is None:
+            raise InvalidArgument.of(field, "must be there: the cascade's discriminator reads it")
+        if embedding.encoder_digest != self.record.encoder_digest:
+            message = f"{field} is of encoder {embedding.encoder_digest[:80]}, the discriminator reads those of "
             raise FailedPrecondition("OTHER_ENCODER", message + self.record.encoder_digest)
-        if len(values) != 4 * self.record.embedding_width:
-            wanted = f"must have {self.record.embedding_width} numbers of four bytes, has {len(values)} bytes"
+        if len(embedding.values) != 4 * self.record.embedding_width:
+            wanted = f"must have {self.record.embedding_width} numbers of four bytes, has {len(embedding.values)} bytes"
             raise InvalidArgument.of(field, wanted)
-        found = np.frombuffer(values, "<f4").astype(np.float32)
+        found = np.frombuffer(embedding.values, "<f4").astype(np.float32)
         if not np.isfinite(found).all():
             raise InvalidArgument.of(field, "must have finite numbers")
         return found
 
-    def probabilities(self, features: Tensor, embeddings: Tensor) -> list[float]:
+    def probabilities(self, features: Tensor, prompts: Sequence[NDArray[np.float32]]) -> list[float]:
         """Return for each picture the calibrated probability 0..1 that it is as good as a heavy one would be."""
-        return _line(self._network(features, embeddings), self.record.slope, self.record.intercept)
+        logits = self._network(features, torch.from_numpy(np.stack(prompts)))
+        return _line(logits, self.record.slope, self.record.intercept)
 
     @torch.inference_mode()
-    def foresee(self, embeddings: Sequence[NDArray[np.float32]]) -> list[Foresight]:
+    def foresee(self, embeddings: Sequence[NDArray[np.float32]]) -> list[PromptForesight]:
         """Return what each prompt tells by itself."""
         logits = self._network.foresee(torch.from_numpy(np.stack(embeddings)))
         found = _line(logits, self.record.prompt_slope, self.record.prompt_intercept)
-        return [Foresight(probability, self._verdict(probability)) for probability in found]
+        return [PromptForesight(probability, self._verdict(probability)) for probability in found]
 
     def _verdict(self, probability: float) -> Verdict:
         if probability < self.record.hard_below:
@@ -188,7 +179,7 @@ def read_record(path: Path) -> HeadRecord:
     if document.get("version") != VERSION:
         raise BadCheckpoint(f"{path}: version must be {VERSION}, got {document.get('version')!r:.80}")
     found: dict[str, Any] = {
-        **{key: whole_number(path, document, key, 1, _MAX_WIDTH) for key in HeadShape.__dataclass_fields__},
+        **{key: whole_number(path, document, key, 1, _MAX_WIDTH) for key in _WIDTHS},
         **{key: _finite(path, document, key) for key in ("slope", "intercept", "prompt_slope", "prompt_intercept")},
         **{key: _share(path, document, key) for key in ("hard_below", "easy_above", "threshold")},
         "encoder_digest": document.get("encoder_digest"),

@@ -42,6 +42,7 @@ MAY_CALL = {
     "controlnet.v1.ControlNetService.Prefetch": SUITE_AND_OPERATORS,
     "controlnet.v1.ControlNetService.GetStatus": SUITE_AND_OPERATORS,
     "discriminator.v1.DiscriminatorService.Score": SUITE,
+    "discriminator.v1.DiscriminatorService.Foresee": SUITE,
     "discriminator.v1.DiscriminatorService.GetStatus": SUITE_AND_OPERATORS,
     "embedder.v1.EmbedderService.EmbedText": SUITE,
     "embedder.v1.EmbedderService.EmbedImage": SUITE,

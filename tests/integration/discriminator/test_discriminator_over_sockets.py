@@ -1,17 +1,21 @@
 """Real pictures scored by a real network over real sockets, bad calls beside good ones."""
 
 import asyncio
+import json
 import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.diffusion.discriminators import open_discriminator
-from pentimento.domain.errors import InvalidArgument, NotFound, ResourceExhausted
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pentimento.pictures.decoding import decode
 from pentimento.pictures.png_text import flat_png
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
@@ -21,6 +25,7 @@ from services.discriminator.wiring import wire
 ROOT = Path(__file__).parents[3]
 SHIPPED = ROOT / "zoo" / "weights" / "tiny-discriminator"
 CASCADE = "tiny-light>tiny-heavy"
+READING, READER = "reads>prompts", SHIPPED.parent / "tiny-router"
 
 
 @pytest.fixture
@@ -30,7 +35,7 @@ async def client(tmp_path: Path) -> AsyncIterator[DiscriminatorClient]:
         DiscriminatorSettings(
             RpcServerSettings(listen=(address,)),
             channels,
-            cascades=(f"{CASCADE}={SHIPPED}", f"other>pair={SHIPPED}"),
+            cascades=(f"{CASCADE}={SHIPPED}", f"other>pair={SHIPPED}", f"{READING}={READER}"),
             max_batch_size=4,
             queue_limit=40,
             max_images=30,
@@ -77,11 +82,53 @@ async def test_calls_of_two_cascades_at_the_same_time_are_all_answered(client: D
 
 
 async def test_the_status_names_the_cascades(client: DiscriminatorClient) -> None:
-    assert list((await client.status()).cascades) == [CASCADE, "other>pair"]
+    assert list((await client.status()).cascades) == [CASCADE, "other>pair", READING]
+    assert list((await client.status()).prompt_cascades) == [READING]
+
+
+def prompt(number: int) -> Embedding:
+    vector = np.random.default_rng(number).normal(size=128).astype(np.float32)
+    digest = json.loads((READER / "prompt_head.json").read_text())["encoder_digest"]
+    return Embedding((vector / np.linalg.norm(vector)).astype("<f4").tobytes(), 128, digest)
+
+
+async def test_a_discriminator_of_prompts_gives_each_picture_the_confidence_for_its_own_prompt(
+    client: DiscriminatorClient,
+) -> None:
+    network = open_discriminator(READER)
+    assert network.head is not None
+    images = [((f"r{number}", 1), picture(1)) for number in range(6)]
+    pixels = [decode(picture(1), "image", network.pixels)] * 6
+    embedded = [network.head.prompt("prompt", prompt(number)) for number in range(6)]
+
+    found = await client.score(READING, images, prompts={(f"r{number}", 1): prompt(number) for number in range(6)})
+
+    assert list(found.values()) == pytest.approx(network.confidences_with(pixels, embedded), abs=1e-5)
+    assert len({round(confidence, 4) for confidence in found.values()}) == 6
+
+
+async def test_what_a_prompt_tells_by_itself_is_answered_before_anything_is_painted(
+    client: DiscriminatorClient,
+) -> None:
+    head = open_discriminator(READER).head
+    assert head is not None
+
+    told = await client.foresee(READING, "r", prompt(3))
+
+    assert told.probability == pytest.approx(head.foresee([head.prompt("p", prompt(3))])[0].probability, abs=1e-6)
+
+
+async def test_a_prompt_that_is_missing_or_of_another_encoder_is_refused(client: DiscriminatorClient) -> None:
+    with pytest.raises(InvalidArgument, match=r"images\[0\]\.prompt"):
+        await client.score(READING, [(("r", 1), picture(1))])
+    with pytest.raises(FailedPrecondition, match="is of encoder sha256:other"):
+        await client.foresee(READING, "r", replace(prompt(1), encoder_digest="sha256:other"))
+    with pytest.raises(FailedPrecondition, match="reads pictures alone"):
+        await client.foresee(CASCADE, "r", prompt(1))
 
 
 async def test_an_unknown_cascade_is_named_with_those_there_are(client: DiscriminatorClient) -> None:
-    with pytest.raises(NotFound, match=r"'a>b'; there are tiny-light>tiny-heavy, other>pair"):
+    with pytest.raises(NotFound, match=r"'a>b'; there are tiny-light>tiny-heavy, other>pair, reads>prompts"):
         await client.score("a>b", [(("r", 1), picture(1))])
 
 

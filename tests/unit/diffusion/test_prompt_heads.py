@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
-from pentimento.diffusion.discriminators import PictureDiscriminator, Verdict, open_discriminator
+from pentimento.diffusion.discriminators import PictureDiscriminator, open_discriminator
 from pentimento.diffusion.discriminators.prompt_heads import (
     HEAD_FILE,
     HEAD_WEIGHTS,
@@ -21,7 +21,9 @@ from pentimento.diffusion.discriminators.prompt_heads import (
     HeadRecord,
     PromptHead,
 )
+from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.foresight import Verdict
 
 SHIPPED = Path(__file__).parents[3] / "zoo" / "weights" / "tiny-discriminator"
 FEATURES = 960  # of the shipped network
@@ -32,7 +34,10 @@ RECORD = HeadRecord(
 
 def network(shape: HeadRecord = RECORD) -> HeadNetwork:
     torch.manual_seed(4)
-    return HeadNetwork(shape.shape).eval()
+    found = HeadNetwork(shape.shape).eval()
+    # What the picture adds begins at nothing: here it is to tell.
+    torch.nn.init.normal_(found.added.weight)
+    return found
 
 
 def write_head(directory: Path, record: HeadRecord = RECORD) -> None:
@@ -98,15 +103,21 @@ def test_what_a_prompt_tells_by_itself_follows_the_bounds(bounds: tuple[float, f
 
 def test_an_embedding_of_another_encoder_width_or_without_numbers_is_refused() -> None:
     head = PromptHead(RECORD, network())
-    good = PROMPTS[0].tobytes()
 
-    assert head.check("f", good, "sha256:encoder").tolist() == PROMPTS[0].tolist()
-    with pytest.raises(FailedPrecondition, match="embedded by sha256:other"):
-        head.check("f", good, "sha256:other")
+    def read(values: bytes, digest: str = "sha256:encoder") -> list[float]:
+        found: list[float] = head.prompt("f", Embedding(values, len(values) // 4, digest)).tolist()
+        return found
+
+    good = PROMPTS[0].tobytes()
+    assert read(good) == PROMPTS[0].tolist()
+    with pytest.raises(InvalidArgument, match="must be there"):
+        head.prompt("f", None)
+    with pytest.raises(FailedPrecondition, match="is of encoder sha256:other"):
+        read(good, "sha256:other")
     with pytest.raises(InvalidArgument, match="must have 6 numbers of four bytes, has 20 bytes"):
-        head.check("f", good[:20], "sha256:encoder")
+        read(good[:20])
     with pytest.raises(InvalidArgument, match="finite"):
-        head.check("f", np.full(6, np.nan, np.float32).tobytes(), "sha256:encoder")
+        read(np.full(6, np.nan, np.float32).tobytes())
 
 
 @pytest.mark.parametrize(
@@ -146,7 +157,7 @@ def test_half_a_head_is_refused(directory: Path) -> None:
 
 def test_weights_that_are_no_numbers_are_refused(directory: Path) -> None:
     tensors = load_file(directory / HEAD_WEIGHTS)
-    tensors["together.bias"] = torch.full_like(tensors["together.bias"], math.inf)
+    tensors["added.bias"] = torch.full_like(tensors["added.bias"], math.inf)
     save_file(tensors, directory / HEAD_WEIGHTS)
 
     with pytest.raises(BadCheckpoint, match="no usable probability"):

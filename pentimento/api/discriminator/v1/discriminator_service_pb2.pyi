@@ -7,6 +7,8 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from pentimento.api.embedder.v1 import embedder_service_pb2 as _embedder_service_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,13 +20,39 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Verdict:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VERDICT_UNSPECIFIED: _Verdict.ValueType  # 0
+    VERDICT_UNSURE: _Verdict.ValueType  # 1
+    VERDICT_HARD: _Verdict.ValueType  # 2
+    """Surely not as good: the light stage may be left out."""
+    VERDICT_EASY: _Verdict.ValueType  # 3
+    """Surely as good: the score may be left out."""
+
+class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper): ...
+
+VERDICT_UNSPECIFIED: Verdict.ValueType  # 0
+VERDICT_UNSURE: Verdict.ValueType  # 1
+VERDICT_HARD: Verdict.ValueType  # 2
+"""Surely not as good: the light stage may be left out."""
+VERDICT_EASY: Verdict.ValueType  # 3
+"""Surely as good: the score may be left out."""
+Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
+
 @_typing.final
 class ScoreRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CASCADE_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
     cascade: _builtins.str
+    encoder_digest: _builtins.str
+    """The digest of the encoder that embedded the prompts, where they have embeddings."""
     @_builtins.property
     def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___ImageToScore]: ...
     def __init__(
@@ -32,10 +60,11 @@ class ScoreRequest(_message.Message):
         *,
         cascade: _builtins.str = ...,
         images: _abc.Iterable[Global___ImageToScore] | None = ...,
+        encoder_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "images", b"images"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "encoder_digest", b"encoder_digest", "images", b"images"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -48,20 +77,26 @@ class ImageToScore(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     fencing_token: _builtins.int
     image: _builtins.bytes
     """PNG, JPEG or WebP."""
+    @_builtins.property
+    def prompt(self) -> _embedder_service_pb2.Embedding:
+        """The prompt's retrieval embedding: required of a cascade whose discriminator reads prompts, else ignored."""
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         fencing_token: _builtins.int = ...,
         image: _builtins.bytes = ...,
+        prompt: _embedder_service_pb2.Embedding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "image", b"image", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "image", b"image", "prompt", b"prompt", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -116,6 +151,104 @@ class ImageScore(_message.Message):
 Global___ImageScore: _TypeAlias = ImageScore  # noqa: Y015
 
 @_typing.final
+class ForeseeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CASCADE_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
+    cascade: _builtins.str
+    encoder_digest: _builtins.str
+    @_builtins.property
+    def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptToForesee]: ...
+    def __init__(
+        self,
+        *,
+        cascade: _builtins.str = ...,
+        prompts: _abc.Iterable[Global___PromptToForesee] | None = ...,
+        encoder_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "encoder_digest", b"encoder_digest", "prompts", b"prompts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForeseeRequest: _TypeAlias = ForeseeRequest  # noqa: Y015
+
+@_typing.final
+class PromptToForesee(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    @_builtins.property
+    def prompt(self) -> _embedder_service_pb2.Embedding: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        prompt: _embedder_service_pb2.Embedding | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptToForesee: _TypeAlias = PromptToForesee  # noqa: Y015
+
+@_typing.final
+class ForeseeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORESIGHTS_FIELD_NUMBER: _builtins.int
+    DISCRIMINATOR_DIGEST_FIELD_NUMBER: _builtins.int
+    discriminator_digest: _builtins.str
+    @_builtins.property
+    def foresights(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptForesight]: ...
+    def __init__(
+        self,
+        *,
+        foresights: _abc.Iterable[Global___PromptForesight] | None = ...,
+        discriminator_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator_digest", b"discriminator_digest", "foresights", b"foresights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForeseeResponse: _TypeAlias = ForeseeResponse  # noqa: Y015
+
+@_typing.final
+class PromptForesight(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PROBABILITY_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    probability: _builtins.float
+    """That the light image will be as good as the heavy model's."""
+    verdict: Global___Verdict.ValueType
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        probability: _builtins.float = ...,
+        verdict: Global___Verdict.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["probability", b"probability", "request_id", b"request_id", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptForesight: _TypeAlias = PromptForesight  # noqa: Y015
+
+@_typing.final
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -138,11 +271,16 @@ class GetStatusResponse(_message.Message):
     CASCADES_FIELD_NUMBER: _builtins.int
     SCORED_COUNT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    PROMPT_CASCADES_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     scored_count: _builtins.int
     draining: _builtins.bool
     @_builtins.property
     def cascades(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def prompt_cascades(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of the cascades whose discriminators read prompts, once they are loaded."""
+
     def __init__(
         self,
         *,
@@ -150,10 +288,11 @@ class GetStatusResponse(_message.Message):
         cascades: _abc.Iterable[_builtins.str] | None = ...,
         scored_count: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        prompt_cascades: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascades", b"cascades", "draining", b"draining", "instance_id", b"instance_id", "scored_count", b"scored_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascades", b"cascades", "draining", b"draining", "instance_id", b"instance_id", "prompt_cascades", b"prompt_cascades", "scored_count", b"scored_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

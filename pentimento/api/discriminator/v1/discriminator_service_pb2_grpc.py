@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class DiscriminatorServiceStub:
-    """Confidence that a light image is as good as a real one (DiffServe): softmax of 'real', calibrated per cascade.
+    """Confidence that a light image is as good as a real one (DiffServe): softmax of 'real', calibrated per cascade. Of a
+    discriminator that reads prompts, the probability that it is as good as the heavy model's would be.
     """
 
     def __init__(self, channel):
@@ -40,6 +41,11 @@ class DiscriminatorServiceStub:
                 request_serializer=pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.Foresee = channel.unary_unary(
+                '/pentimento.api.discriminator.v1.DiscriminatorService/Foresee',
+                request_serializer=pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.ForeseeRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.ForeseeResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/pentimento.api.discriminator.v1.DiscriminatorService/GetStatus',
                 request_serializer=pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.GetStatusRequest.SerializeToString,
@@ -48,11 +54,19 @@ class DiscriminatorServiceStub:
 
 
 class DiscriminatorServiceServicer:
-    """Confidence that a light image is as good as a real one (DiffServe): softmax of 'real', calibrated per cascade.
+    """Confidence that a light image is as good as a real one (DiffServe): softmax of 'real', calibrated per cascade. Of a
+    discriminator that reads prompts, the probability that it is as good as the heavy model's would be.
     """
 
     def Score(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Foresee(self, request, context):
+        """What a prompt tells by itself, before anything is painted.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -71,6 +85,11 @@ def add_DiscriminatorServiceServicer_to_server(servicer, server):
                     request_deserializer=pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.ScoreRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.ScoreResponse.SerializeToString,
             ),
+            'Foresee': grpc.unary_unary_rpc_method_handler(
+                    servicer.Foresee,
+                    request_deserializer=pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.ForeseeRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.ForeseeResponse.SerializeToString,
+            ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
                     request_deserializer=pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.GetStatusRequest.FromString,
@@ -85,7 +104,8 @@ def add_DiscriminatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DiscriminatorService:
-    """Confidence that a light image is as good as a real one (DiffServe): softmax of 'real', calibrated per cascade.
+    """Confidence that a light image is as good as a real one (DiffServe): softmax of 'real', calibrated per cascade. Of a
+    discriminator that reads prompts, the probability that it is as good as the heavy model's would be.
     """
 
     @staticmethod
@@ -105,6 +125,33 @@ class DiscriminatorService:
             '/pentimento.api.discriminator.v1.DiscriminatorService/Score',
             pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.ScoreRequest.SerializeToString,
             pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Foresee(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.discriminator.v1.DiscriminatorService/Foresee',
+            pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.ForeseeRequest.SerializeToString,
+            pentimento_dot_api_dot_discriminator_dot_v1_dot_discriminator__service__pb2.ForeseeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,25 +27,35 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DiscriminatorServiceStub:
-    """Confidence that a light image is as good as a real one (DiffServe): softmax of 'real', calibrated per cascade."""
+    """Confidence that a light image is as good as a real one (DiffServe): softmax of 'real', calibrated per cascade. Of a
+    discriminator that reads prompts, the probability that it is as good as the heavy model's would be.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DiscriminatorServiceAsyncStub: ...
     Score: _grpc.UnaryUnaryMultiCallable[_discriminator_service_pb2.ScoreRequest, _discriminator_service_pb2.ScoreResponse]
+    Foresee: _grpc.UnaryUnaryMultiCallable[_discriminator_service_pb2.ForeseeRequest, _discriminator_service_pb2.ForeseeResponse]
+    """What a prompt tells by itself, before anything is painted."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_discriminator_service_pb2.GetStatusRequest, _discriminator_service_pb2.GetStatusResponse]
 
 @_typing.type_check_only
 class DiscriminatorServiceAsyncStub(DiscriminatorServiceStub):
-    """Confidence that a light image is as good as a real one (DiffServe): softmax of 'real', calibrated per cascade."""
+    """Confidence that a light image is as good as a real one (DiffServe): softmax of 'real', calibrated per cascade. Of a
+    discriminator that reads prompts, the probability that it is as good as the heavy model's would be.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.UnaryUnaryMultiCallable[_discriminator_service_pb2.ScoreRequest, _discriminator_service_pb2.ScoreResponse]  # type: ignore[assignment]
+    Foresee: _aio.UnaryUnaryMultiCallable[_discriminator_service_pb2.ForeseeRequest, _discriminator_service_pb2.ForeseeResponse]  # type: ignore[assignment]
+    """What a prompt tells by itself, before anything is painted."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_discriminator_service_pb2.GetStatusRequest, _discriminator_service_pb2.GetStatusResponse]  # type: ignore[assignment]
 
 class DiscriminatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Confidence that a light image is as good as a real one (DiffServe): softmax of 'real', calibrated per cascade."""
+    """Confidence that a light image is as good as a real one (DiffServe): softmax of 'real', calibrated per cascade. Of a
+    discriminator that reads prompts, the probability that it is as good as the heavy model's would be.
+    """
 
     @_abc_1.abstractmethod
     def Score(
@@ -53,6 +63,14 @@ class DiscriminatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _discriminator_service_pb2.ScoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_discriminator_service_pb2.ScoreResponse, _abc.Awaitable[_discriminator_service_pb2.ScoreResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Foresee(
+        self,
+        request: _discriminator_service_pb2.ForeseeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_discriminator_service_pb2.ForeseeResponse, _abc.Awaitable[_discriminator_service_pb2.ForeseeResponse]]:
+        """What a prompt tells by itself, before anything is painted."""
 
     @_abc_1.abstractmethod
     def GetStatus(

@@ -1,0 +1,47 @@
+"""What a prompt head learns, and from what."""
+
+import torch
+from torch.nn import functional
+
+from zoo.evaluate.calibration import auroc
+from zoo.train.prompt_head import HeadData, HeadPlan, train_head
+
+PLAN = HeadPlan(epochs=30, batch=32, weight_decay=0.01)
+
+
+def pictures(count: int, seed: int) -> HeadData:
+    """As good where the prompt's first number and the picture's first feature together are large."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(count, 12, generator=generator)
+    prompts = functional.normalize(torch.randn(count, 8, generator=generator), dim=1)
+    return HeadData(features, prompts, prompts[:, 0] * 3.0 + features[:, 0] > 0.0)
+
+
+def test_it_learns_from_the_prompt_and_more_with_the_picture() -> None:
+    network, kept = train_head(pictures(600, 1), PLAN), pictures(400, 2)
+
+    with torch.no_grad():
+        both, alone = network(kept.features, kept.prompts), network.foresee(kept.prompts)
+
+    by_both, by_prompt = (auroc(found[kept.as_good], found[~kept.as_good]) for found in (both, alone))
+    assert by_prompt > 0.7
+    assert by_both > by_prompt + 0.03
+
+
+def test_a_training_is_repeated_by_its_seed_and_leaves_others_draws_alone() -> None:
+    data = pictures(64, 3)
+    state = torch.get_rng_state()
+
+    first, second = (train_head(data, PLAN).state_dict() for _ in range(2))
+
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_calibrates_is_not_learnt_from() -> None:
+    data = pictures(64, 4)
+
+    learnt, kept = data.fold(calibrating=False), data.fold(calibrating=True)
+
+    assert (len(learnt.as_good), len(kept.as_good)) == (48, 16)
+    assert not {tuple(row) for row in learnt.prompts.tolist()} & {tuple(row) for row in kept.prompts.tolist()}

@@ -1,0 +1,181 @@
+r"""Fit a prompt head to a discriminator, for the pair of models that it stands between: `pentimento zoo prompt-head`.
+
+    pentimento zoo prompt-head --work WORK --judge JUDGES --out zoo/weights/tiny-router
+    pentimento zoo prompt-head --cascade LIGHT,HEAVY --scales S S --discriminator DIR --encoder DIR --work WORK \
+        --judge JUDGES --out DIR
+
+The scenes are new ones, without a held-out combination, and their seeds are no examination's. Both models paint each;
+the judge says whether light's picture shows as much of what was asked for as heavy's. What is painted stays in WORK.
+OUT is the discriminator's directory with a head beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.checkpoint import digest_directory
+from pentimento.diffusion.discriminators import PictureDiscriminator, open_discriminator
+from pentimento.diffusion.discriminators.prompt_heads import HEAD_FILE, HEAD_WEIGHTS, HeadNetwork, HeadRecord
+from zoo.command import finite, positive, run
+from zoo.drawing.dataset import as_pixels
+from zoo.drawing.prompts import Prompts, examination_prompts
+from zoo.evaluate.calibration import auroc, fit_calibration
+from zoo.evaluate.examination import BATCH, Examiner, read_attributes
+from zoo.export.directories import save_half, write_json
+from zoo.painting.pairs import Painter
+from zoo.registry import WEIGHTS, entry_of, write_registry
+from zoo.train.judge import Judge
+from zoo.train.parts import WORK
+from zoo.train.prompt_head import HIDDEN_WIDTH, HeadData, train_head
+
+SCENES_SEED, COUNT = 8, 1_600
+FIRST_NOISE = 1 << 40  # far above the seeds of any examination
+HEAVY_STEPS = 10  # fewer than it is served with: the judge sees no difference beyond these
+SURE = 0.05  # of being wrong, where a prompt is taken to be hard or easy by itself
+POINTS = 51
+
+
+@dataclass(frozen=True)
+class CascadePair:
+    """Both models, and the discriminator between them that a head is fitted to."""
+
+    light: Painter
+    heavy: Painter
+    discriminator: Path
+
+
+def shipped_pair(light: str, heavy: str, discriminator: Path, weights: Path = WEIGHTS) -> CascadePair:
+    """Return two of the registry's models, light as it is served. Raises NotFound."""
+    entries = [entry_of(name, weights) for name in (light, heavy)]
+    scales = [float(entry["default_guidance_scale"]) for entry in entries]
+    return CascadePair(
+        Painter(weights / light, int(entries[0]["default_steps"]), scales[0]),
+        Painter(weights / heavy, HEAVY_STEPS, scales[1]),
+        discriminator,
+    )
+
+
+@torch.no_grad()
+def share_right(judge: Judge, pictures: Tensor, asked: Tensor) -> Tensor:
+    """Return how many of the attributes asked for the judge sees in uint8 pictures (n, 3, height, width): (n,)."""
+    parts = zip(pictures.split(BATCH), asked.split(BATCH), strict=True)
+    return torch.cat([read_attributes(judge(as_pixels(part)), wanted)[0].sum(dim=1) for part, wanted in parts])
+
+
+@torch.no_grad()
+def features_of(discriminator: PictureDiscriminator, pictures: Tensor) -> Tensor:
+    """Return the pooled features (n, width) of uint8 pictures, which a network of this zoo takes from -1 to 1."""
+    return torch.cat([discriminator.network.features(as_pixels(part)) for part in pictures.split(BATCH)])
+
+
+def training_prompts(count: int) -> tuple[Prompts, list[int]]:
+    """Return the scenes to learn from and the seeds of their noise."""
+    return examination_prompts(count, held_out=False, seed=SCENES_SEED), [FIRST_NOISE + row for row in range(count)]
+
+
+def head_data(pair: CascadePair, encoder: Path, judges: Path, work: Path, count: int = COUNT) -> HeadData:
+    """Return what a head is fitted to; paints what is not in the work folder yet."""
+    prompts, seeds = training_prompts(count)
+    captions = list(prompts.captions)
+    light, heavy = (painter.paint(work, captions, seeds) for painter in (pair.light, pair.heavy))
+    examiner = Examiner(encoder.parent, judges)
+    right = [share_right(examiner.judge, pictures, prompts.asked) for pictures in (light, heavy)]
+    features = features_of(open_discriminator(pair.discriminator), light)
+    return HeadData(features, examiner.embed_texts(captions), right[0] >= right[1])
+
+
+@torch.no_grad()
+def calibrated(network: HeadNetwork, data: HeadData, record: HeadRecord) -> HeadRecord:
+    """Return the record with Platt's lines of both answers, the bounds of what is sure, and f(t)."""
+    found = network(data.features, data.prompts), network.foresee(data.prompts)
+    lines = [fit_calibration(logits, data.as_good, torch.ones(len(logits))) for logits in found]
+    confidences = lines[0].confidence(found[0])
+    thresholds = [index / (POINTS - 1) for index in range(POINTS)]
+    return replace(
+        record,
+        slope=lines[0].slope,
+        intercept=lines[0].intercept,
+        prompt_slope=lines[1].slope,
+        prompt_intercept=lines[1].intercept,
+        hard_below=SURE,
+        easy_above=1.0 - SURE,
+        deferral=tuple((at, float((confidences <= at).double().mean())) for at in thresholds),
+    )
+
+
+def write_head(network: HeadNetwork, record: HeadRecord, discriminator: Path, folder: Path) -> None:
+    """Write a discriminator's directory anew, with a head beside what it has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "model.safetensors", "preprocessor_config.json"):
+        shutil.copyfile(discriminator / name, folder / name)
+    # The record has the weights' own precision: what is calibrated is what is stored.
+    save_half(network.state_dict(), folder / HEAD_WEIGHTS)
+    write_json(folder / HEAD_FILE, record.as_json())
+
+
+def fit(
+    pair: CascadePair, encoder: Path, judges: Path, work: Path, folder: Path, count: int = COUNT
+) -> dict[str, float]:
+    """Train, calibrate and write a head; return how it does on the prompts that it was calibrated on."""
+    data = head_data(pair, encoder, judges, work, count)
+    learnt, kept = data.fold(calibrating=False), data.fold(calibrating=True)
+    network = train_head(learnt)
+    network.load_state_dict({name: tensor.half().float() for name, tensor in network.state_dict().items()})
+    record = HeadRecord(data.features.shape[1], data.prompts.shape[1], HIDDEN_WIDTH, digest_directory(encoder))
+    write_head(network, calibrated(network, kept, record), pair.discriminator, folder)
+    with torch.no_grad():
+        answers = {"together": network(kept.features, kept.prompts), "by the prompt": network.foresee(kept.prompts)}
+    shares = {"share as good": float(data.as_good.float().mean())}
+    return shares | {
+        f"AUROC {name}": auroc(logits[kept.as_good], logits[~kept.as_good]) for name, logits in answers.items()
+    }
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="pentimento zoo prompt-head", description=__doc__)
+    parser.add_argument("--cascade", default="tiny-light,tiny-heavy", metavar="LIGHT,HEAVY", help="names or folders")
+    parser.add_argument("--discriminator", type=Path, default=WEIGHTS / "tiny-discriminator", metavar="DIR")
+    parser.add_argument(
+        "--encoder", type=Path, default=WEIGHTS / "tiny-clip", metavar="DIR", help="the suite's encoder"
+    )
+    parser.add_argument("--judge", type=Path, default=WORK, metavar="DIR", help="work folder of the trained judge")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder of painted pictures [%(default)s]")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--count", type=positive, default=COUNT, help="scenes to paint [%(default)s]")
+    parser.add_argument("--steps", type=positive, nargs=2, metavar=("LIGHT", "HEAVY"), help="[as light is served; 10]")
+    parser.add_argument("--scales", type=finite, nargs=2, metavar=("LIGHT", "HEAVY"), help="of guidance, of folders")
+    parser.add_argument("--threads", type=positive, default=1)
+    arguments = parser.parse_args(given)
+    torch.set_num_threads(arguments.threads)
+    pair = _pair(arguments)
+    figures = fit(pair, arguments.encoder, arguments.judge, arguments.work, arguments.out, arguments.count)
+    for name, value in figures.items():
+        print(f"{name}: {value:.4f}")
+    if arguments.out.parent.resolve() == WEIGHTS.resolve():
+        write_registry()
+
+
+def _pair(arguments: argparse.Namespace) -> CascadePair:
+    names = arguments.cascade.split(",")
+    if len(names) != 2:
+        raise SystemExit(f"--cascade must be LIGHT,HEAVY, got {arguments.cascade!r}")
+    if arguments.scales is None:
+        pair = shipped_pair(names[0], names[1], arguments.discriminator)
+    else:
+        folders = [Painter(Path(name), HEAVY_STEPS, scale) for name, scale in zip(names, arguments.scales, strict=True)]
+        pair = CascadePair(folders[0], folders[1], arguments.discriminator)
+    if arguments.steps is None:
+        return pair
+    light, heavy = arguments.steps
+    return replace(pair, light=replace(pair.light, steps=light), heavy=replace(pair.heavy, steps=heavy))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,37 @@
+"""Pictures of the same prompts and seeds by both models of a pair, kept in a work folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from torch import Tensor
+
+from zoo.painting.pipeline import load_pipeline, paint
+from zoo.painting.store import PaintedPictures, weights_digest
+
+
+@dataclass(frozen=True)
+class Painter:
+    """A pipeline's directory, and how it is asked."""
+
+    folder: Path
+    steps: int
+    scale: float
+
+    def paint(self, work: Path, prompts: Sequence[str], seeds: Sequence[int], batch: int = 16) -> Tensor:
+        """Pictures as uint8 (n, 3, height, width), painted or found in the folder from an earlier run."""
+        pipeline = cache(lambda: load_pipeline(self.folder))  # needed where something is not painted yet
+        manner: dict[str, object] = {
+            "model": weights_digest(self.folder),
+            "steps": self.steps,
+            "scale": self.scale,
+        }
+
+        def painted(rows: list[int]) -> Tensor:
+            chosen = [prompts[row] for row in rows], [seeds[row] for row in rows]
+            return paint(pipeline(), *chosen, self.steps, self.scale, batch)
+
+        return PaintedPictures(work, manner).get(prompts, seeds, painted)
