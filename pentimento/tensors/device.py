@@ -1,5 +1,7 @@
 """Torch tensors in and out of what travels. Of the modules here this one and `cuda` import torch."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,9 +28,18 @@ def tensor_over(wire: WireTensor, *, finite: bool = True) -> Tensor:
     not finite; with `finite` off values are not looked at."""
     dtype = TORCH_DTYPES[wire.dtype]
     tensor = elements_over(wire.data, dtype) if len(wire.data) else torch.empty(0, dtype=dtype)
-    if finite and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+    if finite and tensor.is_floating_point() and not all_finite(tensor):
         raise InvalidArgument.of("tensor", "must hold finite values, got NaN or an infinity")
     return tensor.view(wire.dims)
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Return whether a floating-point tensor has neither NaN nor an infinity."""
+    if not tensor.numel():
+        return True
+    # Both ends pass NaN on: one pass, and no tensor of booleans, which takes ten times as long.
+    lowest, highest = torch.aminmax(tensor)
+    return math.isfinite(lowest) and math.isfinite(highest)
 
 
 def elements_over(data: bytes | memoryview | DeviceBytes, dtype: torch.dtype) -> Tensor:

@@ -22,7 +22,13 @@ from torch import Tensor
 
 from pentimento.diffusion.engine.adapting import DenoiserAdapters
 from pentimento.diffusion.engine.denoiser import Denoiser
-from pentimento.diffusion.engine.faults import as_typed, is_out_of_memory, not_finite, release_unused
+from pentimento.diffusion.engine.faults import (
+    as_typed,
+    finite_parts,
+    is_out_of_memory,
+    not_finite,
+    release_unused,
+)
 from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.engine.limits import BatchLimits
 from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, PaintingTicket
@@ -227,9 +233,8 @@ class StepLoop:
         else:
             seated, prediction = self._forward_by_halves(rows, jobs)
         # Asking waits for a device that works asynchronously: its errors come here, and the seconds are all its own.
-        finite = torch.isfinite(prediction[: len(seated) * rows.rows_each]).flatten(1).all(dim=1)
-        finite = finite.reshape(len(seated), rows.rows_each).all(dim=1)
-        return _Forward(jobs, seated, prediction, finite.tolist(), began_at)
+        finite = finite_parts(prediction[: len(seated) * rows.rows_each], len(seated))
+        return _Forward(jobs, seated, prediction, finite, began_at)
 
     def _forward_by_halves(self, rows: RowBuffers, jobs: list[EngineJob]) -> tuple[list[EngineJob], Tensor]:
         """Run the first half for those who are at its beginning, while residuals are on their way, then the second for

@@ -10,7 +10,6 @@ from torch import Tensor
 from pentimento.devices.pace import ControlNetPace, DevicePace
 from pentimento.diffusion.controlnets import ControlNetInfo, ControlStep
 from pentimento.diffusion.families.model import ControlResiduals
-from pentimento.tensors.device import elements_over
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.wire.tensors import Binding, DeviceBytes
 from pentimento.wire.torch_tensors import WIRE_DTYPES
@@ -53,7 +52,14 @@ def stamped_tensor(tensor: Tensor, binding: Binding) -> OutgoingTensor:
     """Return a residual to be sent of which the first element of each row is written. A device writes its residuals
     where they are read, within its pass: what is left of them costs this machine nothing, as it would cost that one."""
 
+    firsts = tensor[:, 0, 0, 0].contiguous().view(torch.uint8).numpy().tobytes()
+    item_bytes = tensor.dtype.itemsize
+
     def fill(target: memoryview | DeviceBytes) -> None:
-        elements_over(target, tensor.dtype).view(tensor.shape)[:, 0, 0, 0] = tensor[:, 0, 0, 0]
+        assert isinstance(target, memoryview), "a paced device has the host's memory"
+        row_bytes = len(target) // tensor.shape[0]
+        for row in range(tensor.shape[0]):
+            first = firsts[row * item_bytes : (row + 1) * item_bytes]
+            target[row * row_bytes : row * row_bytes + item_bytes] = first
 
     return OutgoingTensor(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), binding, fill)

@@ -7,27 +7,31 @@ from torch import Tensor
 
 from pentimento.diffusion.families.model import ControlResiduals
 from pentimento.tensors.receiving import ReceivedTensors
-from pentimento.wire.tensors import WireTensor
 from pentimento.wire.torch_tensors import TORCH_DTYPES
 
 
 def summed_stamps(answers: Sequence[ReceivedTensors]) -> ControlResiduals:
     """Return the sum of the residuals' stamps (rows, 1, 1, 1), layer by layer. A device reads residuals where they lie
     and adds them up within its pass, so nothing else of them is touched here."""
-    layers: dict[str, Tensor] = {}
+    layers = [wire.binding.layer for wire in answers[0].tensors] if answers else []
+    summed: Tensor | None = None
     for answer in answers:
-        for wire in answer.tensors:
-            stamp = _stamp(wire)
-            layer = wire.binding.layer
-            layers[layer] = layers[layer] + stamp if layer in layers else stamp
-    down = tuple(stamp for layer, stamp in layers.items() if layer.startswith("down_block_"))
-    return ControlResiduals(down, layers.get("mid_block"))
+        stamps = _stamps(answer)
+        summed = stamps if summed is None else summed + stamps
+    by_layer = dict(zip(layers, summed.unbind() if summed is not None else (), strict=True))
+    down = tuple(stamp for layer, stamp in by_layer.items() if layer.startswith("down_block_"))
+    return ControlResiduals(down, by_layer.get("mid_block"))
 
 
-def _stamp(wire: WireTensor) -> Tensor:
-    dtype, rows = TORCH_DTYPES[wire.dtype], wire.dims[0]
-    data = wire.data
-    assert isinstance(data, bytes | memoryview), "a paced device has the host's memory"
-    row_bytes = len(data) // rows
-    firsts = b"".join(data[row * row_bytes : row * row_bytes + dtype.itemsize] for row in range(rows))
-    return torch.frombuffer(bytearray(firsts), dtype=dtype).view(rows, 1, 1, 1)
+def _stamps(answer: ReceivedTensors) -> Tensor:
+    """Those of all layers in one tensor (layers, rows, 1, 1, 1)."""
+    firsts = bytearray()
+    for wire in answer.tensors:
+        data = wire.data
+        assert isinstance(data, bytes | memoryview), "a paced device has the host's memory"
+        rows, item_bytes = wire.dims[0], TORCH_DTYPES[wire.dtype].itemsize
+        row_bytes = len(data) // rows
+        for row in range(rows):
+            firsts += data[row * row_bytes : row * row_bytes + item_bytes]
+    first = answer.tensors[0]
+    return torch.frombuffer(firsts, dtype=TORCH_DTYPES[first.dtype]).view(len(answer.tensors), -1, 1, 1, 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
 from pentimento.tensors.chunks import CHUNK_BYTES, ChunkAssembly, chunks_of
-from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.device import all_finite, outgoing_tensor, tensor_over
 from pentimento.tensors.negotiation import common_transports, transport_offer
 from pentimento.tensors.outgoing import ALIGNMENT_BYTES, layout_of, outgoing
 from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
@@ -246,6 +246,21 @@ def test_values_that_are_not_finite_are_refused(ends: Ends) -> None:
 
     with pytest.raises(InvalidArgument):
         tensor_over(found.tensors[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 31, -1])
+def test_one_value_that_is_not_finite_is_found_wherever_it_is(dtype: torch.dtype, value: float, place: int) -> None:
+    tensor = torch.full((67,), torch.finfo(dtype).max, dtype=dtype)
+
+    assert all_finite(tensor)
+    tensor[place] = value
+    assert not all_finite(tensor)
+
+
+def test_a_tensor_of_nothing_is_finite() -> None:
+    assert all_finite(torch.empty(0))
 
 
 def test_ends_without_a_common_directory_fall_back_to_chunks(tmp_path: Path, directory: RegionDirectory) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.engine.faults import release_unused
+from pentimento.diffusion.engine.faults import finite_parts, release_unused
 from pentimento.diffusion.engine.limits import RECOVERY_S
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.painting import LatentStart, PaintingRequest
@@ -43,6 +43,17 @@ def test_values_that_are_not_finite_end_their_own_request_at_once(model: Diffusi
     assert spoilt.steps == [1, 2]
     assert_same_picture(model, added[0])
     assert_same_picture(model, added[2])
+
+
+@pytest.mark.parametrize("place", [(0, 0, 0, 0), (1, 3, 7, 7)])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_of_several_parts_those_are_told_that_are_not_finite(value: float, place: tuple[int, ...]) -> None:
+    rows = torch.full((6, 4, 8, 8), torch.finfo(torch.float16).max, dtype=torch.float16)
+    rows[2:4][place] = value
+
+    assert finite_parts(rows, 3) == [True, False, True]
+    assert finite_parts(rows[:2], 1) == [True]
+    assert finite_parts(rows[:0], 0) == []
 
 
 def test_a_request_that_the_network_fails_on_is_found_in_its_batch_and_ends_alone(model: DiffusionModel) -> None:
