@@ -19,7 +19,9 @@ from pentimento.dataplane.dispatch import dispatch
 from pentimento.dataplane.effects import Drained, Effect
 from pentimento.dataplane.predictions import predicted_wait_s, service_s
 from pentimento.dataplane.settings import DataplaneSettings
-from pentimento.dataplane.state import State
+from pentimento.dataplane.state import Pool, State
+from pentimento.dataplane.thinning import foreseen_pressure
+from pentimento.policies.thinning import Pressure
 
 Handler = Callable[[State, float, Any], list[Effect]]
 
@@ -81,3 +83,7 @@ class Dataplane:
     def predicted_wait_s(self, pool: str) -> float:
         """Return seconds that a request admitted to the pool now would wait for a worker."""
         return predicted_wait_s(self.state, pool)
+
+    def foreseen_pressure(self, pool: Pool, work: float, step_count: int, deadline_s: float) -> Pressure:
+        """Return how much time there would be for so many steps of a request that came to the pool now."""
+        return foreseen_pressure(self.state, pool, work, step_count, deadline_s)

@@ -18,6 +18,34 @@ class ThinningMode(Enum):
     LOAD = "load"
 
 
+class WholeReason(Enum):
+    """Why all steps of a request are taken, whatever the load."""
+
+    OFF = "THINNING_OFF"
+    REPLAY = "REPLAYED"
+    BINDING_STEPS = "BINDING_STEPS"
+    QUALITY_ASKED = "QUALITY_ASKED"
+    PROFILE_MISSING = "PROFILE_MISSING"
+    PROFILE_PROMISES_LESS = "PROFILE_PROMISES_LESS"
+    HIT_UNMEASURED = "HIT_UNMEASURED"
+    LORAS_UNMEASURED = "LORAS_UNMEASURED"
+    CONTROLNETS_UNMEASURED = "CONTROLNETS_UNMEASURED"
+    RESIDUALS_PIPELINED = "RESIDUALS_PIPELINED"
+    IMAGE_UNMEASURED = "IMAGE_UNMEASURED"
+    SCHEDULER_UNMEASURED = "SCHEDULER_UNMEASURED"
+    GUIDANCE_UNMEASURED = "GUIDANCE_UNMEASURED"
+    STEPS_UNMEASURED = "STEPS_UNMEASURED"
+    NOTHING_ALLOWED = "NOTHING_ALLOWED"
+
+
+@dataclass(frozen=True)
+class ThinningRefusal:
+    """That nothing of a request is left out, and why, in a sentence without its end."""
+
+    reason: WholeReason
+    message: str
+
+
 @dataclass(frozen=True)
 class ThinningOption:
     """A thinning that was measured and keeps the quality asked for: from `first_step` on `taken_count` steps are taken

@@ -15,7 +15,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import FromNoise, GenerationSpec, Scheduler, Start
 from pentimento.files.json_values import ValueRange, from_json, to_json
 from pentimento.policies.selector_profiling import ThresholdRule
-from pentimento.policies.thinning import ThinningOption, scaled
+from pentimento.policies.thinning import ThinningOption, ThinningRefusal, WholeReason, scaled
 from pentimento.policies.thinning_profiling import ThinnedSample, allows, mean_share, without_luck
 
 FORMAT = 1
@@ -78,19 +78,25 @@ class ThinningProfile:
             if (row.first_step, row.taken_count) in found
         )
 
-    def refusal(self, spec: GenerationSpec) -> str:
-        """Return why a picture is not covered by what was measured; "" where it is."""
-        if spec.loras or spec.controlnets:
-            return "it was measured without LoRAs and ControlNets"
+    def refusal(self, spec: GenerationSpec) -> ThinningRefusal | None:
+        """Return why a picture is not covered by what was measured; None where it is."""
+        if spec.loras:
+            return _unmeasured(WholeReason.LORAS_UNMEASURED, "without LoRAs")
+        if spec.controlnets:
+            return _unmeasured(WholeReason.CONTROLNETS_UNMEASURED, "without ControlNets")
         if spec.init_image is not None:
-            return "it was measured from noise, not from an image"
+            return _unmeasured(WholeReason.IMAGE_UNMEASURED, "from noise, not from an image")
         if spec.scheduler is not self.scheduler or spec.eta != 0.0:
-            return f"it was measured with {self.scheduler.value}"
+            return _unmeasured(WholeReason.SCHEDULER_UNMEASURED, f"with {self.scheduler.value}")
         if spec.guidance_scale != self.guidance_scale:
-            return f"it was measured at a guidance scale of {self.guidance_scale:g}"
+            return _unmeasured(WholeReason.GUIDANCE_UNMEASURED, f"at a guidance scale of {self.guidance_scale:g}")
         if spec.num_inference_steps < self.step_count:
-            return f"it was measured with {self.step_count} steps"
-        return ""
+            return _unmeasured(WholeReason.STEPS_UNMEASURED, f"with {self.step_count} steps")
+        return None
+
+
+def _unmeasured(reason: WholeReason, how: str) -> ThinningRefusal:
+    return ThinningRefusal(reason, f"the profile was measured {how}")
 
 
 @dataclass(frozen=True)
@@ -104,21 +110,22 @@ class ThinningProfiles:
     def options(self, spec: GenerationSpec, model_digest: str) -> tuple[ThinningOption, ...]:
         """Return how a picture of the spec, from noise, may be thinned; nothing where `refusal` has a reason."""
         profile = self._of(spec, model_digest)
-        if profile is None or self.refusal(spec, model_digest, FromNoise(), binding=False):
+        if profile is None or self.refusal(spec, model_digest, FromNoise()) is not None:
             return ()
         return profile.options(spec.num_inference_steps, self.rule)
 
-    def refusal(self, spec: GenerationSpec, model_digest: str, start: Start, *, binding: bool) -> str:
-        """Return why a picture is not thinned whatever the load; "" where it may be."""
-        if binding:
-            return "its number of steps is binding"
+    def refusal(self, spec: GenerationSpec, model_digest: str, start: Start) -> ThinningRefusal | None:
+        """Return why a picture is not thinned whatever the load; None where it may be."""
         profile = self._of(spec, model_digest)
         if profile is None:
-            return f"{spec.model} has no thinning profile of this digest"
+            why = f"{spec.model} has no thinning profile of this digest"
+            return ThinningRefusal(WholeReason.PROFILE_MISSING, why)
         if profile.alpha < self.alpha:
-            return f"the profile promises {profile.alpha:g} of the quality, {self.alpha:g} is asked for"
+            why = f"the profile promises {profile.alpha:g} of the quality, {self.alpha:g} is asked for"
+            return ThinningRefusal(WholeReason.PROFILE_PROMISES_LESS, why)
         if not isinstance(start, FromNoise):
-            return "what is left of its quality is spent by its start from the cache"
+            why = "what is left of its quality is spent by its start from the cache"
+            return ThinningRefusal(WholeReason.HIT_UNMEASURED, why)
         return profile.refusal(spec)
 
     def _of(self, spec: GenerationSpec, model_digest: str) -> ThinningProfile | None:

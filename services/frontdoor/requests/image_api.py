@@ -13,7 +13,6 @@ from pentimento.dataplane.state import Phase, Pool
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import NotFound, PentimentoError
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import Route
 from pentimento.domain.image_request import (
     Accepted,
     Explanation,
@@ -45,11 +44,11 @@ from services.frontdoor.requests.replays import recorded_picture, resolve_replay
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.routing.bounded_calls import bounded
-from services.frontdoor.routing.explaining import Explained, reasons
+from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
 from services.frontdoor.routing.routes import embed
-from services.frontdoor.routing.stages import as_painted_by, cascade_stages, choose_stages, fits
+from services.frontdoor.routing.stages import PoolOption, as_painted_by, cascade_stages, choose_stages, fits
 from services.frontdoor.routing.start_choice import Asker, decide_route
-from services.frontdoor.routing.starts import kind_of
+from services.frontdoor.routing.starts import kind_of, work_left
 
 _SEED_BITS = 32
 # What is only told may be waited for.
@@ -186,11 +185,11 @@ class ImageApi:
             body_hash=key.body_hash,
         )
         listener = self._new_job(accepted).audience.join()
-        pools, work = tuple(stage.pool for stage in stages), as_painted_by(resolved, first).cost
-        needs = needs_of(spec.loras, spec.controlnets)
-        thinning = self._parts.thinning.offer(as_painted_by(resolved, first), first.model_digest)
+        pools, painted = tuple(stage.pool for stage in stages), as_painted_by(resolved, first)
+        needs, pipelined_from = needs_of(spec.loras, spec.controlnets), self._parts.pipelining.from_step(painted.spec)
+        thinning = self._parts.thinning.offer(painted, first.model_digest, None, pipelined_from)
         arrived = RequestArrived(
-            request_id, tenant, pools[0], work, accepted.deadline, cascade=pools, needs=needs, thinning=thinning
+            request_id, tenant, pools[0], painted.cost, accepted.deadline, cascade=pools, needs=needs, thinning=thinning
         )
         self._parts.submit(arrived)
         return listener
@@ -267,26 +266,36 @@ class ImageApi:
             stages=cascade_stages(judged.stages, kind_of(option.route.start)),
             cascade=judged.stages[0].cascade,
         )
-        return await self._explanation(option.pool, route, bool(request.model), stage, notes)
+        return await self._explanation(replace(option, route=route), bool(request.model), stage, notes)
 
     async def _explanation(
-        self, pool_name: str, route: Route, names_model: bool, entered: Stage, notes: list[str]
+        self, option: PoolOption, names_model: bool, entered: Stage, notes: list[str]
     ) -> Explanation:
-        dataplane = self._parts.dataplane
+        dataplane, route = self._parts.dataplane, option.route
         state = dataplane.state
-        plan, pool = state.plan, state.pools.get(pool_name) or Pool(pool_name)
-        why = reasons(Explained(route, plan, names_model, entered, state.settings.confidence_threshold, notes, pool))
+        plan, pool = state.plan, state.pools.get(option.pool) or Pool(option.pool)
+        steps, threshold = self._steps(option, pool), state.settings.confidence_threshold
+        why = reasons(Explained(route, plan, names_model, entered, threshold, notes, pool, steps))
         return Explanation(
             route,
             route.plan_version,
-            pool_name,
-            dataplane.predicted_wait_s(pool_name) * 1000,
+            option.pool,
+            dataplane.predicted_wait_s(option.pool) * 1000,
             await self._reuse_quality(route.model_digest),
             plan.allocator if plan is not None else "",
             plan.admission_rate if plan is not None else 1.0,
             pool.waiting_count,
             why,
         )
+
+    def _steps(self, option: PoolOption, pool: Pool) -> ExplainedSteps:
+        """What decides its steps, as `Generate` would tell the dataplane."""
+        offers, resolved, route = self._parts.thinning, option.resolved, option.route
+        asked = resolved, route.model_digest, route.start, route.pipelined_from_step
+        offer, work = offers.offer(*asked), work_left(resolved, route.start)
+        count = max(offer.remaining_count, 1)
+        pressure = self._parts.dataplane.foreseen_pressure(pool, work, count, resolved.deadline_ms / 1000)
+        return ExplainedSteps(offers.mode, offer, offers.refusal(*asked), pressure)
 
     async def _reuse_quality(self, model_digest: str) -> tuple[ReuseQuality, ...]:
         gateway = self._parts.gateway

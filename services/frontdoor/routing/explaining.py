@@ -8,13 +8,26 @@ from pentimento.dataplane.state import Pool
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import Route
 from pentimento.policies.serving.entry import NOISE, Stage
+from pentimento.policies.thinning import Pressure, ThinningMode, ThinningOffer, ThinningRefusal, choose
 from services.frontdoor.routing.starts import kind_of
+
+
+@dataclass(frozen=True)
+class ExplainedSteps:
+    """What decides which of a request's steps are taken: the deployment's mode, what may be left out, or why nothing
+    may be, and the time that there would be."""
+
+    mode: ThinningMode
+    offer: ThinningOffer
+    refusal: ThinningRefusal | None
+    pressure: Pressure
 
 
 @dataclass(frozen=True)
 class Explained:
     """A route, and what led to it: the plan in force, whether the request names its model, the stage at which it comes
-    in, the operator's own confidence threshold, what was noted of the cache, and the pool in which it would wait."""
+    in, the operator's own confidence threshold, what was noted of the cache, the pool in which it would wait, and what
+    decides its steps."""
 
     route: Route
     plan: Plan | None
@@ -23,14 +36,16 @@ class Explained:
     confidence_threshold: float
     notes: Sequence[str]
     pool: Pool
+    steps: ExplainedSteps
 
 
 def reasons(explained: Explained) -> tuple[str, ...]:
-    """Return what decided plan, model, start, stages and wait, in this order."""
+    """Return what decided plan, model, start, steps, stages and wait, in this order."""
     return (
         *_of_plan(explained.plan),
         _of_model(explained.names_model, explained.entered, explained.route),
         *_of_start(explained.route, explained.notes),
+        _of_steps(explained.steps),
         *_of_stages(explained.route, explained.confidence_threshold),
         *_of_wait(explained.pool),
     )
@@ -63,6 +78,23 @@ def _of_start(route: Route, notes: Sequence[str]) -> Iterator[str]:
     elif not notes:
         yield "start: noise, the cache has nothing that is near enough or is not asked"
     yield from (f"start: {note}" for note in notes)
+
+
+def _of_steps(steps: ExplainedSteps) -> str:
+    """Of those that the start leaves."""
+    if steps.refusal is not None:
+        return f"steps: all are taken, {steps.refusal.reason.value}: {steps.refusal.message}"
+    offer, pressure = steps.offer, steps.pressure
+    least = f"{offer.least_count} of {offer.remaining_count}"
+    option = choose(steps.mode, offer, pressure)
+    if option is None:
+        why = "there is time for them" if pressure.step_s else "no speed is known yet that says how long they take"
+        return f"steps: all are taken, ENOUGH_TIME: {why}; {least} would be allowed"
+    overloaded = steps.mode is ThinningMode.LOAD and pressure.overloaded
+    why = "OVERLOADED: more is asked for than can be painted" if overloaded else "DEADLINE: for all there is no time"
+    return (
+        f"steps: {offer.remaining_with(option)} of {offer.remaining_count} are taken, {why}; {least} would be allowed"
+    )
 
 
 def _of_stages(route: Route, own_threshold: float) -> Iterator[str]:

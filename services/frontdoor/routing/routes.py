@@ -140,5 +140,5 @@ def _count_start(
 
 def _as_route_option(parts: FrontdoorParts, option: PoolOption) -> RouteOption:
     digest, start = option.route.model_digest, option.route.start
-    thinning = parts.thinning.offer(option.resolved, digest, start)
+    thinning = parts.thinning.offer(option.resolved, digest, start, option.route.pipelined_from_step)
     return RouteOption(option.pool, digest, work_left(option.resolved, start), thinning)

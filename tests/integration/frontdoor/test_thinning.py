@@ -24,12 +24,16 @@ async def test_under_load_pictures_leave_out_what_their_profile_allows_and_are_r
         ) as suite,
     ):
         alone = await suite.paint(PLAIN)
+        told = [await suite.client.explain(one) for one in (PLAIN, ImageRequest(PLAIN.prompt, num_inference_steps=12))]
         asked = [ImageRequest(PLAIN.prompt, seed=seed) for seed in range(5)]
         binding = ImageRequest(PLAIN.prompt, seed=9, binding_steps=True)
         *many, bound = await asyncio.gather(*(suite.paint(one) for one in [*asked, binding]))
         thinned = next(one for one in many if one.provenance.route.thinned_steps)
         *_, again = [event async for event in suite.client.replay(ReplayRequest(thinned.request_id))]
 
+    allowed, meant = (next(why for why in one.reasons if why.startswith("steps: ")) for one in told)
+    assert allowed == "steps: all are taken, ENOUGH_TIME: there is time for them; 7 of 12 would be allowed"
+    assert meant == "steps: all are taken, BINDING_STEPS: its number of steps is binding"
     assert (alone.provenance.steps_run, alone.provenance.route.thinned_steps) == (12, ())
     assert (bound.provenance.steps_run, bound.provenance.route.thinned_steps) == (12, ())
     # Of twelve steps all to the first, and six of the other eleven.

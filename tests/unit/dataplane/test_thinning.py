@@ -7,7 +7,7 @@ import pytest
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.thinning import ThinningMode, ThinningOffer, ThinningOption
+from pentimento.policies.thinning import Pressure, ThinningMode, ThinningOffer, ThinningOption
 from tests.unit.dataplane.driver import Driver, kinds, only
 
 # Ten seconds of ten steps: 8 or 5 of them will do.
@@ -128,3 +128,16 @@ def test_a_second_attempt_decides_anew() -> None:
     assert first.thinned_steps == ()
     assert second.thinned_steps == (2, 4, 7)
     assert only(effects.CommitResult, driver.send(events.AttemptFinished("r1", second.fencing_token)))
+
+
+def test_a_request_that_has_not_come_is_foreseen_as_it_would_be_thinned() -> None:
+    """One runs for ten seconds and one waits for it: who comes now has twenty seconds less than its deadline."""
+    driver = driver_in(ThinningMode.LOAD)
+    pool = driver.dataplane.state.pool("m")
+    idle = driver.dataplane.foreseen_pressure(pool, 10.0, 10, 30.0)
+    started(driver, 1000.0)
+    driver.queue("r2", deadline=driver.now + 1000.0, work=20.0, thinning=OFFER)
+    crowded = driver.dataplane.foreseen_pressure(pool, 10.0, 10, 30.0)
+
+    assert idle == Pressure(1.0, 30.0, False)
+    assert crowded == Pressure(1.0, 10.0, True)

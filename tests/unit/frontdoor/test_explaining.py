@@ -17,13 +17,26 @@ from pentimento.domain.generation import (
     Route,
 )
 from pentimento.policies.serving.entry import Stage
-from services.frontdoor.routing.explaining import Explained, reasons
+from pentimento.policies.thinning import (
+    WHOLE,
+    Pressure,
+    ThinningMode,
+    ThinningOffer,
+    ThinningOption,
+    ThinningRefusal,
+    WholeReason,
+)
+from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
 
 THREE = (CascadeStage("light", "", 0.4), CascadeStage("middle", "", 0.7), CascadeStage("heavy"))
 ROUTE = Route("r", FromNoise(), "light", "sha256:l", THREE, cascade="light>middle>heavy")
 POOL = Pool("light", credit_count=2, running_count=2, waiting_count=3)
 PLAN = Plan(PlanVersion(7, 2), allocator="diffserve", admission_rate=0.25)
-CASE = Explained(ROUTE, PLAN, False, Stage("light", "light", planned=True), 0.5, (), POOL)
+BINDING = ThinningRefusal(WholeReason.BINDING_STEPS, "its number of steps is binding")
+MEANT = ExplainedSteps(ThinningMode.LOAD, WHOLE, BINDING, Pressure(None))
+MILD, HARD = ThinningOption(10, 20, 0.99), ThinningOption(10, 5, 0.96)
+OFFER = ThinningOffer(50, 0, (MILD, HARD))
+CASE = Explained(ROUTE, PLAN, False, Stage("light", "light", planned=True), 0.5, (), POOL, MEANT)
 
 
 def told(of: Explained, word: str) -> list[str]:
@@ -69,6 +82,32 @@ def test_what_kept_the_cache_away_is_told() -> None:
 
     assert told(replace(CASE, notes=(skipped,)), "start") == [skipped]
     assert told(replace(CASE, route=hit), "start") == ["image, which the cache has"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        (MEANT, "all are taken, BINDING_STEPS: its number of steps is binding"),
+        (
+            ExplainedSteps(ThinningMode.DEADLINE, OFFER, None, Pressure(0.1, 5.0, True)),
+            "all are taken, ENOUGH_TIME: there is time for them; 15 of 50 would be allowed",
+        ),
+        (
+            ExplainedSteps(ThinningMode.DEADLINE, OFFER, None, Pressure(None)),
+            "all are taken, ENOUGH_TIME: no speed is known yet that says how long they take; 15 of 50 would be allowed",
+        ),
+        (
+            ExplainedSteps(ThinningMode.DEADLINE, OFFER, None, Pressure(0.1, 3.0, True)),
+            "30 of 50 are taken, DEADLINE: for all there is no time; 15 of 50 would be allowed",
+        ),
+        (
+            ExplainedSteps(ThinningMode.LOAD, OFFER, None, Pressure(0.1, 5.0, True)),
+            "15 of 50 are taken, OVERLOADED: more is asked for than can be painted; 15 of 50 would be allowed",
+        ),
+    ],
+)
+def test_it_says_which_steps_are_taken_and_why(steps: ExplainedSteps, why: str) -> None:
+    assert told(replace(CASE, steps=steps), "steps") == [why]
 
 
 def test_the_wait_is_that_of_the_pool() -> None:

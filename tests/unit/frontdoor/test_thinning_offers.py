@@ -16,7 +16,7 @@ from pentimento.domain.generation import (
 )
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, Replay, ResolvedRequest
 from pentimento.policies.selector_profiling import ThresholdRule
-from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, ThinningOption
+from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, ThinningOption, WholeReason
 from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, ThinningProfiles
 from pentimento.testing.held_models import HELD
 from services.frontdoor.requests.resolution import RequestLimits, resolve
@@ -50,15 +50,33 @@ def test_a_plain_request_is_offered_what_the_profile_allows() -> None:
 @pytest.mark.parametrize(
     ("resolved", "why"),
     [
-        (replace(RESOLVED, may_thin=False), "binding"),
-        (replace(RESOLVED, quality=0.97), "0.97 of the quality"),
-        (replace(RESOLVED, replay=Replay(Route("", FromNoise(), "heavy", "sha256:h"), "")), "replay"),
-        (replace(RESOLVED, spec=replace(SPEC, num_inference_steps=20)), "50 steps"),
+        (replace(RESOLVED, may_thin=False), WholeReason.BINDING_STEPS),
+        (replace(RESOLVED, quality=0.97), WholeReason.QUALITY_ASKED),
+        (replace(RESOLVED, replay=Replay(Route("", FromNoise(), "heavy", "sha256:h"), "")), WholeReason.REPLAY),
+        (replace(RESOLVED, spec=replace(SPEC, num_inference_steps=20)), WholeReason.STEPS_UNMEASURED),
     ],
 )
-def test_of_others_nothing_is_left_out(resolved: ResolvedRequest, why: str) -> None:
-    assert why in OFFERS.refusal(resolved, "sha256:h")
+def test_of_others_nothing_is_left_out(resolved: ResolvedRequest, why: WholeReason) -> None:
+    refusal = OFFERS.refusal(resolved, "sha256:h")
+
+    assert refusal is not None and refusal.reason is why
     assert OFFERS.offer(resolved, "sha256:h") == WHOLE
+
+
+def test_what_is_offered_is_refused_for_no_reason() -> None:
+    assert OFFERS.refusal(RESOLVED, "sha256:h") is None
+
+
+def test_nothing_is_left_out_where_residuals_are_a_step_old_or_no_step_may_be() -> None:
+    nothing = replace(OFFERS, profiles=ThinningProfiles((replace(PROFILE, rows=()),)))
+    for offers, pipelined_from, why in (
+        (OFFERS, 5, WholeReason.RESIDUALS_PIPELINED),
+        (nothing, 0, WholeReason.NOTHING_ALLOWED),
+    ):
+        refusal = offers.refusal(RESOLVED, "sha256:h", None, pipelined_from)
+
+        assert refusal is not None and refusal.reason is why
+        assert offers.offer(RESOLVED, "sha256:h", None, pipelined_from) == WHOLE
 
 
 def test_nor_of_hits_of_other_weights_or_where_it_is_off() -> None:

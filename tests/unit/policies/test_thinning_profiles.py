@@ -17,9 +17,10 @@ from pentimento.domain.generation import (
     NoiseForm,
     ObjectReference,
     Scheduler,
+    Start,
 )
 from pentimento.policies.selector_profiling import ThresholdRule
-from pentimento.policies.thinning import ThinningOption
+from pentimento.policies.thinning import ThinningOption, WholeReason
 from pentimento.policies.thinning_profiles import (
     ThinnedRow,
     ThinningProfile,
@@ -98,40 +99,47 @@ def test_options_are_those_of_the_rule_and_scale_to_more_steps_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "start", "binding", "why"),
+    ("spec", "start", "reason", "why"),
     [
-        (SPEC, FromNoise(), False, ""),
-        (SPEC, FromNoise(), True, "binding"),
-        (SPEC, IMAGE, False, "start from the cache"),
-        (replace(SPEC, num_inference_steps=49), FromNoise(), False, "50 steps"),
-        (replace(SPEC, guidance_scale=3.0), FromNoise(), False, "guidance"),
-        (replace(SPEC, scheduler=Scheduler.EULER), FromNoise(), False, "ddim"),
-        (replace(SPEC, eta=0.5), FromNoise(), False, "ddim"),
-        (replace(SPEC, loras=(LoraSelection("neon"),)), FromNoise(), False, "LoRAs"),
-        (replace(SPEC, controlnets=(ControlNetSelection("edges", b""),)), FromNoise(), False, "ControlNets"),
-        (replace(SPEC, init_image=InitImage(b"", 0.5)), FromNoise(), False, "image"),
+        (SPEC, IMAGE, WholeReason.HIT_UNMEASURED, "start from the cache"),
+        (replace(SPEC, num_inference_steps=49), FromNoise(), WholeReason.STEPS_UNMEASURED, "50 steps"),
+        (replace(SPEC, guidance_scale=3.0), FromNoise(), WholeReason.GUIDANCE_UNMEASURED, "guidance"),
+        (replace(SPEC, scheduler=Scheduler.EULER), FromNoise(), WholeReason.SCHEDULER_UNMEASURED, "ddim"),
+        (replace(SPEC, eta=0.5), FromNoise(), WholeReason.SCHEDULER_UNMEASURED, "ddim"),
+        (replace(SPEC, loras=(LoraSelection("neon"),)), FromNoise(), WholeReason.LORAS_UNMEASURED, "LoRAs"),
+        (
+            replace(SPEC, controlnets=(ControlNetSelection("edges", b""),)),
+            FromNoise(),
+            WholeReason.CONTROLNETS_UNMEASURED,
+            "ControlNets",
+        ),
+        (replace(SPEC, init_image=InitImage(b"", 0.5)), FromNoise(), WholeReason.IMAGE_UNMEASURED, "image"),
     ],
 )
 def test_of_what_was_not_measured_nothing_is_thinned_and_it_says_why(
-    spec: GenerationSpec, start: FromNoise, binding: bool, why: str
+    spec: GenerationSpec, start: Start, reason: WholeReason, why: str
 ) -> None:
     profiles = ThinningProfiles((MEASURED,))
-    refusal = profiles.refusal(spec, "sha256:heavy", start, binding=binding)
+    refusal = profiles.refusal(spec, "sha256:heavy", start)
 
-    assert why in refusal
-    assert bool(why) == bool(refusal)
-    if refusal and start == FromNoise() and not binding:
+    assert refusal is not None
+    assert refusal.reason is reason and why in refusal.message
+    if start == FromNoise():
         assert profiles.options(spec, "sha256:heavy") == ()
+
+
+def test_what_was_measured_is_refused_for_no_reason() -> None:
+    assert ThinningProfiles((MEASURED,)).refusal(SPEC, "sha256:heavy", FromNoise()) is None
 
 
 def test_other_weights_and_a_weaker_promise_are_no_profile() -> None:
     profiles = ThinningProfiles((MEASURED,))
 
-    assert "digest" in profiles.refusal(SPEC, "sha256:other", FromNoise(), binding=False)
+    missing = profiles.refusal(SPEC, "sha256:other", FromNoise())
+    assert missing is not None and missing.reason is WholeReason.PROFILE_MISSING
     assert profiles.options(SPEC, "sha256:other") == ()
-    assert "promises 0.95" in ThinningProfiles((MEASURED,), 0.97).refusal(
-        SPEC, "sha256:heavy", FromNoise(), binding=False
-    )
+    less = ThinningProfiles((MEASURED,), 0.97).refusal(SPEC, "sha256:heavy", FromNoise())
+    assert less is not None and less.reason is WholeReason.PROFILE_PROMISES_LESS
     assert ThinningProfiles((MEASURED,), 0.97).options(SPEC, "sha256:heavy") == ()
     assert len(ThinningProfiles((MEASURED,), 0.9).options(SPEC, "sha256:heavy")) == 2
 

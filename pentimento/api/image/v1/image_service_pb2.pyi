@@ -812,7 +812,7 @@ class ExplainResponse(_message.Message):
 
     @_builtins.property
     def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What decided plan, model, start, stages and wait, in this order, each sentence with that word before it."""
+        """What decided plan, model, start, steps, stages and wait, in this order, each sentence with that word before it."""
 
     def __init__(
         self,
