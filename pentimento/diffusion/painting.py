@@ -26,7 +26,7 @@ from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.prompts import PromptMemo
-from pentimento.diffusion.schedulers import SamplerState, Schedule, make_schedule
+from pentimento.diffusion.schedulers import SamplerState, Schedule, make_schedule, renoised_latent
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 
@@ -41,10 +41,11 @@ class NoiseStart:
 @dataclass(frozen=True)
 class LatentStart:
     """A start from a stored latent (1, channels, height, width) at unit variance, resumed before `first_step`
-    (NIRVANA)."""
+    (NIRVANA). With `stored_step` it is of that later step, and is noised again by the request's seed."""
 
     latent: Tensor
     first_step: int
+    stored_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -270,8 +271,12 @@ def _initial_state(
         case HalfStart(_, steps):
             assert steps.asked is not None
             return SamplerState(steps.asked.latent, steps.asked.step_index)
-        case LatentStart(latent, first_step):
-            return schedule.from_variance_preserving(latent.to(model.device, model.dtype), first_step)
+        case LatentStart(latent, first_step, stored_step):
+            stored = latent.to(model.device, model.dtype)
+            if stored_step is not None:
+                noise = _noise(model, stored.shape, generator)
+                stored = renoised_latent(schedule, stored, stored_step, first_step, noise)
+            return schedule.from_variance_preserving(stored, first_step)
         case ImageStart(pixels, first_step):
             clean = model.encode_image(pixels, generator)
             noise = _noise(model, clean.shape, generator)

@@ -115,13 +115,20 @@ class FromNoise:
 
 @dataclass(frozen=True)
 class FromLatent:
-    """Resume x_K: `resume_step` of `donor_steps` denoising steps are saved (NIRVANA)."""
+    """Resume x_K, K = `resume_step` of `donor_steps` denoising steps, which are saved (NIRVANA); but for the last
+    `renoised_steps` of them, where it is noised again by the request's seed before it is resumed."""
 
     latent: ObjectReference
     resume_step: int
     donor_steps: int
     sigma: float
     donor: Donor
+    renoised_steps: int = 0
+
+    @property
+    def saved_steps(self) -> int:
+        """Return how many steps are left out."""
+        return self.resume_step - self.renoised_steps
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _check_input(place: str, reference: ObjectReference, data: bytes | None) -> 
 def _steps_left_out(start: Start) -> int:
     match start:
         case FromLatent():
-            return start.resume_step
+            return start.saved_steps
         case FromImage():
             return start.start_step
         case FromNoise():

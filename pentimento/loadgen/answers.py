@@ -78,8 +78,8 @@ def outcome_of(error: PentimentoError | None, *, accepted: bool) -> Outcome:
 
 def start_of(made: Provenance) -> tuple[StartKind, int]:
     match made.route.start:
-        case FromLatent(resume_step=step):
-            return StartKind.LATENT, step
+        case FromLatent() as latent:
+            return StartKind.LATENT, latent.saved_steps
         case FromImage(start_step=step):
             whole = step >= made.spec.num_inference_steps
             return StartKind.RETRIEVAL if whole else StartKind.IMAGE, step

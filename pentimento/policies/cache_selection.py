@@ -51,7 +51,9 @@ class SelectionRules:
 
     `quality` is the share of the from-scratch quality that the tables were profiled for (both papers' alpha).
     `keeps_latents_of_hits`: a run that started from the cache leaves its later latents there too (NIRVANA keeps those
-    of misses alone). `keeps_images_of_hits`: it leaves its image there (MoDM's cache-all).
+    of misses alone). `keeps_images_of_hits`: it leaves its image there (MoDM's cache-all). `renoised_share` (0..1) of a
+    latent's K steps are noised again by the request's seed and taken once more, so that pictures from one latent differ
+    (NIRVANA, appendix C).
     """
 
     latents: Thresholds = NIRVANA_LATENT_THRESHOLDS
@@ -59,6 +61,7 @@ class SelectionRules:
     quality: float = 0.9
     keeps_latents_of_hits: bool = False
     keeps_images_of_hits: bool = True
+    renoised_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -86,11 +89,18 @@ class SelectionContext:
 
 @dataclass(frozen=True)
 class UseLatent:
-    """A start from a latent of `resume_step`; `entry` is the number of its entry in `by_text`."""
+    """A start from a latent of `resume_step`, of whose steps the last `renoised_steps` are taken again; `entry` is the
+    number of its entry in `by_text`."""
 
     resume_step: int
     reason: str
     entry: int = 0
+    renoised_steps: int = 0
+
+    @property
+    def saved_steps(self) -> int:
+        """Return how many steps are left out."""
+        return self.resume_step - self.renoised_steps
 
 
 @dataclass(frozen=True)
@@ -117,10 +127,10 @@ def select_start(context: SelectionContext, rules: SelectionRules) -> Selection:
     own."""
     if context.quality is not None and context.quality > rules.quality:
         return Miss(f"miss: quality {context.quality:.2f} asked for, thresholds profiled for {rules.quality:.2f}")
-    latent = _select_latent(context, rules.latents)
+    latent = _select_latent(context, rules)
     image = _select_image(context, rules.images)
     if isinstance(latent, UseLatent) and isinstance(image, UseImage):
-        return latent if latent.resume_step >= image.start_step else image
+        return latent if latent.saved_steps >= image.start_step else image
     if isinstance(image, UseImage):
         return image
     # Of two misses the one that a table could have changed is told.
@@ -178,7 +188,13 @@ def _most_saving(context: SelectionContext, thresholds: Thresholds, from_images:
     return best
 
 
-def _select_latent(context: SelectionContext, thresholds: Thresholds) -> UseLatent | Miss:
+def renoised_steps(resume_step: int, rules: SelectionRules) -> int:
+    """Return how many of a latent's K steps are noised again: at least one of them stays saved."""
+    return min(int(rules.renoised_share * resume_step + 1e-9), resume_step - 1)
+
+
+def _select_latent(context: SelectionContext, rules: SelectionRules) -> UseLatent | Miss:
+    thresholds = rules.latents
     if not thresholds:
         return Miss("miss: reuse of latents is switched off")
     best = _most_saving(context, thresholds, from_images=False)
@@ -190,7 +206,8 @@ def _select_latent(context: SelectionContext, thresholds: Thresholds) -> UseLate
     if not steps:
         return Miss(f"miss: similarity {similarity:.3f} allows step {allowed}, but no latent up to it is stored")
     reason = f"latent at step {steps} of {context.step_count}: similarity {similarity:.3f} allows {allowed}"
-    return UseLatent(steps, reason, best.number)
+    again = renoised_steps(steps, rules)
+    return UseLatent(steps, f"{reason}, noised again to {steps - again}" if again else reason, best.number, again)
 
 
 def _select_image(context: SelectionContext, thresholds: Thresholds) -> UseImage | Miss:

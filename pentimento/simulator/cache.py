@@ -233,7 +233,7 @@ class SimulatedCache:
         images = (NearestEntry(found.similarity, has_image=True) for found in by_image)
         chosen = select_start(SelectionContext(step_count, texts, images), self._settings.rules)
         if isinstance(chosen, UseLatent):
-            return by_text[chosen.entry].answer(StartKind.LATENT, chosen.resume_step, step_count)
+            return by_text[chosen.entry].answer(StartKind.LATENT, chosen.saved_steps, step_count)
         if isinstance(chosen, UseImage):
             return by_image[chosen.entry].answer(StartKind.IMAGE, chosen.start_step, step_count)
         return MISS

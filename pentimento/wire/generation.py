@@ -155,6 +155,7 @@ def start_to_proto(start: Start) -> pb.Start:
                 donor_steps=start.donor_steps,
                 sigma=start.sigma,
                 donor=donor_to_proto(start.donor),
+                renoised_steps=start.renoised_steps,
             )
             return pb.Start(latent=latent)
         case FromImage():
@@ -192,6 +193,7 @@ def _from_latent(message: pb.FromLatent) -> FromLatent:
         message.donor_steps,
         message.sigma,
         donor_from_proto(message.donor),
+        message.renoised_steps,
     )
 
 

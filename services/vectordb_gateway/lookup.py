@@ -246,7 +246,7 @@ def _saved_share(asked: Sequence[RuledCandidate], answer: LookupAnswer) -> float
 def _steps_saved(start: Start) -> int:
     match start:
         case FromLatent():
-            return start.resume_step
+            return start.saved_steps
         case FromImage():
             return start.start_step
     return 0

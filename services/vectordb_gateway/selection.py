@@ -81,16 +81,17 @@ def _images(matches: NearestMatches) -> Iterator[NearestEntry]:
 def _start(scope: CacheScope, matches: Matches, selection: Selection) -> Start:
     match selection:
         case UseLatent():
-            return _from_latent(scope, matches.by_text[selection.entry], selection.resume_step)
+            return _from_latent(scope, matches.by_text[selection.entry], selection)
         case UseImage():
             return _from_image(scope, matches.by_image[selection.entry], selection.start_step)
     return FromNoise()
 
 
-def _from_latent(scope: CacheScope, match: Match, resume_step: int) -> Start:
-    latent = next(each for each in latents_for(scope, match.entry) if each.resume_step == resume_step)
+def _from_latent(scope: CacheScope, match: Match, selection: UseLatent) -> Start:
+    step, again = selection.resume_step, selection.renoised_steps
+    latent = next(each for each in latents_for(scope, match.entry) if each.resume_step == step)
     donor = Donor(match.entry.entry_id, latent.object.digest, match.similarity, match.entry.ancestor_depth)
-    return FromLatent(latent.object, resume_step, scope.num_inference_steps, latent.sigma, donor)
+    return FromLatent(latent.object, step, scope.num_inference_steps, latent.sigma, donor, again)
 
 
 def _from_image(scope: CacheScope, match: Match, start_step: int) -> Start:

@@ -81,6 +81,13 @@ class SelectionSettings:
     scratch_share: float = setting(
         0.0, help="share of lookups that are misses whatever the cache has, for diversity", minimum=0, maximum=1
     )
+    renoised_share: float = setting(
+        0.0,
+        help="share of a cached latent's steps that are noised again by the request's seed and taken once more, for "
+        "diversity: pictures from one latent differ; 0: none are",
+        minimum=0,
+        maximum=1,
+    )
 
     def __post_init__(self) -> None:
         self.rules()
@@ -101,7 +108,7 @@ class SelectionSettings:
             latents = NIRVANA_LATENT_THRESHOLDS
         images = _thresholds("--image-thresholds", self.image_thresholds)
         hits = (self.keep_latents_of_hits, self.keep_images_of_hits)
-        return SelectionRules(latents, images, self.profiled_quality, *hits)
+        return SelectionRules(latents, images, self.profiled_quality, *hits, self.renoised_share)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pentimento.diffusion.schedulers.config import (
 )
 from pentimento.diffusion.schedulers.keys import UnsupportedConfig
 from pentimento.diffusion.schedulers.registry import DIFFUSION_SCHEDULERS, FLOW_SCHEDULERS, make_schedule
+from pentimento.diffusion.schedulers.renoising import renoised_latent
 from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, StepSequence, nearest_step
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "UnsupportedConfig",
     "make_schedule",
     "nearest_step",
+    "renoised_latent",
     "scheduler_config",
     "scheduler_configs",
 ]

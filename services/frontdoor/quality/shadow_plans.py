@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.errors import NotFound
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import Donor, FromImage, FromLatent, GenerationSpec, Provenance
+from pentimento.domain.generation import Donor, FromImage, FromLatent, GenerationSpec, Provenance, Start
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.online_quality import PaintedAgain
 from services.frontdoor.requests.replays import Recorded
@@ -38,12 +38,17 @@ class ShadowPlan:
             reference_model_digest=self.held.model_digest,
             encoder_digest=encoder_digest,
             from_image=isinstance(provenance.route.start, FromImage),
-            skipped_steps=steps_saved(provenance.route.start),
+            skipped_steps=_allowed_steps(provenance.route.start),
             step_count=provenance.spec.num_inference_steps,
             similarity=donor.similarity,
             quality=quality,
             scratch_quality=scratch_quality,
         )
+
+
+def _allowed_steps(start: Start) -> int:
+    """Return the K of the threshold that the hit was allowed by: a latent that was noised again saves less."""
+    return start.resume_step if isinstance(start, FromLatent) else steps_saved(start)
 
 
 def donor_of(provenance: Provenance) -> Donor | None:

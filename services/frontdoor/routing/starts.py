@@ -77,7 +77,7 @@ def steps_saved(start: Start) -> int:
     """Denoising steps that the start leaves out."""
     match start:
         case FromLatent():
-            return start.resume_step
+            return start.saved_steps
         case FromImage():
             return start.start_step
         case FromNoise():

@@ -84,14 +84,18 @@ class StartResolver:
 
     async def _donor_latent(self, spec: GenerationSpec, start: FromLatent) -> ResolvedStart:
         """NIRVANA: the remaining N - K steps under the new prompt; K is where this schedule has the donor's level."""
-        first_step = nearest_step(schedule_for(self._model, spec), start.sigma)
-        if first_step is None:
+        step = nearest_step(schedule_for(self._model, spec), start.sigma)
+        if step is None:
             wanted = f"no step of {spec.num_inference_steps} has noise level {start.sigma:g}"
             raise UnusableDonor("NO_SUCH_LEVEL", wanted)
         data = await self._donors.read(start.latent)
         shape = self._model.latent_shape(spec.width_px, spec.height_px)
         latent = await self._judge(lambda: latent_from_bytes(data, shape))
-        return ResolvedStart(LatentStart(latent, first_step), first_step)
+        if not start.renoised_steps:
+            return ResolvedStart(LatentStart(latent, step), step)
+        # Where this schedule has the level elsewhere it begins no later than it can.
+        first_step = max(step - start.renoised_steps, 0)
+        return ResolvedStart(LatentStart(latent, first_step, step), first_step)
 
     async def _donor_image(self, spec: GenerationSpec, start: FromImage) -> ResolvedStart:
         """MoDM: the image re-noised to step k, then the remaining T - k steps."""

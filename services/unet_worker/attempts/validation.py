@@ -169,6 +169,7 @@ def _check_start(spec: GenerationSpec, start: Start, noise_form: NoiseForm) -> N
     match start:
         case FromLatent():
             _check_range("route.start.latent.resume_step", start.resume_step, 1, start.donor_steps)
+            _check_range("route.start.latent.renoised_steps", start.renoised_steps, 0, start.resume_step - 1)
             _check_range("route.start.latent.latent.size_bytes", start.latent.size_bytes, 1, MAX_DONOR_BYTES)
             if not (math.isfinite(start.sigma) and start.sigma > 0.0):
                 raise InvalidArgument.of("route.start.latent.sigma", f"must be above 0 and finite, got {start.sigma}")

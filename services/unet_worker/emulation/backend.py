@@ -327,7 +327,7 @@ class EmulatedBackend:
             match route.start:
                 case FromLatent() as latent:
                     await self._donors.read(latent.latent)
-                    step = round(latent.resume_step * spec.num_inference_steps / latent.donor_steps)
+                    step = round(latent.saved_steps * spec.num_inference_steps / latent.donor_steps)
                     return EmulatedStart(step, step)
                 case FromImage() as image:
                     await self._donors.read(image.image)

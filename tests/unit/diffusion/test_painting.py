@@ -95,6 +95,18 @@ def re_noised(form: NoiseForm, clean: Tensor, noise: Tensor, noise_to_signal: fl
     return float(abar**0.5) * clean + float((1.0 - abar) ** 0.5) * noise
 
 
+def test_only_a_latent_that_is_noised_again_makes_another_picture_of_another_seed(model: DiffusionModel) -> None:
+    latent = stored_latent(model, SPEC, 7)
+    seeds = [spec_with(seed=seed) for seed in (1, 2)]
+
+    resumed = [paint(model, PaintingRequest(spec, LatentStart(latent, 7))) for spec in seeds]
+    again = [paint(model, PaintingRequest(spec, LatentStart(latent, 4, stored_step=7))) for spec in (*seeds, seeds[0])]
+
+    assert torch.equal(*resumed)
+    assert not torch.equal(again[0], again[1])
+    assert torch.equal(again[0], again[2])
+
+
 def test_a_resumed_latent_is_finished_under_the_new_prompt(model: DiffusionModel) -> None:
     latent = stored_latent(model, SPEC, 2)
 

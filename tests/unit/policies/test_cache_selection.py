@@ -20,6 +20,7 @@ from pentimento.policies.cache_selection import (
     capture_steps,
     keeps_image,
     kept_steps,
+    renoised_steps,
     select_start,
 )
 
@@ -264,3 +265,27 @@ def test_a_selection_saves_as_much_as_the_best_of_its_entries_alone(
         return selection.resume_step if isinstance(selection, UseLatent) else 0
 
     assert steps(entries) == max((steps([entry]) for entry in entries), default=0)
+
+
+@pytest.mark.parametrize(
+    ("share", "resume_step", "again"), [(0.0, 25, 0), (0.2, 25, 5), (0.2, 5, 1), (0.1, 5, 0), (1.0, 5, 4), (1.0, 1, 0)]
+)
+def test_a_share_of_a_latent_s_steps_is_noised_again_and_one_stays_saved(
+    share: float, resume_step: int, again: int
+) -> None:
+    assert renoised_steps(resume_step, SelectionRules(renoised_share=share)) == again
+
+
+def test_a_latent_that_is_noised_again_saves_less_than_an_image_that_is_not() -> None:
+    near = NearestEntry(0.99, ALL, has_image=True)
+    context = SelectionContext(50, [near], [NearestEntry(0.99, has_image=True)])
+    images = (Threshold(0.3, 21 / 50),)
+
+    as_it_is = select_start(context, SelectionRules(images=images))
+    again = select_start(context, SelectionRules(images=images, renoised_share=0.2))
+
+    assert isinstance(as_it_is, UseLatent) and as_it_is.saved_steps == 25
+    assert isinstance(again, UseImage) and again.start_step == 21
+    alone = select_start(SelectionContext(50, [near]), SelectionRules(renoised_share=0.2))
+    assert isinstance(alone, UseLatent)
+    assert (alone.resume_step, alone.renoised_steps, alone.saved_steps) == (25, 5, 20)

@@ -442,11 +442,16 @@ class FromLatent(_message.Message):
     DONOR_STEPS_FIELD_NUMBER: _builtins.int
     SIGMA_FIELD_NUMBER: _builtins.int
     DONOR_FIELD_NUMBER: _builtins.int
+    RENOISED_STEPS_FIELD_NUMBER: _builtins.int
     resume_step: _builtins.int
     """K: denoising steps that the latent has been through, of donor_steps."""
     donor_steps: _builtins.int
     sigma: _builtins.float
     """Noise level of the latent; a latent is keyed by it, not by K alone."""
+    renoised_steps: _builtins.int
+    """Of the steps saved, how many are not: the latent is noised again to the level before step K minus these, by the
+    request's seed, so that pictures from one latent differ. 0: it is resumed as it is.
+    """
     @_builtins.property
     def latent(self) -> _tensor_pb2.Tensor: ...
     @_builtins.property
@@ -459,10 +464,11 @@ class FromLatent(_message.Message):
         donor_steps: _builtins.int = ...,
         sigma: _builtins.float = ...,
         donor: Global___Donor | None = ...,
+        renoised_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "latent", b"latent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "donor_steps", b"donor_steps", "latent", b"latent", "resume_step", b"resume_step", "sigma", b"sigma"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "donor_steps", b"donor_steps", "latent", b"latent", "renoised_steps", b"renoised_steps", "resume_step", b"resume_step", "sigma", b"sigma"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
