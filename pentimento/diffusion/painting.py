@@ -8,6 +8,7 @@ latent = painting.state.latent          # for `model.decode_latent`
 A step has two halves around the network, `fill_model_input` and `take_step`, so that a batch can share the network.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -274,13 +275,20 @@ def _initial_state(
         case LatentStart(latent, first_step, stored_step):
             stored = latent.to(model.device, model.dtype)
             if stored_step is not None:
-                noise = _noise(model, stored.shape, generator)
+                noise = _noise(model, stored.shape, _renoising_generator(request.spec.seed))
                 stored = renoised_latent(schedule, stored, stored_step, first_step, noise)
             return schedule.from_variance_preserving(stored, first_step)
         case ImageStart(pixels, first_step):
             clean = model.encode_image(pixels, generator)
             noise = _noise(model, clean.shape, generator)
             return SamplerState(schedule.noised_latent(clean, noise, first_step), first_step)
+
+
+def _renoising_generator(seed: int) -> torch.Generator:
+    """Return one whose noise is not what a picture of that seed begins with: the donor may have had the same seed, and
+    its latent holds that noise, which must not be added to itself."""
+    digest = hashlib.sha256(f"renoised {seed}".encode()).digest()
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8]))
 
 
 def _noise(model: DiffusionModel, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

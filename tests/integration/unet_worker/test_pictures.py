@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
-from pentimento.domain.execution import Started, StepProgress
-from pentimento.domain.generation import FromImage, InitImage, NoiseForm, ObjectReference, Scheduler
+from pentimento.domain.execution import AttemptResult, Started, StepProgress
+from pentimento.domain.generation import FromImage, GenerationSpec, InitImage, NoiseForm, ObjectReference, Scheduler
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import (
     DONOR,
@@ -93,6 +93,22 @@ async def test_a_resumed_latent_gives_the_same_picture_in_fewer_steps(worker: Se
 
     assert resumed.image == whole.image
     assert (resumed.steps_run, resumed.steps_saved) == (3, 5)
+
+
+async def test_of_one_latent_other_seeds_make_other_pictures_only_where_it_is_noised_again(worker: Served) -> None:
+    start = from_latent(await result_of(execute(worker, cache_grant=GRANT)), 5)
+    specs = [spec_with(seed=seed) for seed in (1, 2)]
+
+    async def paint(number: int, spec: GenerationSpec, renoised_steps: int) -> AttemptResult:
+        again = replace(start, renoised_steps=renoised_steps)
+        return await result_of(execute(worker, attempt=attempt(number), start=again, spec=spec))
+
+    as_it_is = [await paint(2 + at, spec, 0) for at, spec in enumerate(specs)]
+    noised = [await paint(4 + at, spec, 2) for at, spec in enumerate(specs)]
+
+    assert as_it_is[0].image == as_it_is[1].image
+    assert noised[0].image != noised[1].image
+    assert [(one.steps_run, one.steps_saved) for one in noised] == [(5, 3), (5, 3)]
 
 
 async def test_a_cached_image_is_refined_from_its_step(worker: Served) -> None:

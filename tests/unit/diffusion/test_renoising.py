@@ -45,7 +45,6 @@ def noised_by_diffusers(scheduler: Scheduler, clean: torch.Tensor, noise: torch.
     """A clean latent at the level before the step, in the sampler's own scale."""
     reference = REFERENCES[scheduler](**config_of(scheduler))
     reference.set_timesteps(STEP_COUNT)
-    reference.set_begin_index(step) if hasattr(reference, "set_begin_index") else None
     if scheduler is not Scheduler.DDIM:
         reference.set_begin_index(step)
     timestep = reference.timesteps[step : step + 1]

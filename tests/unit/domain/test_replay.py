@@ -40,7 +40,9 @@ def provenance(start: Start, steps_saved: int = 0) -> Provenance:
     return Provenance("r-1", SPEC, route, "sha256:model", "w", 1, 1, 10 - steps_saved, steps_saved, "build")
 
 
-@pytest.mark.parametrize(("start", "saved"), [(FromNoise(), 0), (LATENT, 5), (IMAGE, 4)])
+@pytest.mark.parametrize(
+    ("start", "saved"), [(FromNoise(), 0), (LATENT, 5), (replace(LATENT, renoised_steps=2), 3), (IMAGE, 4)]
+)
 def test_a_replay_starts_where_the_picture_did_and_is_one_stage(start: Start, saved: int) -> None:
     route = replayed_route(provenance(start, saved), "sha256:model")
 

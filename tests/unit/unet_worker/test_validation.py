@@ -37,6 +37,7 @@ def check(order: ExecuteOrder) -> None:
         order_with(num_inference_steps=100),
         order_with(seed=2**64 - 1),
         order_with(start=FROM_LATENT),
+        order_with(start=replace(FROM_LATENT, renoised_steps=FROM_LATENT.resume_step - 1)),
         order_with(start=FROM_IMAGE),
         order_with(init_image=InitImage(b"png", 0.5)),
         replace(ORDER, image_format="webp", deadline_remaining_ms=1),
@@ -75,6 +76,10 @@ def test_sound_orders_are_taken(order: ExecuteOrder) -> None:
         (order_with(init_image=InitImage(b"png", 0.5), start=FROM_IMAGE), "route.start"),
         (order_with(start=replace(FROM_LATENT, resume_step=0)), "route.start.latent.resume_step"),
         (order_with(start=replace(FROM_LATENT, resume_step=9)), "route.start.latent.resume_step"),
+        (
+            order_with(start=replace(FROM_LATENT, renoised_steps=FROM_LATENT.resume_step)),
+            "route.start.latent.renoised_steps",
+        ),
         (order_with(start=replace(FROM_LATENT, sigma=math.nan)), "route.start.latent.sigma"),
         (order_with(start=replace(FROM_LATENT, sigma=0.0)), "route.start.latent.sigma"),
         (

@@ -196,6 +196,17 @@ async def test_the_nearest_entry_s_latent_is_where_it_starts(gateway: Gateway) -
     assert answer.text_similarity == 0.7
 
 
+async def test_a_latent_is_noised_again_by_the_share_that_the_rules_say(gateway: Gateway) -> None:
+    gateway.rules = SelectionRules(renoised_share=0.4)
+    gateway.say(gateway.store(), similarity=0.7)
+
+    answer = await gateway.lookup()
+
+    assert isinstance(answer.start, FromLatent)
+    assert (answer.start.resume_step, answer.start.renoised_steps) == (5, 2)
+    assert answer.reason.endswith("noised again to 3")
+
+
 @pytest.mark.parametrize("busy", [False, True])
 async def test_an_index_that_can_be_awaited_is_and_asked_by_a_thread_where_it_would_wait(
     gateway: Gateway, busy: bool

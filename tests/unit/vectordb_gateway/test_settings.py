@@ -42,6 +42,11 @@ def test_thresholds_are_pairs() -> None:
     assert rules.images == (Threshold(0.25, 0.1),)
 
 
+def test_a_share_of_a_latents_steps_is_noised_again_where_it_is_asked_for() -> None:
+    assert load().selection.rules().renoised_share == 0.0
+    assert load("--renoised-share", "0.2").selection.rules().renoised_share == 0.2
+
+
 @pytest.mark.parametrize("pair", ["0.8", "0.8:", "x:0.5", "2:0.5", "0.8:0", "0.8:1", "0.8:0.5:1", "nan:0.5"])
 def test_pairs_that_make_no_sense_refuse_to_start(pair: str) -> None:
     with pytest.raises(SettingsError, match="latent-thresholds"):
