@@ -26,10 +26,11 @@ class Crash:
 
 @pytest.fixture(scope="session", autouse=True)
 def patient_frontdoors() -> Iterator[None]:
-    """On a busy machine an embedding or a lookup may take longer than a picture waits for it. Without its vector a
-    picture leaves nothing in the cache, and a test that looks for it there would look for ever."""
+    """On a busy machine an embedding, a lookup or a score may take longer than a picture waits for it. Without its
+    vector a picture leaves nothing in the cache, and a test that looks for it there would look for ever; without its
+    score a doubtful one is kept."""
     with pytest.MonkeyPatch.context() as patch:
-        for waits_for in ("EMBED", "LOOKUP", "RESERVE"):
+        for waits_for in ("EMBED", "LOOKUP", "RESERVE", "SCORE"):
             patch.setenv(f"PENTIMENTO_FRONTDOOR_{waits_for}_TIMEOUT_MS", "20000")
         yield
 

@@ -32,17 +32,24 @@ async def test_request_survives_its_worker(suite: LocalSuite, client: AsyncClien
     wanted = ImageRequest("a red circle", num_inference_steps=60, seed=9, cache=CacheMode.OFF)
     undisturbed = await client.generate(wanted)
 
-    worker = process_of(suite, "services.unet_worker")
+    survived = await killed_in_the_middle(suite, client, wanted)
 
-    async with aclosing(client.stream(wanted)) as events:
-        async for event in events:
-            if isinstance(event, Progress):
-                worker.kill()
-                break
-        completed = [event async for event in events if isinstance(event, Completed)]
+    assert survived.image == undisturbed.data
 
-    assert completed[0].provenance.attempt_number == 2
-    assert completed[0].image == undisturbed.data
+
+async def killed_in_the_middle(suite: LocalSuite, client: AsyncClient, wanted: ImageRequest) -> Completed:
+    """A picture whose worker was killed while it was painted: on a busy machine it may be whole before the kill."""
+    async with asyncio.timeout(240):
+        while True:
+            async with aclosing(client.stream(wanted)) as events:
+                async for event in events:
+                    if isinstance(event, Progress):
+                        process_of(suite, "services.unet_worker").kill()
+                        break
+                completed = [event async for event in events if isinstance(event, Completed)]
+            if completed[0].provenance.attempt_number > 1:
+                return completed[0]
+            await wait_until_serving(f"unix:{suite.state.sockets / 'tiny-heavy-0'}.sock")
 
 
 async def test_same_key_finds_its_request_after_the_frontdoor_was_killed(suite: LocalSuite) -> None:

@@ -35,7 +35,8 @@ class Controllers:
 
     def controller(self, number: int, *flags: str) -> "subprocess.Popen[bytes]":
         own = ["--listen", self.addresses[number], "--instance-id", f"c{number}", "--ledger-url", self.ledger_url]
-        times = ["--leader-lease-s", "0.6", "--log-level", "error"]
+        # Of a leader that is busy, or whose disk is, nobody takes over.
+        times = ["--leader-lease-s", "3", "--log-level", "error"]
         return self._start("services.controller", *own, *times, *flags)
 
     def worker(self, name: str) -> "subprocess.Popen[bytes]":
@@ -170,9 +171,9 @@ async def test_after_a_restart_the_last_plan_is_served_before_anybody_reports(co
     killed = controllers.controller(0)
     worker = controllers.worker("w1")
     before = await followed.until(lambda plan: planned(plan) == {"w1"})
-    worker.kill()
     killed.kill()
     killed.wait()
+    worker.kill()
 
     controllers.controller(0)
     fleet = await followed.fleet_where(lambda fleet: fleet.leader_epoch > before.version.leader_epoch)

@@ -18,7 +18,7 @@ from pentimento.wire.plans import plan_from_bytes, plan_to_bytes
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import ControllerProcess, wire
 
-LEASE_S = 0.3
+LEASE_S = 2.0
 WORKER = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",))
 
 
@@ -61,7 +61,7 @@ async def running(folder: Path, name: str) -> AsyncIterator[Member]:
 
 async def answered(call: Callable[[], object]) -> object:
     """What it answers once a leader is found."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return await call()  # type: ignore[misc]
@@ -103,7 +103,7 @@ async def test_what_the_leader_planned_last_is_what_the_next_one_serves(folder: 
         first.process.controller.register(WORKER)
         ledger = open_fleet_ledger(f"sqlite:///{folder / 'fleet.sqlite'}")
         saved: Plan | None = None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while saved is None or not saved.assignments:
                 data = await asyncio.wrap_future(ledger.load_plan())
                 saved = plan_from_bytes(data) if data else None

@@ -36,7 +36,7 @@ from tests.integration.controlnet_svc.conftest import (
     tensors_of,
 )
 
-OPEN_S = 30.0
+OPEN_S = 120.0
 
 
 def pixels() -> Tensor:

@@ -1,8 +1,8 @@
 """An emulated worker and discriminator over Unix sockets, in this process: real servers, channels, stores, clients."""
 
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.fleet import HeldModel
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
-from services.unet_worker.emulation.backend import EmulatedBackend
+from services.unet_worker.emulation.backend import EmulatedBackend, LoopTimers
 from services.unet_worker.emulation.wiring import wire
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import EmulatedWorkerSettings
@@ -92,6 +92,30 @@ async def serve(fleet_file: Path, **settings: Any) -> AsyncIterator[Emulated]:
     finally:
         await process.close()
         await process.server.stop()
+
+
+@contextmanager
+def held_steps() -> Iterator[Callable[[], None]]:
+    """Inside, no step of an emulated device ends before what is yielded is called, as it is in the end."""
+    at, kept, held = LoopTimers.at, [], [True]
+
+    def at_or_kept(timers: LoopTimers, time_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
+        if held and action.__name__ == "_end":
+            kept.append((timers, time_s, action, argument))
+        else:
+            at(timers, time_s, action, argument)
+
+    def let_go() -> None:
+        held.clear()
+        while kept:
+            at(*kept.pop())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoopTimers, "at", at_or_kept)
+        try:
+            yield let_go
+        finally:
+            let_go()
 
 
 @pytest.fixture

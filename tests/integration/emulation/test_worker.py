@@ -30,7 +30,7 @@ from pentimento.domain.generation import (
     Start,
 )
 from services.unet_worker.emulation.model import model_cost
-from tests.integration.emulation.conftest import Emulated
+from tests.integration.emulation.conftest import Emulated, held_steps
 
 SPEC = GenerationSpec("a red circle", "", "heavy", 512, 512, 10, 3.0, Scheduler.DDIM, seed=7)
 DONOR = Donor("entry", "sha256:donor", 0.9)
@@ -170,29 +170,31 @@ async def test_what_it_cannot_emulate_is_refused(
 
 
 async def test_a_cancelled_attempt_stops_and_frees_its_place(worker: Emulated) -> None:
-    events = execute(worker, spec=replace(SPEC, num_inference_steps=1000))
-    await anext(events)
+    with held_steps():
+        events = execute(worker)
+        await anext(events)
 
-    assert await worker.client.cancel("request", 1, 5.0)
+        assert await worker.client.cancel("request", 1)
     with pytest.raises(Cancelled):
         await result_of(events)
 
-    # Ten steps later its own is long over.
+    # Ten steps later its own is over.
     await result_of(execute(worker, "next"))
     assert (worker.backend.emulated.running_count, worker.backend.emulated.waiting_count) == (0, 0)
 
 
 async def test_a_switch_drains_loads_and_serves_the_other_model(worker: Emulated) -> None:
     before = worker.held
-    slow = asyncio.ensure_future(result_of(execute(worker, spec=replace(SPEC, num_inference_steps=200))))
     feed = worker.client.watch_credits("frontdoor", 1)
     async with asyncio.timeout(120):
-        while (await anext(feed)).running_count == 0:
-            pass
+        with held_steps():
+            slow = asyncio.ensure_future(result_of(execute(worker)))
+            while (await anext(feed)).running_count == 0:
+                pass
 
-        worker.backend.assign("light", 8)
-        while (credits := await anext(feed)).credit_count:
-            pass
+            worker.backend.assign("light", 8)
+            while (credits := await anext(feed)).credit_count:
+                pass
         assert credits.held == before
         assert (await slow).model_digest == before.model_digest
         while not (credits := await anext(feed)).credit_count:
@@ -204,18 +206,19 @@ async def test_a_switch_drains_loads_and_serves_the_other_model(worker: Emulated
 
 
 async def test_a_switch_that_is_taken_back_while_it_drains_changes_nothing(worker: Emulated) -> None:
-    slow = asyncio.ensure_future(result_of(execute(worker, spec=replace(SPEC, num_inference_steps=200))))
     feed = worker.client.watch_credits("frontdoor", 1)
     async with asyncio.timeout(120):
-        while (await anext(feed)).running_count == 0:
-            pass
-        worker.backend.assign("light", 8)
-        worker.backend.assign("heavy", 1)
+        with held_steps():
+            slow = asyncio.ensure_future(result_of(execute(worker)))
+            while (await anext(feed)).running_count == 0:
+                pass
+            worker.backend.assign("light", 8)
+            worker.backend.assign("heavy", 1)
 
-        while (await anext(feed)).credit_count == 0:
-            pass
-        assert not slow.done()
-        assert (worker.held.model, worker.backend.batch_limit) == ("heavy", 1)
+            while (await anext(feed)).credit_count == 0:
+                pass
+            assert not slow.done()
+            assert (worker.held.model, worker.backend.batch_limit) == ("heavy", 1)
         await slow
 
 

@@ -126,7 +126,7 @@ async def test_what_a_silent_worker_still_runs_is_stopped_when_it_is_back(folder
         worker.hold.set()
         worker.speaks = True
 
-        assert (await painting).provenance.attempt_number == 2
+        assert (await painting).provenance.attempt_number >= 2
 
 
 async def test_a_worker_hears_how_long_its_client_waits(suite: FrontdoorSuite, worker: PacedWorker) -> None:

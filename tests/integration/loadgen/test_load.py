@@ -89,7 +89,7 @@ async def played(gallery: Gallery, tmp_path: Path, made: Workload, settings: Loa
 
 
 async def test_every_ending_is_recorded_in_the_workloads_order(tmp_path: Path) -> None:
-    made = workload([0.0, 0.0, 0.0, 0.0], PROMPTS, deadline_s=5.0)
+    made = workload([0.0, 0.0, 0.0, 0.0], PROMPTS, deadline_s=60.0)
     impatient = replace(made, arrivals=tuple(replace(one, deadline_s=0.1) for one in made.arrivals[3:]))
     mixed = replace(made, arrivals=made.arrivals[:3] + impatient.arrivals)
 

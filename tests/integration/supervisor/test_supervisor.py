@@ -205,7 +205,7 @@ def test_processes_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     child = psutil.Process(int(parent.stdout.readline()))
 
     parent.kill()
-    parent.wait(10)
+    parent.wait()
 
     # Whoever adopts orphans here may leave it a zombie: what counts is that it runs no more.
     psutil.wait_procs([child], timeout=120)

@@ -1,8 +1,8 @@
 """A worker with a tiny checkpoint on a Unix socket, in this process: the real server, channel, store and client."""
 
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -11,12 +11,14 @@ from typing import Any
 import grpc.aio
 import pytest
 import pytest_asyncio
+from torch import Tensor
 
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.fleet import HeldModel
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.testing.checkpoints import write_checkpoint
+from services.unet_worker.attempts.execution import PaintingBridge
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.process import WorkerProcess
@@ -70,6 +72,22 @@ async def serve(checkpoint: Path, directory: Path, **settings: Any) -> AsyncIter
     finally:
         await process.close()
         await process.server.stop()
+
+
+@contextmanager
+def at_step(step: int, act: Callable[[], object]) -> Iterator[None]:
+    """Inside, call `act` once: when a picture of a worker in this process has taken the step, on the engine's thread,
+    which takes no other step before `act` returns. What a client hears of steps may come after the last of them."""
+    stepped, waiting = PaintingBridge.stepped, [act]
+
+    def stepped_and_acted(bridge: PaintingBridge, taken: int, predicted_clean: Tensor | None) -> None:
+        stepped(bridge, taken, predicted_clean)
+        if taken >= step and waiting:
+            waiting.pop()()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PaintingBridge, "stepped", stepped_and_acted)
+        yield
 
 
 @pytest.fixture(scope="session")

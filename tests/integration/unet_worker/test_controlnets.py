@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -43,7 +43,7 @@ from pentimento.testing.worker_under_test import png_of
 from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
 from pentimento.wire.tensors import tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
-from tests.integration.unet_worker.conftest import Served, serve
+from tests.integration.unet_worker.conftest import Served, at_step, serve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -180,13 +180,9 @@ def request_for(
     )
 
 
-async def latents_of(
-    worker: Served, request: pb.ExecuteRequest, stepped: Callable[[int], None] = lambda step: None
-) -> Tensor:
+async def latents_of(worker: Served, request: pb.ExecuteRequest) -> Tensor:
     with domain_errors():
-        async for answer in UnetWorkerServiceStub(worker.channel).Execute(request):
-            if answer.WhichOneof("event") == "progress":
-                stepped(answer.progress.step)
+        *_, answer = [answer async for answer in UnetWorkerServiceStub(worker.channel).Execute(request)]
     return tensor_from_wire(tensor_from_proto(answer.result.final_latents))
 
 
@@ -313,14 +309,14 @@ async def test_no_delay_and_no_loss_changes_a_bit_of_a_pipelined_picture(
     addresses = [replica.address for replica in replicas]
     wanted = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses, 2))
 
-    def lose(step: int) -> None:
-        if step == 6:
-            replicas[0].process.send_signal(how)
-            replicas[0].stopped = back_after_s is None
-            if back_after_s is not None:
-                threading.Timer(back_after_s, replicas[0].process.send_signal, [signal.SIGCONT]).start()
+    def lose() -> None:
+        replicas[0].process.send_signal(how)
+        replicas[0].stopped = back_after_s is None
+        if back_after_s is not None:
+            threading.Timer(back_after_s, replicas[0].process.send_signal, [signal.SIGCONT]).start()
 
-    found = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses, 2), lose)
+    with at_step(6, lose):
+        found = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses, 2))
 
     if back_after_s is None:
         replicas[0].process.kill()
@@ -349,12 +345,12 @@ async def test_a_replica_that_is_lost_costs_a_replay_and_no_bit(
     addresses = [replica.address for replica in replicas]
     wanted = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses))
 
-    def lose(step: int) -> None:
-        if step == 5:
-            replicas[0].stopped = True
-            replicas[0].process.send_signal(how)
+    def lose() -> None:
+        replicas[0].stopped = True
+        replicas[0].process.send_signal(how)
 
-    found = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses), lose)
+    with at_step(5, lose):
+        found = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses))
 
     replicas[0].process.kill()
     assert torch.equal(found, wanted)
@@ -362,15 +358,14 @@ async def test_a_replica_that_is_lost_costs_a_replay_and_no_bit(
 
 
 async def test_without_any_replica_left_there_is_no_picture(parts: Parts, last_replicas: list[Replica]) -> None:
-    def lose(step: int) -> None:
-        if step == 5:
-            for replica in last_replicas:
-                replica.process.kill()
-                replica.process.wait()
+    def lose() -> None:
+        for replica in last_replicas:
+            replica.process.kill()
+            replica.process.wait()
 
     addresses = [replica.address for replica in last_replicas]
-    with pytest.raises(Unavailable) as caught:
-        await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses), lose)
+    with pytest.raises(Unavailable) as caught, at_step(5, lose):
+        await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses))
     assert caught.value.reason == "CONTROLNET_LOST"
 
     with pytest.raises(Unavailable):

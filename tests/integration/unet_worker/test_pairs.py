@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -47,7 +47,7 @@ from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to
 from pentimento.wire.tensors import UNBOUND, tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
 from services.unet_worker.pairing.halves import GuidanceHalves
-from tests.integration.unet_worker.conftest import Served, serve
+from tests.integration.unet_worker.conftest import Served, at_step, serve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -168,7 +168,6 @@ async def paint(
     parts: Parts,
     peer_address: str = "",
     spec: GenerationSpec = SPEC,
-    stepped: Callable[[int], None] = lambda step: None,
     replay_of: str = "",
 ) -> Painted:
     worker, number = parts.worker, next(_numbers)
@@ -181,9 +180,7 @@ async def paint(
         latent_parallel_peer=pb.LatentParallelPeer(worker_id="p", address=peer_address) if peer_address else None,
     )
     with domain_errors():
-        async for answer in UnetWorkerServiceStub(worker.channel).Execute(request):
-            if answer.WhichOneof("event") == "progress":
-                stepped(answer.progress.step)
+        *_, answer = [answer async for answer in UnetWorkerServiceStub(worker.channel).Execute(request)]
     notes = [note for note in answer.result.notes if note.startswith("painted by a pair")]
     return Painted(tensor_from_wire(tensor_from_proto(answer.result.final_latents)), "".join(notes))
 
@@ -227,7 +224,8 @@ async def test_a_replay_is_painted_by_one_worker(parts: Parts, peer: Peer) -> No
 async def test_a_peer_that_is_lost_costs_nothing_but_its_help(parts: Parts, peer: Peer, how: signal.Signals) -> None:
     alone = await paint(parts)
 
-    paired = await paint(parts, peer.address, stepped=lambda step: peer.lose(how) if step == 5 else None)
+    with at_step(5, lambda: peer.lose(how)):
+        paired = await paint(parts, peer.address)
 
     assert difference(paired, alone) <= TOLERANCE
     assert paired.paired_steps < STEPS

@@ -3,7 +3,9 @@
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +15,8 @@ from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.execution import AttemptResult, WorkerCredits
 from pentimento.domain.generation import FromNoise, Route
 from pentimento.testing.checkpoints import write_checkpoint
-from tests.integration.unet_worker.conftest import Served, serve
-from tests.integration.unet_worker.requests import SPEC, attempt, execute, result_of, spec_with
+from tests.integration.unet_worker.conftest import Served, at_step, serve
+from tests.integration.unet_worker.requests import SPEC, attempt, execute, result_of
 
 
 @pytest.fixture(scope="session")
@@ -45,16 +47,29 @@ async def paint(worker: Served, request_id: str) -> AttemptResult:
     return await result_of(worker.client.execute(one, spec, route, held.worker_generation))
 
 
+@contextmanager
+def held_in_its_steps() -> Iterator[threading.Event]:
+    """Inside, the next picture stays at its first step until the event is set, as it is in the end."""
+    goes_on = threading.Event()
+    with at_step(1, goes_on.wait):
+        try:
+            yield goes_on
+        finally:
+            goes_on.set()
+
+
 async def test_what_runs_is_painted_first_and_then_the_other_model_is_served(switching: Served, other: Path) -> None:
     before = switching.held
-    running = asyncio.ensure_future(result_of(execute(switching, spec=spec_with(num_inference_steps=80))))
-    while not switching.switch.running_count:  # noqa: ASYNC110 - another thread
-        await asyncio.sleep(0.01)
+    with held_in_its_steps() as goes_on:
+        running = asyncio.ensure_future(result_of(execute(switching)))
+        while not switching.switch.running_count:  # noqa: ASYNC110 - another thread
+            await asyncio.sleep(0.01)
 
-    switching.switch.assign("other", 8)
+        switching.switch.assign("other", 8)
 
-    assert (await credits_where(switching, served=False)).held == before
-    assert (await running).model_digest == before.model_digest
+        assert (await credits_where(switching, served=False)).held == before
+        goes_on.set()
+        assert (await running).model_digest == before.model_digest
     held = (await credits_where(switching, served=True)).held
     assert (held.model, held.worker_generation) == ("other", before.worker_generation)
     painted = await paint(switching, "after")
@@ -74,16 +89,18 @@ async def test_it_paints_as_a_worker_that_held_the_model_all_along(switching: Se
 
 
 async def test_nothing_is_taken_while_it_switches(switching: Served) -> None:
-    running = asyncio.ensure_future(result_of(execute(switching, spec=spec_with(num_inference_steps=80))))
-    while not switching.switch.running_count:  # noqa: ASYNC110 - another thread
-        await asyncio.sleep(0.01)
-    switching.switch.assign("other", 8)
+    with held_in_its_steps() as goes_on:
+        running = asyncio.ensure_future(result_of(execute(switching)))
+        while not switching.switch.running_count:  # noqa: ASYNC110 - another thread
+            await asyncio.sleep(0.01)
+        switching.switch.assign("other", 8)
 
-    with pytest.raises(ResourceExhausted) as refused:
-        await result_of(execute(switching, attempt=attempt(request_id="late")))
+        with pytest.raises(ResourceExhausted) as refused:
+            await result_of(execute(switching, attempt=attempt(request_id="late")))
 
-    assert refused.value.reason == "NO_CREDIT"
-    await running
+        assert refused.value.reason == "NO_CREDIT"
+        goes_on.set()
+        await running
 
 
 async def test_a_model_that_cannot_be_loaded_costs_the_switch_and_is_not_tried_again(
@@ -93,8 +110,8 @@ async def test_a_model_that_cannot_be_loaded_costs_the_switch_and_is_not_tried_a
     (tmp_path / "broken" / "model_index.json").write_text("{}")
     async with serve(checkpoint, directory, other_models=(tmp_path / "broken",)) as worker:
         worker.switch.assign("broken", 8)
-        await credits_where(worker, served=False)
-
+        while worker.switch.target_model == "broken":  # noqa: ASYNC110 - another thread loads it
+            await asyncio.sleep(0.01)
         held = (await credits_where(worker, served=True)).held
 
         worker.switch.assign("broken", 8)
