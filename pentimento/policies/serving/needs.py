@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pentimento.devices.emulation import EmulatedFleet
 from pentimento.domain.errors import InvalidArgument
-from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
+from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
 
 _CASCADE = ("heavy", "light", "slo_s")
 # Fields of ServingSettings without which a policy is none.
@@ -26,6 +26,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "modm": ("heavy", "small_models"),
     "modm-only": ("heavy", "small_models"),
     "resident-mixture": ("heavy", "small_models"),
+    "joint": ("heavy", "small_models", "slo_s"),
 }
 
 
@@ -52,4 +53,9 @@ def fleet_settings(fleet: EmulatedFleet) -> ServingSettings:
         deferral=DeferralCurve(thresholds, shares),
         discriminator_s=fleet.discriminator.score.mean_s if fleet.discriminator is not None else 0.0,
         step_count=fleet.model(heavy).steps,
+        qualities=tuple(
+            ModelQuality(model.name, model.quality, model.quality_spread, model.reuse_quality)
+            for model in fleet.models
+            if model.quality is not None
+        ),
     )

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from pentimento.policies.allocation import Allocator, hold_resident
 from pentimento.policies.serving.cascade_milp import solve_by_milp
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
+from pentimento.policies.serving.joint import JointAllocator
 from pentimento.policies.serving.mixture import MixtureAllocator, ResidentMixture
 from pentimento.policies.serving.proteus import Proteus
 from pentimento.policies.serving.settings import ServingSettings
@@ -146,6 +147,12 @@ def retrieval_only(settings: ServingSettings) -> ServingPolicy:
     return ServingPolicy("retrieval-only", _heavy(settings), CacheUse.RETRIEVAL, cache_hits=False, drops_late=False)
 
 
+def joint(settings: ServingSettings) -> ServingPolicy:
+    """Build the policy that plans all ways to paint at once: cascades, hits of latents and images, every kind of
+    device."""
+    return ServingPolicy("joint", JointAllocator(settings), CacheUse.BOTH, "lcbfu", cache_hits=False)
+
+
 def _heavy(settings: ServingSettings) -> OneModel:
     return OneModel(settings.heavy, settings.slo_s, settings.batch_sizes)
 
@@ -168,4 +175,5 @@ SERVING_POLICIES: Mapping[str, Callable[[ServingSettings], ServingPolicy]] = {
     "retrieval-only": retrieval_only,
     "modm": modm,
     "resident-mixture": resident_mixture,
+    "joint": joint,
 }

@@ -85,6 +85,17 @@ def _between(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:
 
 
 @dataclass(frozen=True)
+class ModelQuality:
+    """How good a model's pictures are on average, 0..1. `spread`: the most confident ones are better than that by half
+    of it, the least confident worse. A start from the cache keeps `reuse` of it."""
+
+    model: str
+    quality: float
+    spread: float = 0.0
+    reuse: float = 1.0
+
+
+@dataclass(frozen=True)
 class ServingSettings:
     """Settings of every policy here; each reads what it needs. Times in seconds, rates per second.
 
@@ -93,7 +104,8 @@ class ServingSettings:
     begin with (0: what they see first), `peak_per_s` the one that static policies are provisioned for. `overprovision`
     is DiffServe's lambda, `demand_weight` the weight of demand's newest second in its average (DiffServe's artefact:
     centre of mass 2.1, so 1 / 3.1). `step_count` is T. `hysteresis` is the share of its throughput that a smaller model
-    must be able to spare before MoDM goes back to the better one.
+    must be able to spare before MoDM goes back to the better one. `qualities` are what the joint problem weighs; models
+    that they do not name count as 1 (heavy) and 0.9 (all others).
     """
 
     heavy: str
@@ -111,6 +123,12 @@ class ServingSettings:
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     step_count: int = 50
     hysteresis: float = 0.1
+    qualities: tuple[ModelQuality, ...] = ()
+
+    def quality_of(self, model: str) -> ModelQuality:
+        """Return the quality of a model."""
+        assumed = ModelQuality(model, 1.0 if model == self.heavy else 0.9)
+        return next((known for known in self.qualities if known.model == model), assumed)
 
     @property
     def small_models(self) -> tuple[str, ...]:

@@ -1,0 +1,122 @@
+"""What the joint allocator knows of the demand: its level and trend, how requests start, how the deferral curve bends.
+
+The level and trend are Holt's: averages whose weights do not depend on how often the allocator is asked. A model that
+takes `load_s` to load is planned for the demand of then, where that is the larger one.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pentimento.policies.allocation import AllocationContext
+from pentimento.policies.serving.demand import demand_of
+from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
+from pentimento.policies.serving.settings import ServingSettings
+
+# Weight of the newest second in the trend, and of a look in shares and in the curve.
+_TREND_WEIGHT = 0.05
+_SHARE_WEIGHT = 0.2
+# A forecast is at most so many times the level.
+_MOST_GROWTH = 2.0
+
+
+@dataclass(frozen=True)
+class JointDemand:
+    """Requests a second, averaged, and their change a second; the shares of hits, and the share of the steps that they
+    save; the exponent of the deferral curve; when that was, and when devices last changed their models (seconds)."""
+
+    rate: float = 0.0
+    trend: float = 0.0
+    at_s: float = 0.0
+    latent_share: float = 0.0
+    image_share: float = 0.0
+    latent_saved: float = 0.3
+    image_saved: float = 0.3
+    bend: float = 1.0
+    moved_at_s: float = -math.inf
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "JointDemand | None":
+        """Return what an allocator remembers; None where it remembers nothing."""
+        return cls(*values) if values else None
+
+    def values(self) -> tuple[float, ...]:
+        """Return the form in which an allocator remembers it."""
+        return (
+            self.rate,
+            self.trend,
+            self.at_s,
+            self.latent_share,
+            self.image_share,
+            self.latent_saved,
+            self.image_saved,
+            self.bend,
+            self.moved_at_s,
+        )
+
+    def forecast(self, ahead_s: float) -> float:
+        """Return the requests a second that are to be planned for: those of `ahead_s` seconds from now where they are
+        more than those of now."""
+        return min(max(self.rate, self.rate + self.trend * ahead_s), _MOST_GROWTH * self.rate)
+
+    def by_start(self, ahead_s: float) -> dict[str, float]:
+        """Return the same by kind of start."""
+        rate, hits = self.forecast(ahead_s), self.latent_share + self.image_share
+        return {NOISE: rate * (1.0 - hits), LATENT: rate * self.latent_share, IMAGE: rate * self.image_share}
+
+
+def observed_demand(context: AllocationContext, settings: ServingSettings) -> JointDemand:
+    """Return the demand after this look, from what was known at the last one."""
+    before = JointDemand.of(context.last.memory)
+    came = sum(demand.arrivals_per_s - demand.deferred_per_s for demand in context.demand)
+    if before is None:
+        rate = settings.expected_per_s or max(came, 0.0)
+        return _with_starts(context, JointDemand(rate=rate, at_s=context.now_s), weight=1.0)
+    elapsed_s = context.now_s - before.at_s
+    weight = 1.0 - (1.0 - settings.demand_weight) ** elapsed_s
+    expected = before.rate + before.trend * elapsed_s
+    rate = max(expected + weight * (max(came, 0.0) - expected), 0.0)
+    trend = before.trend
+    if elapsed_s > 0.0:
+        share = 1.0 - (1.0 - _TREND_WEIGHT) ** elapsed_s
+        trend += share * ((rate - before.rate) / elapsed_s - trend)
+    bend = _bend(context, settings, before.bend)
+    known = replace(before, rate=rate, trend=trend, at_s=context.now_s, bend=bend)
+    return _with_starts(context, known, _SHARE_WEIGHT)
+
+
+def _with_starts(context: AllocationContext, known: JointDemand, weight: float) -> JointDemand:
+    starts = [start for demand in context.demand for start in demand.starts]
+    total = sum(start.request_count for start in starts)
+    if not total:
+        return known
+    shares, saved = {LATENT: known.latent_share, IMAGE: known.image_share}, {}
+    for kind, before in ((LATENT, known.latent_saved), (IMAGE, known.image_saved)):
+        own = [start for start in starts if start.kind == kind and start.step_count > 0]
+        count = sum(start.request_count for start in own)
+        shares[kind] += weight * (count / total - shares[kind])
+        newest = sum(start.request_count * start.start_step / start.step_count for start in own) / max(count, 1)
+        saved[kind] = before + weight * (newest - before) if count else before
+    return replace(
+        known,
+        latent_share=shares[LATENT],
+        image_share=shares[IMAGE],
+        latent_saved=saved[LATENT],
+        image_saved=saved[IMAGE],
+    )
+
+
+def _bend(context: AllocationContext, settings: ServingSettings, before: float) -> float:
+    """f(t) updated online from the confidences that were counted, where they tell most of it."""
+    counts = demand_of(context, settings.light).confidences if settings.light else ()
+    scored = sum(counts)
+    if not scored:
+        return before
+    edges = [(number + 1) / len(counts) for number in range(len(counts) - 1)]
+    edge = max(edges, key=settings.deferral.tells)
+    below = sum(counts[: edges.index(edge) + 1]) / scored
+    seen = settings.deferral.bend_towards(edge, below)
+    if seen is None:
+        return before
+    weight = _SHARE_WEIGHT * settings.deferral.tells(edge) * min(1.0, scored / 20.0)
+    return before + weight * (min(max(seen, 0.2), 5.0) - before)

@@ -1,0 +1,146 @@
+"""From profiles, f(t) and qualities to the components and routes of the joint problem."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pentimento.domain.fleet import Replica
+from pentimento.policies.allocation import AllocationContext, AllocationProfile
+from pentimento.policies.serving.costs import BatchCost
+from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
+from pentimento.policies.serving.joint_demand import JointDemand
+from pentimento.policies.serving.joint_problem import Component, PaintingRoute, Use
+from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
+
+# A request waits for one batch before its own: q(b) = e(b).
+_PATH = 2.0
+_THRESHOLD_COUNT = 11
+
+
+@dataclass(frozen=True)
+class PlannedRoute:
+    """A route of the joint problem, and what a plan must say of it: the model that it begins with; the model that it
+    may be sent on to and from which confidence on it is not, where it is a cascade."""
+
+    route: PaintingRoute
+    first: str
+    heavy: str = ""
+    threshold: float = 0.0
+
+
+def kind_of(worker: Replica) -> str:
+    """Return the kind of device: what it is and what it can hold."""
+    return "|".join((worker.device, *sorted({*worker.available_models, *worker.resident_models})))
+
+
+def kinds_of(context: AllocationContext) -> dict[str, list[Replica]]:
+    """Return the workers by kind, both in order."""
+    kinds: dict[str, list[Replica]] = {}
+    for worker in context.workers():
+        kinds.setdefault(kind_of(worker), []).append(worker)
+    return kinds
+
+
+def components_of(
+    context: AllocationContext, settings: ServingSettings, kinds: Mapping[str, Sequence[Replica]]
+) -> tuple[list[Component], list[str]]:
+    """Return the models that can be planned with, and why others cannot be, for people."""
+    components, notes = [], []
+    for model in dict.fromkeys(name for name in (settings.heavy, settings.light, *settings.small_models) if name):
+        costs: dict[str, tuple[BatchCost, ...]] = {}
+        profiled: list[AllocationProfile] = []
+        for kind, workers in kinds.items():
+            own, why = _profiles(context, model, workers)
+            if own:
+                sizes = [profile for profile in own if profile.batch_size in settings.batch_sizes] or own[:1]
+                costs[kind] = tuple(BatchCost(profile.batch_size, profile.latency_s) for profile in sizes)
+                profiled += own
+            elif why:
+                notes.append(f"{model} is not planned on {workers[0].device or 'its devices'}: {why}")
+        if costs:
+            wait_s = max(profile.finish_s for profile in profiled)
+            wait_s += settings.discriminator_s if model == settings.light else 0.0
+            load_s = max(profile.load_s for profile in profiled)
+            components.append(Component(model, costs, load_s, wait_s))
+    return components, notes
+
+
+def _profiles(
+    context: AllocationContext, model: str, workers: Sequence[Replica]
+) -> tuple[list[AllocationProfile], str]:
+    """Of a model on workers of one kind, by batch size; or why there are none, nothing where they never held it."""
+    worker = workers[0]
+    if model not in (*worker.available_models, *worker.resident_models):
+        return [], ""
+    found = {
+        profile.batch_size: profile
+        for profile in sorted(context.profiles, key=lambda profile: profile.latency_s)
+        if profile.model == model and profile.device in ("", worker.device)
+    }
+    if not found:
+        return [], "it has no profile there"
+    memory = min(other.device_memory_bytes for other in workers)
+    if memory and any(profile.memory_bytes > memory for profile in found.values()):
+        return [], f"it does not fit into {memory} bytes"
+    return [found[size] for size in sorted(found)], ""
+
+
+def routes_of(
+    context: AllocationContext, settings: ServingSettings, components: Sequence[Component], demand: JointDemand
+) -> list[PlannedRoute]:
+    """Return every way in which these components can paint, for each kind of start."""
+    there = {component.name for component in components}
+    left = {
+        NOISE: 1.0,
+        LATENT: _left(context, settings.heavy, demand.latent_saved),
+        IMAGE: _left(context, settings.heavy, demand.image_saved),
+    }
+    curve = settings.deferral.bent(demand.bend)
+    heavy, smalls = settings.heavy, [name for name in settings.small_models if name in there]
+    found = []
+    if heavy in there:
+        found += [_alone(settings, heavy, start, left[start]) for start in (NOISE, LATENT, IMAGE)]
+    if settings.light in there:
+        found.append(_alone(settings, settings.light, NOISE, 1.0))
+        found += _cascades(settings, settings.light, NOISE, 1.0, curve) if heavy in there else ()
+    for small in smalls:
+        share = _left(context, small, demand.image_saved)
+        found.append(_alone(settings, small, IMAGE, share))
+        if heavy in there and small == settings.light:
+            found += _cascades(settings, small, IMAGE, share, curve)
+    if heavy not in there:
+        found += [_alone(settings, small, start, 1.0) for small in smalls[:1] for start in (NOISE, LATENT)]
+    return found
+
+
+def _left(context: AllocationContext, model: str, saved: float) -> float:
+    """The share of a whole run that a hit is, from the profile: what is done once a request is not saved."""
+    profile = next((one for one in context.profiles if one.model == model), None)
+    return profile.seconds_left(saved) / profile.latency_s if profile is not None else 1.0 - saved
+
+
+def _alone(settings: ServingSettings, model: str, start: str, share: float) -> PlannedRoute:
+    known = settings.quality_of(model)
+    quality = known.quality * (known.reuse if start != NOISE else 1.0)
+    route = PaintingRoute(f"{start}:{model}", start, (Use(model, share, _PATH * share),), quality)
+    return PlannedRoute(route, model)
+
+
+def _cascades(
+    settings: ServingSettings, light: str, start: str, share: float, curve: DeferralCurve
+) -> Iterator[PlannedRoute]:
+    """One for each of some thresholds: no picture that is refused there was worth the discriminator's time at 0."""
+    own, heavy = settings.quality_of(light), settings.quality_of(settings.heavy)
+    for number in range(1, _THRESHOLD_COUNT):
+        deferred = number / (_THRESHOLD_COUNT - 1)
+        threshold = min(curve.confidence(deferred), 1.0)
+        quality = _cascade_quality(own, heavy, deferred, own.reuse if start != NOISE else 1.0)
+        uses = (Use(light, share, _PATH * share), Use(settings.heavy, deferred, _PATH))
+        route = PaintingRoute(f"{start}:{light}>{settings.heavy}@{number}", start, uses, quality)
+        if threshold > 0.0:
+            yield PlannedRoute(route, light, settings.heavy, threshold)
+
+
+def _cascade_quality(light: ModelQuality, heavy: ModelQuality, deferred: float, kept: float) -> float:
+    """The light pictures that stay are the most confident ones, the better the fewer they are."""
+    stays = light.quality + light.spread * deferred / 2.0
+    return (1.0 - deferred) * stays * kept + deferred * heavy.quality

@@ -1,0 +1,199 @@
+"""The policy that plans by the joint problem: from what is reported to a plan that the routers follow."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.fleet import Replica, ReplicaKind, StartShare
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand, ReplicaView
+from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, entry_of
+from pentimento.policies.serving.joint import JointAllocator
+from pentimento.policies.serving.joint_demand import JointDemand
+from pentimento.policies.serving.settings import ModelQuality, ServingSettings
+from tests.unit.policies.serving.fleets import SD15, TURBO, context, counts, decide, profiles, repeat, worker
+
+QUALITIES = (ModelQuality("sd15", 1.0), ModelQuality("turbo", 0.8, 0.2, 0.95))
+SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, qualities=QUALITIES)
+ALLOCATOR = JointAllocator(SETTINGS, limit_s=math.inf)
+MIX = (StartShare(0, 60, NOISE, 50), StartShare(20, 20, IMAGE, 50, "turbo"), StartShare(15, 20, LATENT, 50, "sd15"))
+
+
+def asked(rate: float, *starts: StartShare, devices: int = 16) -> AllocationContext:
+    return context(devices, ModelDemand("sd15", rate, starts=starts))
+
+
+def test_what_the_heavy_model_can_carry_it_paints() -> None:
+    """Eight devices in batches of two (twice 2.16 s is within the SLO) carry 7.4 a second."""
+    decision = decide(ALLOCATOR, asked(6.0, devices=8))
+
+    assert counts(decision) == {"sd15": 8}
+    assert (decision.admission_rate, decision.cascades) == (1.0, ())
+
+
+def test_beyond_that_a_cascade_keeps_the_worst_pictures_for_the_heavy_model() -> None:
+    decision = decide(ALLOCATOR, asked(16.0))
+
+    entry = entry_of(decision.pools, NOISE, 0.5)
+    assert entry is not None
+    assert (entry.pool.model, entry.cascade[:5]) == ("turbo", "noise")
+    cascade = next(one for one in decision.cascades if one.cascade == entry.cascade)
+    assert [stage.pool for stage in cascade.stages] == ["turbo", "sd15"]
+    assert 0.0 < cascade.stages[0].thresholds[0].confidence < 1.0
+
+
+def test_hits_leave_more_for_the_heavy_model() -> None:
+    """The same demand: with hits fewer are sent through the light model's cascade."""
+    without, with_hits = decide(ALLOCATOR, asked(16.0)), decide(ALLOCATOR, asked(16.0, *MIX))
+
+    def threshold(decision: AllocationDecision) -> float:
+        return max((s.thresholds[0].confidence for c in decision.cascades for s in c.stages if s.thresholds), default=1)
+
+    assert threshold(with_hits) > threshold(without)
+
+
+def test_latents_go_to_the_model_that_they_are_of() -> None:
+    decision = decide(ALLOCATOR, asked(200.0, *MIX))
+
+    entry = entry_of(decision.pools, LATENT, 0.5)
+    assert entry is not None
+    assert (entry.pool.model, entry.cascade) == ("sd15", "")
+
+
+def test_demand_that_nothing_carries_in_time_gives_the_best_plan_and_an_admission_rate() -> None:
+    """Sixteen light devices in batches of 16 carry 332 a second: no deferral is left."""
+    decision = decide(ALLOCATOR, asked(1000.0))
+
+    assert counts(decision) == {"turbo": 16}
+    assert 0.2 < decision.admission_rate < 0.4
+
+
+def test_a_load_is_made_only_where_it_pays_within_the_horizon() -> None:
+    """All hold the heavy model, and 8 a second are a little too many for it."""
+    slow = tuple(replace(profile, load_s=50.0) for profile in profiles(turbo=TURBO, sd15=SD15))
+    quick = replace(asked(16.0), profiles=tuple(replace(profile, load_s=0.1) for profile in slow))
+    dear = replace(quick, profiles=slow)
+
+    assert counts(decide(ALLOCATOR, quick))["turbo"] > counts(decide(ALLOCATOR, dear)).get("turbo", 0) - 1
+    still = JointAllocator(SETTINGS, horizon_s=50.0, limit_s=math.inf)
+    assert counts(decide(still, dear)) == {"sd15": 16}
+
+
+def test_devices_do_not_change_their_models_again_within_the_dwell_time() -> None:
+    first = decide(ALLOCATOR, asked(16.0))
+    swings = [first]
+    for number, rate in enumerate((14.0, 17.0, 15.0, 16.0), start=1):
+        again = replace(asked(rate), now_s=5.0 * number, last=swings[-1])
+        swings.append(decide(ALLOCATOR, again))
+
+    assert [counts(decision) for decision in swings] == [counts(first)] * 5
+
+
+def test_a_steady_demand_keeps_the_plan() -> None:
+    last, decisions = repeat(ALLOCATOR, asked(16.0, *MIX), 20, 5.0)
+
+    assert {tuple(decision.assignments) for decision in decisions[10:]} == {last.assignments}
+
+
+def test_a_model_without_a_profile_is_never_planned_and_the_plan_says_why() -> None:
+    known = replace(asked(16.0), profiles=profiles(sd15=SD15))
+
+    decision = decide(ALLOCATOR, known)
+
+    assert counts(decision) == {"sd15": 16}
+    assert decision.notes == ("turbo is not planned on its devices: it has no profile there",)
+    with pytest.raises(FailedPrecondition, match="turbo is not planned"):
+        ALLOCATOR(replace(known, profiles=()))
+
+
+def test_a_model_that_does_not_fit_is_not_planned_there() -> None:
+    big = tuple(replace(profile, memory_bytes=9) for profile in profiles(sd15=SD15))
+    little = tuple(ReplicaView(replace(worker(number).replica, device_memory_bytes=8)) for number in range(4))
+    there = AllocationContext(0.0, little, (ModelDemand("sd15", 1.0),), (*big, *profiles(turbo=TURBO)))
+
+    decision = decide(ALLOCATOR, there)
+
+    assert counts(decision) == {"turbo": 4}
+    assert decision.notes == ("sd15 is not planned on its devices: it does not fit into 8 bytes",)
+
+
+def test_every_kind_of_device_is_planned_by_its_own_costs() -> None:
+    """The heavy model takes four times as long on a small device: batches of one there would be late."""
+    kinds = [("big", 4), ("small", 4)]
+    views = tuple(
+        ReplicaView(
+            Replica(f"{kind}{i}", ReplicaKind.UNET_WORKER, "sim:1", 1, "", kind, 0, ("sd15", "turbo"), ("sd15",))
+        )
+        for kind, count in kinds
+        for i in range(count)
+    )
+    on_big = tuple(replace(profile, device="big") for profile in profiles(turbo=TURBO, sd15=SD15))
+    on_small = tuple(replace(profile, device="small", latency_s=4 * profile.latency_s) for profile in on_big)
+    there = AllocationContext(0.0, views, (ModelDemand("sd15", 8.0),), (*on_big, *on_small))
+
+    held = {one.worker_id: one.model for one in decide(ALLOCATOR, there).assignments}
+
+    assert {model for name, model in held.items() if name.startswith("big")} == {"sd15"}
+    assert "turbo" in {model for name, model in held.items() if name.startswith("small")}
+
+
+def test_demand_that_rises_is_planned_for_as_it_will_be_when_models_are_loaded() -> None:
+    rising = JointDemand(rate=10.0, trend=0.5)
+
+    assert (rising.forecast(0.0), rising.forecast(10.0), rising.forecast(100.0)) == (10.0, 15.0, 20.0)
+    assert JointDemand(rate=10.0, trend=-0.5).forecast(10.0) == 10.0
+
+
+def test_what_was_sent_on_is_not_demand_again() -> None:
+    """Ten a second came, and half of them a second time."""
+    demand = (ModelDemand("turbo", 10.0, deferred_per_s=5.0), ModelDemand("sd15", 5.0))
+
+    memory = JointDemand.of(decide(ALLOCATOR, context(16, *demand)).memory)
+
+    assert memory is not None
+    assert memory.rate == 10.0
+
+
+def test_the_curve_follows_the_confidences_that_were_counted() -> None:
+    """All of them low: more is sent on at any threshold than was profiled."""
+    low = (100, *(0,) * 19)
+    seen = context(16, ModelDemand("turbo", 4.0, confidences=low))
+
+    last, _ = repeat(ALLOCATOR, seen, 5, 5.0)
+
+    memory = JointDemand.of(last.memory)
+    assert memory is not None
+    assert memory.bend <= 1.0
+
+
+def test_pools_keep_their_names_and_unused_ones_have_all_workers_of_their_model() -> None:
+    calm, busy = decide(ALLOCATOR, asked(1.0)), decide(ALLOCATOR, asked(1000.0))
+
+    assert {pool.pool for pool in calm.pools} == {pool.pool for pool in busy.pools}
+    unused = [pool for pool in busy.pools if pool.model == "turbo" and not pool.routes]
+    assert unused
+    assert {len(pool.worker_ids) for pool in unused} == {16}
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    rate=st.floats(0.0, 500.0),
+    hits=st.tuples(st.integers(0, 50), st.integers(0, 50)),
+    devices=st.integers(0, 20),
+    resident=st.sampled_from(["sd15", "turbo"]),
+)
+def test_every_plan_makes_sense_and_has_a_way_for_every_start(
+    rate: float, hits: tuple[int, int], devices: int, resident: str
+) -> None:
+    starts = (StartShare(0, 50, NOISE, 50), StartShare(20, hits[0], IMAGE, 50), StartShare(15, hits[1], LATENT, 50))
+    demand = ModelDemand("turbo", rate, starts=starts)
+
+    decision = decide(ALLOCATOR, context(devices, demand, resident=resident))
+
+    assert len(decision.assignments) == devices
+    assert 0.0 <= decision.admission_rate <= 1.0
+    if devices:
+        assert entry_of(decision.pools, NOISE, 0.5) is not None
