@@ -13,6 +13,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.policies.allocation import Allocator, hold_resident
 from pentimento.policies.serving.cascade_milp import solve_by_milp
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
+from pentimento.policies.serving.joint import JointAllocator
 from pentimento.policies.serving.mixture import MixtureAllocator, MixtureMode, ResidentMixture
 from pentimento.policies.serving.needs import NEEDS, check_needs, fleet_settings
 from pentimento.policies.serving.pid import PidGains
@@ -54,6 +55,7 @@ WHAT_THEY_NEED = {
     "modm": {"heavy", "small_models"},
     "modm-only": {"heavy", "small_models"},
     "resident-mixture": {"heavy", "small_models"},
+    "joint": {"heavy", "small_models", "slo_s"},
 }
 # Cache, its rule, whether hits are cached, late ones dropped, batches planned.
 WHAT_THEY_ARE = {
@@ -79,6 +81,7 @@ WHAT_THEY_ARE = {
     "modm-only": (CacheUse.IMAGES, "fifo", True, False, True),
     "retrieval-only": (CacheUse.RETRIEVAL, "fifo", False, False, True),
     "resident-mixture": (CacheUse.BOTH, "fifo", True, False, False),
+    "joint": (CacheUse.BOTH, "lcbfu", False, True, True),
 }
 
 
@@ -230,6 +233,7 @@ def test_a_fleet_s_file_tells_models_steps_and_deferral(tmp_path: Path) -> None:
         ("modm", MixtureAllocator(FULL, MixtureMode.QUALITY, PidGains(0.6, 0.05, 0.05, 60.0), 0.9, 60.0)),
         ("modm-only", MixtureAllocator(FULL)),
         ("resident-mixture", ResidentMixture(FULL)),
+        ("joint", JointAllocator(FULL)),
     ],
 )
 def test_every_policy_decides_by_the_allocator_of_its_system(name: str, allocator: Allocator) -> None:
