@@ -6,7 +6,7 @@
 | `settings` | what they are configured with; the deferral curve f(t) |
 | `cascade_problem`, `cascade_milp`, `cascades` | DiffServe's problem solved twice, its allocator and ablations |
 | `joint_problem` | one problem for every way to paint: models, cascades, hits, adapters, kinds of device |
-| `joint` and `joint_demand`, `joint_routes`, `joint_plan` | the policy that plans by it |
+| `joint` and `joint_demand`, `joint_routes`, `joint_plan`, `joint_sizes`, `joint_spare` | the policy that plans by it |
 | `linear_program` | mixed integer linear programs, by HiGHS |
 | `mixture`, `pid` | MoDM's global monitor |
 | `proteus`, `uniform` | random split by load; one model everywhere |

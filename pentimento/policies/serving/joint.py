@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Replica
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
-from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
+from pentimento.policies.serving.entry import STARTS
 from pentimento.policies.serving.joint_demand import JointDemand, observed_demand
-from pentimento.policies.serving.joint_plan import decision_of
-from pentimento.policies.serving.joint_problem import Component, JointProblem, JointSolution, PlannedPool, solve_jointly
+from pentimento.policies.serving.joint_plan import as_planned, decision_of
+from pentimento.policies.serving.joint_problem import Component, JointProblem, JointSolution, solve_jointly
 from pentimento.policies.serving.joint_routes import PlannedRoute, components_of, kind_of, kinds_of, routes_of
 from pentimento.policies.serving.settings import ServingSettings
 
+# A plan with loads must be better by so much quality a request, or a tenth of it in the share served, than one without.
+_WON = 0.01
+_SERVED = 0.99
 # Requests a second of every start that are planned for whatever is seen, so that each has a way to go.
 _FLOOR_PER_S = 1e-3
 
@@ -31,7 +34,7 @@ class JointAllocator:
     horizon_s: float = 60.0
     dwell_s: float = 30.0
     limit_s: float = 0.4
-    gap: float = 2e-3
+    gap: float = 2e-4
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         demand, kinds = observed_demand(context, self.settings), kinds_of(context)
@@ -41,31 +44,25 @@ class JointAllocator:
         if not components:
             raise FailedPrecondition("PROFILE_MISSING", "; ".join(notes) or "no worker can hold any of the models")
         routes = routes_of(context, self.settings, components, demand)
-        solution = self._solve(context, kinds, components, routes, demand)
-        names = [component.name for component in components]
+        problem = self._problem(context, kinds, components, routes, demand)
+        may_load = context.now_s - demand.moved_at_s >= self.dwell_s
+        solution, is_enough = self._solve(problem, may_load)
         by_name = {planned.route.name: planned for planned in routes}
-        latency_s = {
-            PlannedPool(component.name, kind, cost.batch_size): cost.latency_s
-            for component in components
-            for kind, costs in component.costs.items()
-            for cost in costs
-        }
-        decision = decision_of(context, kinds, solution, by_name, names, self._sizes(components), latency_s)
+        decision = decision_of(context, kinds, problem, solution, by_name, may_load and is_enough)
         demand = replace(demand, moved_at_s=self._moved_at_s(context, decision, demand))
         return replace(decision, memory=demand.values(), notes=tuple(notes))
 
-    def _solve(
+    def _problem(
         self,
         context: AllocationContext,
         kinds: Mapping[str, Sequence[Replica]],
         components: Sequence[Component],
         routes: Sequence[PlannedRoute],
         demand: JointDemand,
-    ) -> JointSolution:
-        ahead_s = max(component.load_s for component in components)
-        wanted = demand.by_start(ahead_s)
-        problem = JointProblem(
-            {start: max(wanted[start] * self.settings.overprovision, _FLOOR_PER_S) for start in (NOISE, LATENT, IMAGE)},
+    ) -> JointProblem:
+        wanted = demand.by_start(max(component.load_s for component in components))
+        return JointProblem(
+            {start: max(wanted[start] * self.settings.overprovision, _FLOOR_PER_S) for start in STARTS},
             {kind: len(workers) for kind, workers in kinds.items()},
             components,
             [planned.route for planned in routes],
@@ -73,24 +70,21 @@ class JointAllocator:
             _held(context),
             self.horizon_s,
         )
-        if context.now_s - demand.moved_at_s < self.dwell_s:
-            stays = [replace(component, load_s=self.horizon_s) for component in components]
-            solution = solve_jointly(replace(problem, components=stays), self.limit_s, self.gap)
-            if solution is not None and solution.served_share > 0.99:
-                return solution
-        solution = solve_jointly(problem, self.limit_s, self.gap)
-        if solution is None:
-            raise FailedPrecondition("NO_PLAN", f"no plan was found within {self.limit_s:g} s")
-        return solution
 
-    def _sizes(self, components: Sequence[Component]) -> dict[tuple[str, str], int]:
-        """The largest batch that is done within half of the SLO, for devices that nobody needs."""
-        found = {}
-        for component in components:
-            for kind, costs in component.costs.items():
-                in_time = [cost.batch_size for cost in costs if 2.0 * cost.latency_s <= self.settings.slo_s]
-                found[kind, component.name] = max(in_time, default=costs[0].batch_size)
-        return found
+    def _solve(self, problem: JointProblem, may_load: bool) -> tuple[JointSolution, bool]:
+        """The solution, and whether it serves everybody in the best way. What devices hold stays while nothing is won
+        by a load, or within the dwell time while all are served."""
+        stays = solve_jointly(replace(problem, may_load=False), self.limit_s, self.gap)
+        won = _WON * sum(problem.demand.values())
+        if stays is not None and stays.objective >= problem.bound - won:
+            return stays, True
+        if stays is not None and stays.served_share > _SERVED and not may_load:
+            return stays, False
+        moves = solve_jointly(problem, self.limit_s, self.gap)
+        found = [solution for solution in (stays, moves) if solution is not None]
+        if not found:
+            raise FailedPrecondition("NO_PLAN", f"no plan was found within {self.limit_s:g} s")
+        return max(found, key=lambda solution: solution.objective + won * (solution is stays)), False
 
     def _moved_at_s(self, context: AllocationContext, decision: AllocationDecision, demand: JointDemand) -> float:
         before = {assignment.worker_id: assignment.model for assignment in context.last.assignments}
@@ -100,11 +94,5 @@ class JointAllocator:
 
 def _held(context: AllocationContext) -> dict[tuple[str, str], int]:
     """Units by (kind, model): what workers hold, or are on their way to hold by the plan in force."""
-    assigned = {assignment.worker_id: assignment.model for assignment in context.last.assignments}
-    return dict(
-        Counter(
-            (kind_of(worker), assigned.get(worker.instance_id, worker.resident_models[0]))
-            for worker in context.workers()
-            if worker.resident_models
-        )
-    )
+    workers = as_planned(context).workers()
+    return dict(Counter((kind_of(worker), worker.resident_models[0]) for worker in workers if worker.resident_models))

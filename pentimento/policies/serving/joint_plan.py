@@ -1,8 +1,9 @@
 """From a solution of the joint problem to assignments, pools, cascades and shares.
 
-A model has at most `SLOTS` pools with names that never change: a request on its way finds its pool in every later plan.
-A pool has every worker of its model that is no slower than those that the solution has for it: whoever is in time at
-one is in time at all of them. Pools that a solution does not use have all workers, and nobody is sent there.
+A model has one pool wherever every request is in time in batches of one size, else at most `SLOTS`. Their names never
+change: a request on its way finds its pool in every later plan. A pool has every worker of its model that is no slower
+than those that the solution has for it: whoever is in time at one is in time at all of them. Pools that a solution does
+not use have all workers, and nobody is sent there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,10 @@ from pentimento.domain.fleet import (
 )
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.entry import SPARE, STARTS
-from pentimento.policies.serving.joint_problem import Course, JointSolution, PlannedPool
-from pentimento.policies.serving.joint_routes import PlannedRoute
+from pentimento.policies.serving.joint_problem import Course, JointProblem, JointSolution, PlannedPool
+from pentimento.policies.serving.joint_routes import PlannedRoute, kind_of
+from pentimento.policies.serving.joint_sizes import Counts, settled_units
+from pentimento.policies.serving.joint_spare import shared_out
 from pentimento.policies.serving.placement import place
 
 SLOTS = 3
@@ -31,38 +34,76 @@ _WHOLE = 0.99
 def decision_of(
     context: AllocationContext,
     kinds: Mapping[str, Sequence[Replica]],
+    problem: JointProblem,
     solution: JointSolution,
     routes: Mapping[str, PlannedRoute],
-    models: Sequence[str],
-    sizes: Mapping[tuple[str, str], int],
-    latency_s: Mapping[PlannedPool, float],
+    may_load: bool = True,
 ) -> AllocationDecision:
-    """Return the decision that carries the solution out. `models` in the order in which they get devices that nobody
-    needs; `sizes`: batches of those, by (kind, model); `latency_s`: seconds of a batch."""
-    slots = _slots(solution)
-    assignments: list[WorkerAssignment] = []
-    speeds: dict[str, float] = {}
-    for kind, workers in kinds.items():
-        for assignment in _assigned(context, kind, workers, solution, models, sizes):
-            assignments.append(assignment)
-            planned = PlannedPool(assignment.model, kind, assignment.max_batch_size)
-            speeds[assignment.worker_id] = latency_s.get(planned, 0.0)
+    """Return the decision that carries the solution out. `may_load`: whether devices that nobody needs may change their
+    models."""
+    models = [component.name for component in problem.components]
+    counts = shared_out(problem, solution, may_load)
+    units = settled_units(problem, solution, counts, _sizes_in_force(context))
+    slots = _slots(units or solution.units, 1 if units is not None else SLOTS)
+    if units is None:
+        units = _with_spare(problem, solution, counts)
+    else:
+        slots |= {pool: pool.component for pool in solution.units}
+    speeds = _latencies(problem)
     slowest: dict[str, float] = {}
-    for pool, slot in slots.items():
-        slowest[slot] = max(latency_s[pool], slowest.get(slot, 0.0))
+    for pool in units:
+        slot = slots.get(pool, pool.component)
+        slowest[slot] = max(speeds[pool], slowest.get(slot, 0.0))
+    placed = sorted(
+        (one for kind, workers in kinds.items() for one in _assigned(context, kind, workers, units)),
+        key=lambda one: one[0].worker_id,
+    )
+    assignments = tuple(assignment for assignment, _ in placed)
     members = {
-        slot: [a.worker_id for a in sorted(assignments, key=_by_worker) if speeds[a.worker_id] <= slowest[slot]]
-        for slot in slowest
+        slot: [one.worker_id for one, pool in placed if speeds.get(pool, 0.0) <= slowest[slot]] for slot in slowest
     }
     entries = _Entries(slots, routes)
     for course, rate in sorted(solution.rates.items(), key=lambda item: (item[0].route, item[0].pools)):
         entries.add(course, rate)
-    assignments.sort(key=_by_worker)
     shares = entries.shares()
     _serve_the_rest(shares, assignments, models)
     pools = _pools(assignments, members, shares, models)
     admission_rate = solution.served_share if solution.served_share < _WHOLE else 1.0
-    return AllocationDecision(tuple(assignments), pools, admission_rate, cascades=entries.cascades())
+    return AllocationDecision(assignments, pools, admission_rate, cascades=entries.cascades())
+
+
+def _latencies(problem: JointProblem) -> dict[PlannedPool, float]:
+    """Seconds of a batch."""
+    return {
+        PlannedPool(component.name, kind, cost.batch_size): cost.latency_s
+        for component in problem.components
+        for kind, costs in component.costs.items()
+        for cost in costs
+    }
+
+
+def _sizes_in_force(context: AllocationContext) -> dict[tuple[str, str], int]:
+    """The largest batch by (kind, model)."""
+    kinds = {worker.instance_id: kind_of(worker) for worker in context.workers()}
+    found: dict[tuple[str, str], int] = {}
+    for last in context.last.assignments:
+        key = kinds.get(last.worker_id, ""), last.model
+        found[key] = max(last.max_batch_size, found.get(key, 0))
+    return found
+
+
+def _with_spare(problem: JointProblem, solution: JointSolution, counts: Counts) -> dict[PlannedPool, int]:
+    """The solution's units, and devices that nobody needs in the smallest of their model's batches: the same pools have
+    them."""
+    units = dict(solution.units)
+    for component in problem.components:
+        for kind, costs in component.costs.items():
+            own = sorted(p for p in units if (p.component, p.kind) == (component.name, kind))
+            spare = counts.get((kind, component.name), 0) - sum(units[pool] for pool in own)
+            smallest = own[0] if own else PlannedPool(component.name, kind, costs[0].batch_size)
+            if spare > 0:
+                units[smallest] = units.get(smallest, 0) + spare
+    return units
 
 
 def _serve_the_rest(
@@ -78,14 +119,14 @@ def _serve_the_rest(
             shares.setdefault(last, []).append(RouteShare(start, 1.0))
 
 
-def _slots(solution: JointSolution) -> dict[PlannedPool, str]:
-    """The plan's pool of each of the solution's; the one with most units keeps the model's name."""
+def _slots(units: Mapping[PlannedPool, int], most: int) -> dict[PlannedPool, str]:
+    """The plan's pool of each of the solution's, at most so many a model; the one with most units keeps its name."""
     names: dict[PlannedPool, str] = {}
     taken: dict[str, int] = {}
-    for pool in sorted(solution.units, key=lambda pool: (-solution.units[pool], pool)):
+    for pool in sorted(units, key=lambda pool: (-units[pool], pool)):
         number = taken.get(pool.component, 0)
         taken[pool.component] = number + 1
-        names[pool] = slot_name(pool.component, min(number, SLOTS - 1))
+        names[pool] = slot_name(pool.component, min(number, most - 1))
     return names
 
 
@@ -95,55 +136,36 @@ def slot_name(model: str, number: int) -> str:
 
 
 def _assigned(
-    context: AllocationContext,
-    kind: str,
-    workers: Sequence[Replica],
-    solution: JointSolution,
-    models: Sequence[str],
-    sizes: Mapping[tuple[str, str], int],
-) -> list[WorkerAssignment]:
-    """The workers of one kind."""
+    context: AllocationContext, kind: str, workers: Sequence[Replica], units: Mapping[PlannedPool, int]
+) -> list[tuple[WorkerAssignment, PlannedPool]]:
+    """The workers of one kind, each with the pool that it counts to."""
     names = {worker.instance_id for worker in workers}
     own = replace(context, replicas=tuple(view for view in context.replicas if view.replica.instance_id in names))
-    batches: dict[str, list[int]] = {model: [] for model in models}
-    for pool, units in sorted(solution.units.items()):
+    batches: dict[str, list[int]] = {}
+    for pool, count in sorted(units.items()):
         if pool.kind == kind:
-            batches[pool.component] += [pool.batch_size] * units
-    counts = _with_spare(own, {model: len(found) for model, found in batches.items()}, models, sizes, kind)
+            batches.setdefault(pool.component, []).extend([pool.batch_size] * count)
     placed = []
-    for assignment in place(own, counts, {}):
-        model = assignment.model
-        left = batches.get(model, [])
-        size = left.pop(0) if left else sizes.get((kind, model), 1)
-        placed.append(replace(assignment, max_batch_size=size))
+    for assignment in place(as_planned(own), {model: len(found) for model, found in batches.items()}, {}):
+        left = batches.get(assignment.model, [1])
+        size = left.pop(0) if len(left) > 1 else left[0]
+        pool = PlannedPool(assignment.model, kind, size)
+        placed.append((replace(assignment, max_batch_size=size), pool))
     return placed
 
 
-def _by_worker(assignment: WorkerAssignment) -> str:
-    return assignment.worker_id
-
-
-def _with_spare(
-    context: AllocationContext,
-    counts: dict[str, int],
-    models: Sequence[str],
-    sizes: Mapping[tuple[str, str], int],
-    kind: str,
-) -> dict[str, int]:
-    """Devices that nobody needs keep their models, as far as those are used; the others take the first that fits."""
-    held: dict[str, int] = {}
-    for worker in context.workers():
-        resident = worker.resident_models[0] if worker.resident_models else ""
-        held[resident] = held.get(resident, 0) + 1
-    spare = len(context.workers()) - sum(counts.values())
-    for model in models:
-        more = min(max(held.get(model, 0) - counts[model], 0), spare) if (kind, model) in sizes else 0
-        counts[model] += more
-        spare -= more
-    first = next((model for model in models if (kind, model) in sizes), None)
-    if first is not None:
-        counts[first] += max(spare, 0)
-    return counts
+def as_planned(context: AllocationContext) -> AllocationContext:
+    """Return the context as if every worker held what the plan in force has for it: a load under way counts as done."""
+    planned = {assignment.worker_id: assignment.model for assignment in context.last.assignments}
+    return replace(
+        context,
+        replicas=tuple(
+            replace(view, replica=replace(view.replica, resident_models=(planned[view.replica.instance_id],)))
+            if view.replica.instance_id in planned
+            else view
+            for view in context.replicas
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -174,7 +196,7 @@ class _Entries:
     def shares(self) -> dict[str, list[RouteShare]]:
         """By pool."""
         found: dict[str, list[RouteShare]] = {}
-        for start, rates in self._rates.items():
+        for start, rates in sorted(self._rates.items(), key=lambda item: STARTS.index(item[0])):
             total = sum(rates.values())
             for way, rate in rates.items():
                 share = RouteShare(start, min(1.0, rate / total), self._name(start, way) if way.beyond else "")

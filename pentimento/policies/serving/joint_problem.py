@@ -75,7 +75,7 @@ class PaintingRoute:
 @dataclass(frozen=True)
 class JointProblem:
     """The numbers of the problem. `demand`: requests a second by start. `devices`: how many, by kind. `held`: units by
-    (kind, component)."""
+    (kind, component). `may_load`: False where devices keep what they hold, or are left idle."""
 
     demand: Mapping[str, float]
     devices: Mapping[str, int]
@@ -85,6 +85,15 @@ class JointProblem:
     held: Mapping[tuple[str, str], int] = field(default_factory=dict)
     horizon_s: float = 60.0
     served_weight: float = 10.0
+    may_load: bool = True
+
+    @property
+    def bound(self) -> float:
+        """Return what no plan's objective exceeds: all are served, each by the best way for its start."""
+        best: dict[str, float] = {}
+        for route in self.routes:
+            best[route.start] = max(route.quality, best.get(route.start, 0.0))
+        return sum(rate * (self.served_weight + best[start]) for start, rate in self.demand.items() if start in best)
 
 
 @dataclass(frozen=True, order=True)
@@ -178,7 +187,8 @@ class _JointProgram:
         self._pools = {p: cost for component in problem.components for p, cost in _batches(problem, component)}
         self._rates = self._add_rates()
         self._units = {pool: self._program.variable(high=self._most(pool), integer=True) for pool in self._pools}
-        self._new = {pool: self._program.variable(-_LOAD_WEIGHT) for pool in self._pools}
+        most_new = math.inf if problem.may_load else 0.0
+        self._new = {pool: self._program.variable(-_LOAD_WEIGHT, most_new) for pool in self._pools}
         self._carry_work(self._add_aside())
         for component in problem.components:
             for kind in problem.devices:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import Replica, ReplicaKind, StartShare
+from pentimento.domain.fleet import Replica, ReplicaKind, StartShare, WorkerAssignment
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand, ReplicaView
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, entry_of
 from pentimento.policies.serving.joint import JointAllocator
@@ -96,6 +96,68 @@ def test_a_steady_demand_keeps_the_plan() -> None:
     last, decisions = repeat(ALLOCATOR, asked(16.0, *MIX), 20, 5.0)
 
     assert {tuple(decision.assignments) for decision in decisions[10:]} == {last.assignments}
+
+
+@pytest.mark.parametrize("starts", [(), MIX])
+def test_a_light_demand_that_wavers_keeps_the_first_plan(starts: tuple[StartShare, ...]) -> None:
+    """Batches of one and of two would carry it equally well, and so would any few of the devices."""
+    first = last = decide(ALLOCATOR, asked(1.0, *starts))
+    for number, rate in enumerate((0.2, 1.6, 0.4, 1.2, 0.0, 2.0, 0.6), start=1):
+        last = decide(ALLOCATOR, replace(asked(rate, *starts), now_s=5.0 * number, last=last))
+        assert replace(last, memory=()) == replace(first, memory=())
+
+    assert {assignment.max_batch_size for assignment in first.assignments} == {1}
+    (used,) = (pool for pool in first.pools if pool.routes)
+    assert (used.pool, len(used.worker_ids)) == ("sd15", 16)
+
+
+def test_batches_are_as_small_as_the_load_allows() -> None:
+    """Sixteen devices carry 8.9 a second in batches of one, 14.8 in batches of two."""
+    sizes = {
+        rate: {one.max_batch_size for one in decide(ALLOCATOR, asked(rate)).assignments} for rate in (4.0, 6.5, 8.5)
+    }
+
+    assert sizes == {4.0: {1}, 6.5: {1}, 8.5: {2}}
+
+
+def test_a_batch_size_stays_until_a_smaller_one_has_much_room() -> None:
+    """Batches of one would be 76 % busy at 6.5 a second and 53 % at 4.5."""
+    larger = decide(ALLOCATOR, asked(8.5))
+
+    def later(rate: float) -> set[int]:
+        last = replace(larger, memory=JointDemand(rate=rate).values())
+        return {one.max_batch_size for one in decide(ALLOCATOR, replace(asked(rate), last=last)).assignments}
+
+    assert (later(6.5), later(4.5)) == ({2}, {1})
+
+
+def test_devices_that_nobody_needs_help_a_busy_model() -> None:
+    """Ten hold the light model after a peak. Six heavy ones carry five a second, and would be 95 % busy with it."""
+    views = tuple(worker(number, "sd15" if number < 6 else "turbo") for number in range(16))
+
+    decision = decide(ALLOCATOR, replace(asked(5.0), replicas=views))
+
+    assert counts(decision) == {"sd15": 8, "turbo": 8}
+
+
+def test_a_load_under_way_counts_as_done() -> None:
+    """The plan in force gives the last worker to the light model, which it does not hold yet: nobody else gets it."""
+    first = decide(ALLOCATOR, asked(16.0))
+    given = [one.worker_id for one in first.assignments if one.model == "turbo"]
+    moved = replace(first, assignments=tuple(_given_to_others(first, given)))
+
+    again = decide(ALLOCATOR, replace(asked(16.0), now_s=5.0, last=moved))
+
+    assert {one.worker_id: one.model for one in again.assignments} == {
+        one.worker_id: one.model for one in moved.assignments
+    }
+
+
+def _given_to_others(decision: AllocationDecision, given: list[str]) -> list[WorkerAssignment]:
+    last = [one.worker_id for one in decision.assignments][-len(given) :]
+    first = [one.worker_id for one in decision.assignments][: len(given)]
+    others = last if set(last) != set(given) else first
+    return [replace(one, model="turbo" if one.worker_id in others else "sd15") for one in decision.assignments]
 
 
 def test_a_model_without_a_profile_is_never_planned_and_the_plan_says_why() -> None:
