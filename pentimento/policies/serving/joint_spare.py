@@ -17,15 +17,15 @@ def shared_out(problem: JointProblem, solution: JointSolution, may_load: bool) -
     Those that the solution does not need keep their models. A device that holds none of them goes to the busiest model
     that it can hold; where `may_load`, one of a model with little to do also goes to a busy one.
     """
-    shares = (_share(problem, solution, kind) for kind in problem.devices)
+    shares = (_kind_of_devices(problem, solution, kind) for kind in problem.devices)
     return {
         (share.kind, model): count for share in shares for model, count in share.filled(may_load).items() if count > 0
     }
 
 
-def _share(problem: JointProblem, solution: JointSolution, kind: str) -> "_Share":
+def _kind_of_devices(problem: JointProblem, solution: JointSolution, kind: str) -> "_DevicesOfKind":
     fitting = [component for component in problem.components if kind in component.costs]
-    share = _Share(kind, problem.devices[kind], {component.name: 0 for component in fitting})
+    share = _DevicesOfKind(kind, problem.devices[kind], {component.name: 0 for component in fitting})
     works = _works(problem, solution)
     for component in fitting:
         units = {p: n for p, n in solution.units.items() if (p.component, p.kind) == (component.name, kind)}
@@ -69,7 +69,7 @@ def work_of(problem: JointProblem, solution: JointSolution, component: str, kind
 
 
 @dataclass
-class _Share:
+class _DevicesOfKind:
     """Devices of one kind among models: how many each has, what one carries, what all must carry, what they hold."""
 
     kind: str
