@@ -22,7 +22,17 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks.filled_cache import ENCODER, LATENT_BYTES, SCOPE, FilledCache, Vectors, clusters_of, fill, vectors
+from benchmarks.filled_cache import (
+    ENCODER,
+    LATENT_BYTES,
+    SCOPE,
+    FilledCache,
+    Vectors,
+    clusters_of,
+    fill,
+    filled_in,
+    vectors,
+)
 from benchmarks.report import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.embedding import Embedding
@@ -200,11 +210,9 @@ async def with_inserts(cache: FilledCache, count: int) -> Answers:
 
 
 def filled(options: Options, entries_count: int, scratch: Path) -> FilledCache:
-    """The cache in the folder for data if it is there, or made: it takes minutes."""
+    """The cache in the folder for data, filled where it is not: a million entries take the better part of an hour."""
     folder: Path = options.rest["data"] or scratch
-    directory = folder / f"filled-{entries_count}"
-    cache = FilledCache(directory, entries_count, 0.0, 0.0)
-    return cache if cache.pointer.exists() else fill(directory, entries_count, options.rest["threads"])
+    return fill(filled_in(folder, entries_count), options.rest["threads"])
 
 
 def main() -> int:

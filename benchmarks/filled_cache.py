@@ -1,20 +1,28 @@
 """A cache with any number of entries in it, for benchmarks: vectors that lie as prompts do, ledger and index filled.
 
+    python -m benchmarks.filled_cache --directory DIR [--entries 1000000] [--piece 100000]
+
 The ledger's rows are written in bulk, as commits would have made them, and the index as a build of it makes it. Nothing
-lies in the object store: a lookup reads the ledger alone.
+lies in the object store: a lookup reads the ledger alone. A filling that was ended goes on where it stopped: what is
+in ledger and index by then stays there, and each call may add a bounded piece. The build of the graph is one piece,
+which begins anew where it was ended.
 """
 
+import argparse
 import json
 import math
+import re
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import insert, update
+from sqlalchemy import insert, select, update
 
 from pentimento.domain.cache import CacheScope, latent_key
 from pentimento.stores.ledger import cache_tables as tables
@@ -22,6 +30,7 @@ from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.vectors import IndexBuilding, VectorPoint
 from pentimento.stores.vectors.generations import Generation, Generations
+from pentimento.stores.vectors.index_building import needed_room_bytes
 from pentimento.stores.vectors.shard_process import ShardProcess, ShardTiming
 
 DIMENSION_COUNT = 512
@@ -36,10 +45,14 @@ _CHUNK_COUNT = 10_000
 # Members of a cluster have cosine 0.8 to one another: sessions of people who refine a prompt.
 _MEMBERS_COUNT = 20
 _SPREAD = 0.5
-_BUILD_LIMIT_S = 4 * 3600.0
-_START_LIMIT_S = 300.0
-_STOP_LIMIT_S = 600.0
+# Who fills may have little of the processor: nothing here is given up because it is slow.
+_BUILD_LIMIT_S = 24 * 3600.0
+_START_LIMIT_S = 1800.0
+_PATIENT = ShardTiming(hang_s=math.inf, send_s=1800.0, stop_s=1800.0)
 _PAGE_COUNT = 1000
+_SAID_COUNT = 50_000
+# Of an entry in the ledger: its vector, its object, their indexes.
+_ROW_BYTES = 5_000
 _CREATED_AT = 1000.0
 
 Vectors = NDArray[np.float32]
@@ -47,12 +60,10 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class FilledCache:
-    """Directories of a filled cache, and how long filling took, in seconds."""
+    """Directories of a filled cache."""
 
     directory: Path
     entries_count: int
-    insert_s: float
-    build_s: float
 
     @property
     def index(self) -> Path:
@@ -83,46 +94,104 @@ def clusters_of(entries_count: int) -> int:
     return max(1, entries_count // _MEMBERS_COUNT)
 
 
-def chunks(entries_count: int) -> Iterator[tuple[int, Vectors]]:
-    """The vectors of all entries, in parts with the number of their first."""
-    for first in range(0, entries_count, _CHUNK_COUNT):
-        count = min(_CHUNK_COUNT, entries_count - first)
-        yield first, vectors(count, clusters_of(entries_count), seed=1 + first)
+def chunks(entries_count: int, first: int = 0) -> Iterator[tuple[int, Vectors]]:
+    """The vectors of all entries from the part on that has `first` in it, in parts with the number of their first."""
+    for begin in range(first - first % _CHUNK_COUNT, entries_count, _CHUNK_COUNT):
+        count = min(_CHUNK_COUNT, entries_count - begin)
+        yield begin, vectors(count, clusters_of(entries_count), seed=1 + begin)
 
 
 def entry_id(number: int) -> str:
     return str(uuid.UUID(int=number + 1))
 
 
-def fill(directory: Path, entries_count: int, threads_count: int) -> FilledCache:
-    """Ledger and built index with that many entries: the points go straight to the process that builds the graph."""
-    directory.mkdir(parents=True, exist_ok=True)
-    cache = FilledCache(directory, entries_count, 0.0, 0.0)
+def filled_in(folder: Path, entries_count: int) -> FilledCache:
+    """The cache of that many entries among those that are kept in a folder; whether it is filled its pointer says."""
+    return FilledCache(folder / f"filled-{entries_count}", entries_count)
+
+
+def fill(cache: FilledCache, threads_count: int) -> FilledCache:
+    """Ledger and built index; what an ended filling left there is gone on with."""
+    while not cache.pointer.exists():
+        fill_piece(cache, threads_count, cache.entries_count)
+    return cache
+
+
+def fill_piece(cache: FilledCache, threads_count: int, most_count: int) -> int:
+    """Add the next entries, at most so many (in parts of 10,000), or build the graph where all are there; return how
+    many ledger and index have. The points go straight to the process that builds the graph. Raises RuntimeError where
+    the disk has no room."""
+    cache.directory.mkdir(parents=True, exist_ok=True)
+    _check_room(cache)
     open_cache_ledger(cache.ledger_url).close()
-    generations = Generations(cache.index, DIMENSION_COUNT)
-    generations.hold(_START_LIMIT_S)
-    generations.clean()
-    path = generations.following()
-    builder = _builder(path, threads_count)
-    insert_s = 0.0
-    for first, part in chunks(entries_count):
-        write_rows(cache.ledger_url, first, part)
-        began = time.monotonic()
+    with _held(Generations(cache.index, DIMENSION_COUNT)) as generations:
+        path = _unfinished(generations, cache)
+        builder = _builder(path, threads_count)
+        try:
+            there_count = _points_count(builder)
+            if there_count < cache.entries_count:
+                return _add(cache, builder, there_count, most_count)
+            builder.call({"op": "optimise"}, timeout_s=_BUILD_LIMIT_S)
+        finally:
+            builder.close()
+        generations.publish(Generation(path, cache.entries_count))
+    return there_count
+
+
+def _check_room(cache: FilledCache) -> None:
+    needed = needed_room_bytes(cache.entries_count, DIMENSION_COUNT) + cache.entries_count * _ROW_BYTES
+    there = sum(path.stat().st_size for path in cache.directory.rglob("*") if path.is_file())
+    if (free := shutil.disk_usage(cache.directory).free) < needed - there:
+        raise RuntimeError(f"{cache.entries_count:,} entries need {needed:,} bytes, {free:,} are free")
+
+
+def _add(cache: FilledCache, builder: ShardProcess, there_count: int, most_count: int) -> int:
+    """Entries from those on that the index has, durable part by part; return how many it has then."""
+    rows_count = _rows_count(cache.ledger_url)
+    until = there_count + most_count
+    for first, part in chunks(cache.entries_count, there_count):
+        if first >= until:
+            break
+        if first >= rows_count:
+            write_rows(cache.ledger_url, first, part)
         for at in range(0, len(part), _PAGE_COUNT):
             _put(builder, first + at, part[at : at + _PAGE_COUNT])
-        insert_s += time.monotonic() - began
-    began = time.monotonic()
-    builder.call({"op": "optimise"}, timeout_s=_BUILD_LIMIT_S)
-    builder.close()
-    generations.publish(Generation(path, entries_count))
-    generations.release()
-    return FilledCache(directory, entries_count, insert_s, time.monotonic() - began)
+        builder.call({"op": "flush"}, timeout_s=_BUILD_LIMIT_S)
+        there_count = first + len(part)
+    return there_count
+
+
+@contextmanager
+def _held(generations: Generations) -> Iterator[Generations]:
+    generations.hold(_START_LIMIT_S)
+    try:
+        yield generations
+    finally:
+        generations.release()
+
+
+def _unfinished(generations: Generations, cache: FilledCache) -> Path:
+    """The directory that an ended filling left, or the path of a new one."""
+    left = [path for path in cache.index.glob("*.g*") if path.is_dir() and re.fullmatch(r".*\.g\d+", path.name)]
+    return max(left, default=generations.following())
+
+
+def _rows_count(ledger_url: str) -> int:
+    engine = open_engine(ledger_url)
+    with engine.connect() as connection:
+        count = connection.execute(select(tables.state.c.entry_count)).scalar_one()
+    engine.dispose()
+    return int(count)
+
+
+def _points_count(builder: ShardProcess) -> int:
+    return int(builder.call({"op": "count"}, timeout_s=_START_LIMIT_S).header["points"])
 
 
 def _builder(path: Path, threads_count: int) -> ShardProcess:
     shape = json.dumps(IndexBuilding(threads_count=threads_count).shape())
     arguments = ("--directory", str(path), "--dimension-count", str(DIMENSION_COUNT), "--shape", shape)
-    builder = ShardProcess(arguments, ShardTiming(hang_s=math.inf, stop_s=_STOP_LIMIT_S), restarts=False)
+    builder = ShardProcess(arguments, _PATIENT, restarts=False)
     builder.start()
     builder.wait_ready(_START_LIMIT_S)
     return builder
@@ -189,3 +258,26 @@ def _object_row(of_entry: str) -> dict[str, object]:
         "digest": "sha256:" + "0" * 64,
         "size_bytes": LATENT_BYTES,
     }
+
+
+def main() -> None:
+    """Fill a cache piece by piece, and say after each how far it is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--directory", type=Path, required=True, help="of `cache_lookup --data`")
+    parser.add_argument("--entries", type=int, default=1_000_000)
+    parser.add_argument("--piece", type=int, help="entries that are added before it ends (default: all, and the build)")
+    parser.add_argument("--threads", type=int, default=2, help="of the build")
+    options = parser.parse_args()
+    cache = filled_in(options.directory, options.entries)
+    while not cache.pointer.exists():
+        began = time.monotonic()
+        there_count = fill_piece(cache, options.threads, options.piece or _SAID_COUNT)
+        took_s = time.monotonic() - began
+        print(f"{there_count:,} of {cache.entries_count:,} entries, {took_s:.0f} s", flush=True)
+        if options.piece:
+            return
+    print(f"filled: {cache.directory}")
+
+
+if __name__ == "__main__":
+    main()

@@ -79,7 +79,7 @@ def inserted_alone(directory: Path, number: int) -> Insertion:
 def inserted_from_ledger(directory: Path, number: int) -> Insertion:
     """As the gateway's background round does it: read, insert, mark, in batches."""
     directory.mkdir(parents=True, exist_ok=True)
-    cache = FilledCache(directory, 0, 0.0, 0.0)
+    cache = FilledCache(directory, 0)
     ledger = open_cache_ledger(cache.ledger_url)
     made = vectors(INSERT_COUNT, _CLUSTERS_COUNT, number)
     write_rows(cache.ledger_url, number * INSERT_COUNT, made, indexed=False)
