@@ -60,16 +60,14 @@ class DiscriminatorClient:
                 raise Internal("BAD_SCORE", f"the discriminator answered {confidence:g} for an image")
         return scores
 
-    async def foresee(
-        self, cascade: str, request_id: str, prompt: Embedding, timeout_s: float | None = None
-    ) -> PromptForesight:
+    async def foresee(self, cascade: str, prompt: Embedding, timeout_s: float | None = None) -> PromptForesight:
         """Return what the prompt tells by itself. Raises FailedPrecondition NO_PROMPT_HEAD for a discriminator of
         pictures alone, and Internal for an answer that is none."""
-        entry = pb.PromptToForesee(request_id=request_id, prompt=embedding_to_proto(prompt))
+        entry = pb.PromptToForesee(prompt=embedding_to_proto(prompt))
         request = pb.ForeseeRequest(cascade=cascade, prompts=[entry], encoder_digest=prompt.encoder_digest)
         with domain_errors():
             answer = await self._stub.Foresee(request, timeout=timeout_s)
-        told = next((told for told in answer.foresights if told.request_id == request_id), None)
+        told = answer.foresights[0] if len(answer.foresights) == 1 else None
         if told is None or told.verdict not in VERDICTS or not 0.0 <= told.probability <= 1.0:
             raise Internal("BAD_FORESIGHT", "the discriminator answered no foresight of the prompt")
         return PromptForesight(told.probability, VERDICTS[told.verdict])

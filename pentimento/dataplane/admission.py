@@ -1,5 +1,6 @@
 """Who may come in: a bounded queue that tenants share, the plan's share, nobody whose deadline cannot be kept."""
 
+from pentimento.dataplane.cascade import leave_out_stage, leaves_out_stage
 from pentimento.dataplane.effects import Announce, Effect, PersistAccepted, PrepareRoute, Reject, ResolveRoute
 from pentimento.dataplane.endings import drop_late, end_request
 from pentimento.dataplane.events import AcceptDropped, AcceptPersisted, DrainRequested, RequestArrived, RouteResolved
@@ -60,6 +61,8 @@ def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Ef
     request.spare, request.pair, request.start = event.spare, event.pair, event.start
     if event.cascade:
         request.cascade, request.cascade_name = event.cascade, event.cascade_name
+    if leaves_out_stage(state, request, event.foreseen):
+        return leave_out_stage(state, request, event.foreseen)
     if request.fallback_token and state.drops_late:
         end_s = predicted_end_s(state, now, state.pool(event.pool), request)
         if end_s is not None and now + end_s > request.deadline:

@@ -4,8 +4,9 @@
 from pentimento.dataplane.commits import commit_picture, stop_attempts
 from pentimento.dataplane.effects import Effect, ReleaseGrant, ResolveRoute, Score
 from pentimento.dataplane.events import Scored
-from pentimento.dataplane.state import Phase, Request, State, TimerKind
+from pentimento.dataplane.state import Phase, Pool, Request, State, TimerKind
 from pentimento.domain.fleet import CONFIDENCE_BINS
+from pentimento.policies.light_stages import leaves_out_light
 from pentimento.policies.serving.entry import NOISE
 
 
@@ -33,14 +34,31 @@ def on_scored(state: State, now: float, event: Scored) -> list[Effect]:
     else:
         threshold = _threshold(state, request)
         accepted, degraded = threshold is None or event.confidence > threshold, ""
-    pool = state.pool(request.pool)
-    pool.scored_count += 1
-    if event.confidence is not None and not degraded:
-        pool.confidences[min(int(event.confidence * CONFIDENCE_BINS), CONFIDENCE_BINS - 1)] += 1
+    _count_score(state.pool(request.pool), None if degraded else event.confidence)
     if accepted:
         return commit_picture(state, request, event.fencing_token, degraded)
-    pool.deferred_count += 1
+    return [ReleaseGrant(request.request_id, request.picture_token), *_defer(state, request)]
+
+
+def leaves_out_stage(state: State, request: Request, foreseen: float | None) -> bool:
+    """Return whether a request that is routed goes on to the next stage at once: its prompt alone tells that this
+    stage's picture would be refused."""
+    if not request.has_next_stage or request.start != NOISE:
+        return False
+    return leaves_out_light(foreseen, state.settings.skip_light_below, _threshold(state, request))
+
+
+def leave_out_stage(state: State, request: Request, foreseen: float | None) -> list[Effect]:
+    """Send the request on to the next stage. To plans it is one that was scored and deferred, as it would have been:
+    f(t) is to say how much the next pool gets."""
+    _count_score(state.pool(request.pool), foreseen)
     return _defer(state, request)
+
+
+def _count_score(pool: Pool, confidence: float | None) -> None:
+    pool.scored_count += 1
+    if confidence is not None:
+        pool.confidences[min(int(confidence * CONFIDENCE_BINS), CONFIDENCE_BINS - 1)] += 1
 
 
 def _threshold(state: State, request: Request) -> float | None:
@@ -56,7 +74,7 @@ def _threshold(state: State, request: Request) -> float | None:
 
 def _defer(state: State, request: Request) -> list[Effect]:
     """To the next pool, with the same deadline."""
-    release = ReleaseGrant(request.request_id, request.picture_token)
+    state.pool(request.pool).deferred_count += 1
     request.fallback_token = request.picture_token if state.settings.fall_back else 0
     request.picture_token = 0
     request.cascade_stage += 1
@@ -66,4 +84,4 @@ def _defer(state: State, request: Request) -> list[Effect]:
     pool = request.cascade[request.cascade_stage]
     state.move(request, pool, request.work)
     state.pool(pool).arrived_count += 1
-    return [release, ResolveRoute(request.request_id, request.cascade_stage)]
+    return [ResolveRoute(request.request_id, request.cascade_stage)]

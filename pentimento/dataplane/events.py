@@ -87,7 +87,8 @@ class RouteResolved:
     no misses); which one does is pinned with the first attempt. `pair`: the halves of its guidance may run on two
     workers, while a second one is idle (Katz, latent parallelism). `start`: its kind, as plans name it. `cascade`: the
     pools of the stages that a request of such a start goes through, where that is known only now; `cascade_name` is the
-    plan's. `thinning`: which of the steps left may be left out.
+    plan's. `thinning`: which of the steps left may be left out. `foreseen`: the probability, by the prompt alone, that
+    this stage's picture would be good enough; None where nobody told.
     """
 
     request_id: str
@@ -101,6 +102,7 @@ class RouteResolved:
     cascade: tuple[str, ...] = ()
     cascade_name: str = ""
     thinning: ThinningOffer = WHOLE
+    foreseen: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

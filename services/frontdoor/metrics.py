@@ -30,6 +30,10 @@ THINNED_STEPS = counter(
 UNSCORED = counter(
     "pentimento_frontdoor_unscored_total", "Light pictures that no discriminator scored; the settings say what then."
 )
+LEFT_OUT = counter(
+    "pentimento_frontdoor_left_out_stages_total",
+    "Light stages of cascades that were left out, as the prompt alone told that the picture would be refused.",
+)
 DEGRADED = counter(
     "pentimento_frontdoor_degraded_total", "Pictures that are less than was asked for, by the reason.", ["reason"]
 )

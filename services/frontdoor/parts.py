@@ -35,6 +35,7 @@ class PartTimeouts:
     lookup_s: float = 0.06
     reserve_s: float = 0.05
     score_s: float = 1.0
+    foresee_s: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,7 @@ def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
         confidence_threshold=settings.confidence_threshold,
         accept_unscored=settings.accept_unscored,
         fall_back=settings.fall_back,
+        skip_light_below=settings.skip_light_below,
         hedge_after=settings.hedge_after or None,
         thinning=settings.thinning,
         adapter_load_s=settings.adapter_load_s,
@@ -237,6 +238,7 @@ def part_timeouts(settings: FrontdoorSettings) -> PartTimeouts:
         lookup_s=settings.lookup_timeout_ms / 1000,
         reserve_s=settings.reserve_timeout_ms / 1000,
         score_s=settings.score_timeout_ms / 1000,
+        foresee_s=settings.foresee_timeout_ms / 1000,
     )
 
 

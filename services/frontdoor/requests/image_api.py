@@ -11,6 +11,7 @@ from functools import partial
 from pentimento.dataplane.events import CancelRequested, RequestArrived
 from pentimento.dataplane.state import Phase, Pool
 from pentimento.domain.adapters import Adapter
+from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import NotFound, PentimentoError
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.image_request import (
@@ -43,8 +44,9 @@ from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.replays import recorded_picture, resolve_replay
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
-from services.frontdoor.routing.bounded_calls import bounded
+from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
+from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note
 from services.frontdoor.routing.routes import embed
 from services.frontdoor.routing.stages import PoolOption, as_painted_by, cascade_stages, choose_stages, fits
 from services.frontdoor.routing.start_choice import Asker, decide_route
@@ -254,28 +256,38 @@ class ImageApi:
 
     async def explain(self, tenant: str, request: ImageRequest) -> Explanation:
         """The route that `generate` would take now; nothing is accepted or journalled."""
-        judged = self._judge(request)
-        resolved, stage = judged.resolved, judged.stages[0]
+        judged, notes = self._judge(request), list[str]()
+        scored = foresees(self._parts, judged.stages)
+        embedding = await embed(self._parts, tenant, judged.resolved, notes.append, scored=scored)
+        stage, left_out = judged.stages[0], list[str]()
+        option = await self._option(tenant, judged, stage, embedding, notes.append)
+        start = option.route.start
+        foreseen = await foresee(self._parts, judged.stages, start, embedding, notes.append)
+        if foreseen is not None and is_left_out(self._parts, judged.stages, start, foreseen):
+            left_out.append(left_out_note(stage.model, foreseen))
+            stage = judged.stages[1]
+            option = await self._option(tenant, judged, stage, embedding, notes.append)
+        stages, cascade = cascade_stages(judged.stages, kind_of(start)), judged.stages[0].cascade
+        option = replace(option, route=replace(option.route, stages=stages, cascade=cascade))
+        return await self._explanation(option, bool(request.model), stage, tuple(dict.fromkeys(notes)), left_out)
+
+    async def _option(
+        self, tenant: str, judged: Judged, stage: Stage, embedding: Embedding | None, note: Note
+    ) -> PoolOption:
+        """Where a request that comes to that stage would wait first."""
         held = self._parts.catalogue.find(stage.model)
-        notes: list[str] = []
-        embedding = await embed(self._parts, tenant, resolved, notes.append)
-        asker = Asker(tenant, resolved, stage, judged.draw)
-        option, *_ = await decide_route(self._parts, asker, held, embedding, notes.append)
-        route = replace(
-            option.route,
-            stages=cascade_stages(judged.stages, kind_of(option.route.start)),
-            cascade=judged.stages[0].cascade,
-        )
-        return await self._explanation(replace(option, route=route), bool(request.model), stage, notes)
+        asker = Asker(tenant, judged.resolved, stage, judged.draw, stays=stage is not judged.stages[0])
+        option, *_ = await decide_route(self._parts, asker, held, embedding, note)
+        return option
 
     async def _explanation(
-        self, option: PoolOption, names_model: bool, entered: Stage, notes: list[str]
+        self, option: PoolOption, names_model: bool, entered: Stage, notes: Sequence[str], left_out: Sequence[str]
     ) -> Explanation:
         dataplane, route = self._parts.dataplane, option.route
         state = dataplane.state
         plan, pool = state.plan, state.pools.get(option.pool) or Pool(option.pool)
         steps, threshold = self._steps(option, pool), state.settings.confidence_threshold
-        why = reasons(Explained(route, plan, names_model, entered, threshold, notes, pool, steps))
+        why = reasons(Explained(route, plan, names_model, entered, threshold, notes, pool, steps, left_out))
         return Explanation(
             route,
             route.plan_version,

@@ -106,6 +106,8 @@ class Job:
     timings: list[StageTiming] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     restaged: tuple[Stage, ...] = ()
+    # The probability, by its prompt alone, that its light picture would be good enough; None where nobody told.
+    foreseen: float | None = None
     # What the attempt failed with, for the client's status; the journal keeps its reason and message.
     failure: PentimentoError | None = None
     # Another frontdoor goes on with it: what it came with stays.

@@ -14,8 +14,11 @@ T = TypeVar("T")
 Note = Callable[[str], None]
 
 
-async def bounded(part: str, timeout_s: float, call: Awaitable[T], note: Note | None = None) -> T | None:
-    """The answer of a part that a picture can do without; None, counted and noted, when it fails or is late."""
+async def bounded(
+    part: str, timeout_s: float, call: Awaitable[T], note: Note | None = None, *, loses: str = "cache"
+) -> T | None:
+    """The answer of a part that a picture can do without; None, counted and noted, when it fails or is late. `loses`:
+    what the request then does without."""
     try:
         async with asyncio.timeout(timeout_s):
             return await call
@@ -23,8 +26,9 @@ async def bounded(part: str, timeout_s: float, call: Awaitable[T], note: Note | 
         reason = "slow"
     except PentimentoError as error:
         reason = "unavailable"
-        logger.debug("cache skipped", extra={"part": part, "reason": error.reason})
-    CACHE_SKIPS.labels(part, reason).inc()
+        logger.debug("%s skipped", loses, extra={"part": part, "reason": error.reason})
+    if loses == "cache":
+        CACHE_SKIPS.labels(part, reason).inc()
     if note is not None:
-        note(f"cache skipped: {part} {reason}")
+        note(f"{loses} skipped: {part} {reason}")
     return None

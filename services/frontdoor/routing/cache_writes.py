@@ -26,7 +26,7 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
     resolved, held, route = execution.resolved, execution.held, execution.route
     if parts.gateway is None or embedding is None or held is None:
         return None
-    if resolved.cache is CacheMode.READ:
+    if resolved.cache is CacheMode.READ or not resolved.cacheable:
         return None
     scope = scope_of(job.request.tenant, resolved, held, route.lora_patch_step, route.pipelined_from_step)
     attempt = execution.attempt

@@ -1,9 +1,10 @@
-"""Who is asked how good a light picture is."""
+"""Who is asked how good a light picture is, or will be."""
 
 import logging
 from collections.abc import Callable, Iterable
 
-from pentimento.clients.discriminator import DiscriminatorClient
+from pentimento.clients.discriminator import AttemptKey, DiscriminatorClient
+from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import ReplicaKind, ServiceEndpoint
 
@@ -30,15 +31,25 @@ class Discriminators:
         self._clients = {at: self._clients.get(at) or self._open_client(at) for at in self._cascades}
 
     async def score(
-        self, cascade: str, request_id: str, fencing_token: int, image: bytes, timeout_s: float
+        self, cascade: str, key: AttemptKey, image: bytes, prompt: Embedding | None, timeout_s: float
     ) -> float | None:
-        """The confidence; None when nobody answers in time."""
-        key = (request_id, fencing_token)
+        """The confidence; None when nobody answers in time. Some discriminators read the prompt beside the picture."""
+        prompts = {} if prompt is None else {key: prompt}
         for address, client in self._next_two(cascade):
             try:
-                return (await client.score(cascade, [(key, image)], timeout_s))[key]
+                return (await client.score(cascade, [(key, image)], timeout_s, prompts))[key]
             except PentimentoError as error:
                 logger.warning("a picture was not scored", extra={"address": address, "reason": error.reason})
+        return None
+
+    async def foresee(self, cascade: str, prompt: Embedding, timeout_s: float) -> float | None:
+        """The probability, by the prompt alone, that the light picture will be good enough; None when nobody answers
+        in time, or whoever does reads pictures alone."""
+        for address, client in self._next_two(cascade):
+            try:
+                return (await client.foresee(cascade, prompt, timeout_s)).probability
+            except PentimentoError as error:
+                logger.debug("a prompt was not foreseen", extra={"address": address, "reason": error.reason})
         return None
 
     def _next_two(self, cascade: str) -> list[tuple[str, DiscriminatorClient]]:

@@ -13,9 +13,11 @@ from pentimento.domain.generation import PlanVersion, Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.latent_pairing import PairingMode, can_pair
 from pentimento.policies.serving.entry import NOISE, Stage, scaled_start_step, stages_from
+from services.frontdoor.metrics import LEFT_OUT
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
 from services.frontdoor.routing.bounded_calls import Note, bounded
+from services.frontdoor.routing.foresight import foresee, foresees, left_out_note
 from services.frontdoor.routing.stages import PoolOption, as_painted_by, cascade_stages, known_stages
 from services.frontdoor.routing.start_choice import Asker, decide_route, new_route_id
 from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
@@ -27,33 +29,54 @@ logger = logging.getLogger(__name__)
 def prepare_route(parts: FrontdoorParts, effect: PrepareRoute) -> None:
     """Begin to embed the prompt, beside the journal's commit."""
     job = parts.jobs.get(effect.request_id)
-    job.embedding = parts.jobs.spawn(job, _embed_job(parts, job), effect)
+    scored = len(job.stages) > 1
+    if _is_embedded(parts, job.request.resolved, scored=scored):
+        job.embedding = parts.jobs.spawn(job, _embed_job(parts, job, scored=scored), effect)
 
 
 def resolve_route(parts: FrontdoorParts, effect: ResolveRoute) -> None:
     """Answer ResolveRoute with RouteResolved."""
     job = parts.jobs.get(effect.request_id)
+    if effect.cascade_stage and job.foreseen is not None and not job.executions:
+        job.note(left_out_note(job.stages[0].model, job.foreseen))
+        LEFT_OUT.inc()
     parts.jobs.spawn(job, _resolve(parts, job, effect.cascade_stage), effect)
 
 
-async def embed(parts: FrontdoorParts, tenant: str, resolved: ResolvedRequest, note: Note) -> Embedding | None:
-    """The prompt's retrieval embedding, or None with a note where the cache has to do without this request."""
-    if parts.embedder is None or parts.gateway is None or not resolved.cacheable:
+async def embed(
+    parts: FrontdoorParts, tenant: str, resolved: ResolvedRequest, note: Note, *, scored: bool
+) -> Embedding | None:
+    """The prompt's retrieval embedding, or None with a note where cache or discriminator have to do without it.
+    `scored`: whether a discriminator may be asked."""
+    if parts.embedder is None or not _is_embedded(parts, resolved, scored=scored):
         return None
     prompts, timeout_s = [resolved.spec.prompt], parts.timeouts.embed_s
     embedding = parts.embedder.embed_text(prompts, timeout_s, memo_partition=tenant)
-    answer = await bounded("embedder", timeout_s, embedding, note)
+    loses = "cache" if _is_embedded(parts, resolved, scored=False) else "prompt's embedding"
+    answer = await bounded("embedder", timeout_s, embedding, note, loses=loses)
     return answer[0] if answer else None
 
 
-async def _embed_job(parts: FrontdoorParts, job: Job) -> Embedding | None:
-    """Whatever is wrong here costs the cache alone."""
+async def prompt_of(parts: FrontdoorParts, job: Job) -> Embedding | None:
+    """The embedding for the discriminator of a request's pictures. It is there already, but for a request that an
+    earlier start of this frontdoor routed, or one whose start alone made it one of a cascade."""
+    if job.embedding is None:
+        job.embedding = parts.jobs.spawn(job, _embed_job(parts, job, scored=True), "embed for a score")
+    return await job.embedding
+
+
+async def _embed_job(parts: FrontdoorParts, job: Job, *, scored: bool) -> Embedding | None:
+    """Whatever is wrong here costs the cache alone, or the picture its score."""
     try:
-        return await embed(parts, job.request.tenant, job.request.resolved, job.note)
+        return await embed(parts, job.request.tenant, job.request.resolved, job.note, scored=scored)
     except Exception:
         logger.exception("a prompt was not embedded")
         job.note("cache skipped: embedder defect")
         return None
+
+
+def _is_embedded(parts: FrontdoorParts, resolved: ResolvedRequest, *, scored: bool) -> bool:
+    return scored or (parts.gateway is not None and resolved.cacheable)
 
 
 async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
@@ -64,11 +87,12 @@ async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
     if request.resolved.replay is not None:
         decided = (_pinned(parts, request.resolved, request.resolved.replay.route, stage, held),)
     else:
-        embedding = await job.embedding if job.embedding is not None else None
+        embedding = await _awaited_embedding(parts, job)
         asker = Asker(request.tenant, request.resolved, stage, request.draw, stays=number > 0)
         decided = await decide_route(parts, asker, held, embedding, job.note)
         if number == 0:
             job.restaged = _stages_from(parts, job, decided[0])
+            job.foreseen = await foresee(parts, job.stages, decided[0].route.start, embedding, job.note)
     start = kind_of(decided[0].route.start)
     stages, cascade = cascade_stages(job.stages, start), job.stages[0].cascade
     options = tuple(replace(option, route=replace(option.route, stages=stages, cascade=cascade)) for option in decided)
@@ -94,7 +118,14 @@ def _resolved(parts: FrontdoorParts, job: Job, number: int, options: tuple[PoolO
         tuple(stage.pool for stage in job.restaged),
         job.stages[0].cascade,
         first.thinning,
+        job.foreseen if number == 0 else None,
     )
+
+
+async def _awaited_embedding(parts: FrontdoorParts, job: Job) -> Embedding | None:
+    """None, at once, where neither a lookup nor a discriminator needs it before the picture is there."""
+    needed = job.request.resolved.cacheable or foresees(parts, job.stages)
+    return await job.embedding if job.embedding is not None and needed else None
 
 
 def _stages_from(parts: FrontdoorParts, job: Job, entered: PoolOption) -> tuple[Stage, ...]:

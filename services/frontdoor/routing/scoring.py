@@ -5,6 +5,7 @@ from pentimento.dataplane.events import Scored
 from services.frontdoor.metrics import UNSCORED
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job
+from services.frontdoor.routing.routes import prompt_of
 from services.frontdoor.routing.stages import discriminator_of
 
 
@@ -20,8 +21,9 @@ async def _score(parts: FrontdoorParts, job: Job, token: int) -> None:
     assert result is not None
     began_at = parts.clock.monotonic()
     cascade = discriminator_of(job.stages, execution.stage)
-    image, timeout_s = result.image, parts.timeouts.score_s
-    confidence = await parts.discriminators.score(cascade, execution.attempt.request_id, token, image, timeout_s)
+    prompt = await prompt_of(parts, job)
+    key, timeout_s = (execution.attempt.request_id, token), parts.timeouts.score_s
+    confidence = await parts.discriminators.score(cascade, key, result.image, prompt, timeout_s)
     job.time_stage("score", began_at, parts.clock.monotonic())
     execution.confidence = confidence
     if confidence is None:

@@ -113,7 +113,7 @@ async def test_what_a_prompt_tells_by_itself_is_answered_before_anything_is_pain
     head = open_discriminator(READER).head
     assert head is not None
 
-    told = await client.foresee(READING, "r", prompt(3))
+    told = await client.foresee(READING, prompt(3))
 
     assert told.probability == pytest.approx(head.foresee([head.prompt("p", prompt(3))])[0].probability, abs=1e-6)
 
@@ -122,9 +122,9 @@ async def test_a_prompt_that_is_missing_or_of_another_encoder_is_refused(client:
     with pytest.raises(InvalidArgument, match=r"images\[0\]\.prompt"):
         await client.score(READING, [(("r", 1), picture(1))])
     with pytest.raises(FailedPrecondition, match="is of encoder sha256:other"):
-        await client.foresee(READING, "r", replace(prompt(1), encoder_digest="sha256:other"))
+        await client.foresee(READING, replace(prompt(1), encoder_digest="sha256:other"))
     with pytest.raises(FailedPrecondition, match="reads pictures alone"):
-        await client.foresee(CASCADE, "r", prompt(1))
+        await client.foresee(CASCADE, prompt(1))
 
 
 async def test_an_unknown_cascade_is_named_with_those_there_are(client: DiscriminatorClient) -> None:
