@@ -12,7 +12,7 @@ from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import (
     DiscriminatorServiceServicer,
     add_DiscriminatorServiceServicer_to_server,
 )
-from pentimento.domain.errors import Internal
+from pentimento.domain.errors import FailedPrecondition, Internal
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.testing.held_models import HELD
@@ -22,12 +22,15 @@ DISCRIMINATOR = pb.DESCRIPTOR.services_by_name["DiscriminatorService"].full_name
 
 
 class FixedDiscriminator(DiscriminatorServiceServicer):
-    """Answers every image with one confidence; None for an error. With `hangs` it never answers."""
+    """Answers every image with one confidence; None for an error. With `hangs` it never answers. `foreseen`: what every
+    prompt tells; None where it reads pictures alone."""
 
     def __init__(self, confidence: float | None) -> None:
         self.confidence = confidence
         self.hangs = False
+        self.foreseen: float | None = None
         self.asked: list[pb.ScoreRequest] = []
+        self.foresights: list[pb.ForeseeRequest] = []
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
         self.asked.append(request)
@@ -40,6 +43,19 @@ class FixedDiscriminator(DiscriminatorServiceServicer):
             for image in request.images
         ]
         return pb.ScoreResponse(scores=scores)
+
+    async def Foresee(self, request: pb.ForeseeRequest, context: Any) -> pb.ForeseeResponse:
+        self.foresights.append(request)
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.foreseen is None:
+            raise FailedPrecondition("NO_PROMPT_HEAD", "reads pictures alone")
+        verdict = pb.Verdict.VERDICT_HARD if self.foreseen < 0.05 else pb.Verdict.VERDICT_UNSURE
+        told = [
+            pb.PromptForesight(request_id=prompt.request_id, probability=self.foreseen, verdict=verdict)
+            for prompt in request.prompts
+        ]
+        return pb.ForeseeResponse(foresights=told)
 
 
 class CascadeParts:

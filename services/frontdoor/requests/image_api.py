@@ -259,17 +259,17 @@ class ImageApi:
         judged, notes = self._judge(request), list[str]()
         scored = foresees(self._parts, judged.stages)
         embedding = await embed(self._parts, tenant, judged.resolved, notes.append, scored=scored)
-        stage, left_out = judged.stages[0], list[str]()
+        stage, told = judged.stages[0], list[str]()
         option = await self._option(tenant, judged, stage, embedding, notes.append)
         start = option.route.start
-        foreseen = await foresee(self._parts, judged.stages, start, embedding, notes.append)
+        foreseen = await foresee(self._parts, judged.stages, start, embedding, told.append)
         if foreseen is not None and is_left_out(self._parts, judged.stages, start, foreseen):
-            left_out.append(left_out_note(stage.model, foreseen))
+            told.append(left_out_note(stage.model, foreseen))
             stage = judged.stages[1]
             option = await self._option(tenant, judged, stage, embedding, notes.append)
         stages, cascade = cascade_stages(judged.stages, kind_of(start)), judged.stages[0].cascade
         option = replace(option, route=replace(option.route, stages=stages, cascade=cascade))
-        return await self._explanation(option, bool(request.model), stage, tuple(dict.fromkeys(notes)), left_out)
+        return await self._explanation(option, bool(request.model), stage, tuple(dict.fromkeys(notes)), told)
 
     async def _option(
         self, tenant: str, judged: Judged, stage: Stage, embedding: Embedding | None, note: Note
@@ -281,13 +281,13 @@ class ImageApi:
         return option
 
     async def _explanation(
-        self, option: PoolOption, names_model: bool, entered: Stage, notes: Sequence[str], left_out: Sequence[str]
+        self, option: PoolOption, names_model: bool, entered: Stage, notes: Sequence[str], told: Sequence[str]
     ) -> Explanation:
         dataplane, route = self._parts.dataplane, option.route
         state = dataplane.state
         plan, pool = state.plan, state.pools.get(option.pool) or Pool(option.pool)
         steps, threshold = self._steps(option, pool), state.settings.confidence_threshold
-        why = reasons(Explained(route, plan, names_model, entered, threshold, notes, pool, steps, left_out))
+        why = reasons(Explained(route, plan, names_model, entered, threshold, notes, pool, steps, told))
         return Explanation(
             route,
             route.plan_version,

@@ -27,7 +27,7 @@ class ExplainedSteps:
 class Explained:
     """A route, and what led to it: the plan in force, whether the request names its model, the stage at which it comes
     in, the operator's own confidence threshold, what was noted of the cache, the pool in which it would wait, what
-    decides its steps, and of each stage that would be left out, why."""
+    decides its steps, and what its prompt told of its stages."""
 
     route: Route
     plan: Plan | None
@@ -37,7 +37,7 @@ class Explained:
     notes: Sequence[str]
     pool: Pool
     steps: ExplainedSteps
-    left_out: Sequence[str] = ()
+    foresight: Sequence[str] = ()
 
 
 def reasons(explained: Explained) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def reasons(explained: Explained) -> tuple[str, ...]:
         _of_model(explained.names_model, explained.entered, explained.route),
         *_of_start(explained.route, explained.notes),
         _of_steps(explained.steps),
-        *_of_stages(explained.route, explained.confidence_threshold, explained.left_out),
+        *_of_stages(explained),
         *_of_wait(explained.pool),
     )
 
@@ -98,10 +98,12 @@ def _of_steps(steps: ExplainedSteps) -> str:
     )
 
 
-def _of_stages(route: Route, own_threshold: float, left_out: Sequence[str]) -> Iterator[str]:
-    yield from (f"stages: {why}" for why in left_out)
-    for stage, following in pairwise(route.stages[len(left_out) :]):
-        threshold = stage.confidence_threshold if route.cascade else own_threshold
+def _of_stages(explained: Explained) -> Iterator[str]:
+    yield from (f"stages: {sentence}" for sentence in explained.foresight)
+    route, entered = explained.route, explained.entered.model
+    models = [stage.model for stage in route.stages]
+    for stage, following in pairwise(route.stages[models.index(entered) if entered in models else 0 :]):
+        threshold = stage.confidence_threshold if route.cascade else explained.confidence_threshold
         yield f"stages: {following.model} paints it again unless the confidence is above {threshold:g}"
 
 

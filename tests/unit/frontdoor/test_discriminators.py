@@ -1,10 +1,15 @@
 """Which discriminator is asked."""
 
+import math
 from typing import Any
 
+from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import ReplicaKind, ServiceEndpoint
+from pentimento.domain.foresight import PromptForesight, Verdict
 from services.frontdoor.routing.discriminators import Discriminators
+
+PROMPT = Embedding(b"\0\0\0\0", 1, "sha256:encoder")
 
 
 class _NotingClient:
@@ -12,11 +17,18 @@ class _NotingClient:
         self._address = address
         self._asked = asked
 
-    async def score(self, cascade: str, images: Any, timeout_s: float) -> dict[tuple[str, int], float]:
+    async def score(self, cascade: str, images: Any, timeout_s: float, prompts: Any) -> dict[tuple[str, int], float]:
+        self._ask()
+        return {key: 0.5 if prompts == {key: PROMPT} else math.nan for key, _ in images}
+
+    async def foresee(self, cascade: str, prompt: Embedding, timeout_s: float) -> PromptForesight:
+        self._ask()
+        return PromptForesight(0.25, Verdict.UNSURE)
+
+    def _ask(self) -> None:
         self._asked.append(self._address)
         if "down" in self._address:
             raise Unavailable("DOWN", "nobody there", retry_after_ms=1)
-        return {key: 0.5 for key, _ in images}
 
 
 def discriminators(asked: list[str], *configured: str) -> Discriminators:
@@ -28,7 +40,7 @@ def endpoint(address: str, *cascades: str) -> ServiceEndpoint:
 
 
 async def score(them: Discriminators, cascade: str) -> float | None:
-    return await them.score(cascade, "r", 1, b"picture", 1.0)
+    return await them.score(cascade, ("r", 1), b"picture", PROMPT, 1.0)
 
 
 async def test_those_of_other_cascades_are_not_asked() -> None:
@@ -75,3 +87,13 @@ async def test_one_that_is_down_is_passed_over() -> None:
     them.follow([endpoint("down", "l>h"), endpoint("b", "l>h")])
 
     assert [await score(them, "l>h") for _ in range(2)] == [0.5, 0.5]
+
+
+async def test_what_a_prompt_tells_is_asked_of_those_of_its_cascade_and_of_the_next_where_one_is_down() -> None:
+    asked: list[str] = []
+    them = discriminators(asked)
+    them.follow([endpoint("down", "l>h"), endpoint("b", "l>h"), endpoint("c", "x>y")])
+
+    assert [await them.foresee("l>h", PROMPT, 1.0) for _ in range(2)] == [0.25, 0.25]
+    assert set(asked) == {"down", "b"}
+    assert await them.foresee("a>b", PROMPT, 1.0) is None

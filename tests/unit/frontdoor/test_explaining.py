@@ -75,6 +75,15 @@ def test_every_hand_over_says_its_threshold() -> None:
     assert told(own, "stages") == ["heavy paints it again unless the confidence is above 0.5"]
 
 
+def test_a_stage_that_is_left_out_hands_nothing_over() -> None:
+    entered = replace(CASE, entered=Stage("middle", "middle"), foresight=("light left out: why",))
+
+    assert told(entered, "stages") == [
+        "light left out: why",
+        "heavy paints it again unless the confidence is above 0.7",
+    ]
+
+
 def test_what_kept_the_cache_away_is_told() -> None:
     image = ObjectReference("k", "sha256:i", 1)
     hit = replace(ROUTE, start=FromImage(image, 5, NoiseForm.FLOW_MATCHING, Donor("e", "sha256:e", 0.9)))

@@ -1,0 +1,117 @@
+"""A discriminator that reads prompts: it gets them, and may tell by them alone that a light picture is for nothing."""
+
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from pentimento.domain.errors import Unavailable
+from pentimento.domain.image_request import CacheMode, ImageRequest
+from pentimento.testing.cascade import CascadeSuite, running_cascade
+from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
+
+UNNAMED = ImageRequest(prompt="a red circle", seed=1, cache=CacheMode.OFF)
+EMBEDDED = struct.pack("<2f", 1.0, 0.0)
+# Generous on a busy machine; what is tested is what follows from an answer.
+WAITS = {"embed_timeout_ms": 20_000, "lookup_timeout_ms": 20_000, "reserve_timeout_ms": 20_000}
+SKIPPING = {"skip_light_below": 0.05, "foresee_timeout_ms": 20_000}
+
+
+@asynccontextmanager
+async def reading(
+    folder: Path, embedder: ChosenEmbedder | None = None, gateway: ChosenGateway | None = None, **changes: Any
+) -> AsyncIterator[CascadeSuite]:
+    """A cascade with an embedder, and a cache where a gateway is given; light pictures are doubtful."""
+    address = f"unix:{folder / 'c'}"
+    server = await serve_cache(embedder or ChosenEmbedder(), gateway or ChosenGateway(), address)
+    addresses = {"embedder_address": address} | ({"gateway_address": address} if gateway else {})
+    try:
+        async with running_cascade(folder, 0.2, **{**addresses, **WAITS, **changes}) as cascade:
+            yield cascade
+    finally:
+        await server.stop()
+
+
+async def test_the_prompt_goes_with_the_picture_whatever_the_cache_may_know(folder: Path) -> None:
+    gateway = ChosenGateway()
+    async with reading(folder, gateway=gateway) as cascade:
+        await cascade.suite.paint(UNNAMED)
+
+    (asked,) = cascade.discriminator.asked
+    assert asked.encoder_digest == "sha256:encoder"
+    assert (asked.images[0].prompt.values, asked.images[0].prompt.dimension_count) == (EMBEDDED, 2)
+    assert (gateway.lookups, gateway.reserved) == ([], [])
+    assert not cascade.discriminator.foresights
+
+
+async def test_without_an_embedder_the_picture_is_scored_alone(folder: Path) -> None:
+    embedder = ChosenEmbedder()
+    embedder.error = Unavailable("DOWN", "nobody there", retry_after_ms=1)
+    async with reading(folder, embedder) as cascade:
+        completed = await cascade.suite.paint(UNNAMED)
+
+    (asked,) = cascade.discriminator.asked
+    assert not asked.images[0].HasField("prompt")
+    assert "prompt's embedding skipped: embedder unavailable" in completed.provenance.notes
+
+
+async def test_a_prompt_that_is_sure_to_be_hard_is_painted_by_the_heavy_model_alone(folder: Path) -> None:
+    left_out = left_out_count()
+    async with reading(folder, **SKIPPING) as cascade:
+        cascade.discriminator.foreseen = 0.03
+        explanation = await cascade.suite.client.explain(UNNAMED)
+        completed = await cascade.suite.paint(UNNAMED)
+
+    note = "light left out: by the prompt alone its picture is good enough with probability 0.030"
+    provenance = completed.provenance
+    assert (provenance.model_digest, provenance.attempt_number) == ("sha256:heavy", 1)
+    assert [stage.model for stage in provenance.route.stages] == ["light", "heavy"]
+    assert note in provenance.notes
+    assert not cascade.light.executed
+    assert not cascade.discriminator.asked
+    assert left_out_count() == left_out + 1
+    assert (explanation.pool, explanation.route.model) == ("heavy", "heavy")
+    assert [reason for reason in explanation.reasons if reason.startswith("stages")] == [f"stages: {note}"]
+    (prompt,) = cascade.discriminator.foresights[-1].prompts
+    assert prompt.prompt.values == EMBEDDED
+
+
+@pytest.mark.parametrize("foreseen", [0.06, 1.0])
+async def test_any_other_prompt_is_painted_light(folder: Path, foreseen: float) -> None:
+    async with reading(folder, **SKIPPING) as cascade:
+        cascade.discriminator.foreseen = foreseen
+        explanation = await cascade.suite.client.explain(UNNAMED)
+        completed = await cascade.suite.paint(UNNAMED)
+
+    assert len(cascade.light.executed) == 1
+    assert not any("left out" in note for note in completed.provenance.notes)
+    assert explanation.pool == "light"
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+async def test_a_discriminator_that_tells_nothing_of_prompts_costs_no_picture(folder: Path, hangs: bool) -> None:
+    short = {"foresee_timeout_ms": 20, "score_timeout_ms": 20} if hangs else {}
+    async with reading(folder, **{**SKIPPING, **short}) as cascade:
+        cascade.discriminator.hangs = hangs
+        completed = await cascade.suite.paint(UNNAMED)
+
+    assert len(cascade.light.executed) == 1
+    assert "foresight skipped: no discriminator told" in completed.provenance.notes
+
+
+async def test_a_request_that_names_its_model_is_not_foreseen(folder: Path) -> None:
+    async with reading(folder, **SKIPPING) as cascade:
+        cascade.discriminator.foreseen = 0.0
+        completed = await cascade.suite.paint(replace(UNNAMED, model="light"))
+
+    assert completed.provenance.model_digest == "sha256:light"
+    assert not cascade.discriminator.foresights
+
+
+def left_out_count() -> float:
+    return REGISTRY.get_sample_value("pentimento_frontdoor_left_out_stages_total") or 0.0
