@@ -252,7 +252,7 @@ async def test_one_tenant_takes_no_more_than_half_of_the_calls(socket_path: Path
 async def test_a_burst_ends_with_answers_alone(socket_path: Path) -> None:
     """Three times as many calls as a connection takes at once, on two connections, all before the first is answered."""
     async with serving(on(socket_path)) as target, channel_to(target) as one, channel_to(target) as two:
-        calls = [embed(channel, "x", timeout=60.0) for channel in (one, two) for _ in range(1500)]
+        calls = [embed(channel, "x", timeout=240.0) for channel in (one, two) for _ in range(1500)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
 
     assert set(answers) == {"x"}
@@ -269,7 +269,7 @@ async def test_calls_that_stay_open_leave_later_ones_waiting(socket_path: Path) 
         yield worker.WatchCreditsResponse()
 
     async def watch(channel: grpc.aio.Channel) -> int:
-        return len([one async for one in worker_stub(channel).WatchCredits(worker.WatchCreditsRequest(), timeout=60)])
+        return len([one async for one in worker_stub(channel).WatchCredits(worker.WatchCreditsRequest(), timeout=240)])
 
     async with serving(on(socket_path)) as target, channel_to(target) as channel:
         target.worker.credits = stay

@@ -73,7 +73,7 @@ async def serving(address: str) -> None:
         health = health_pb2_grpc.HealthStub(channel)
         while True:
             try:
-                answer = await health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=30)
+                answer = await health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=120)
             except grpc.aio.AioRpcError:
                 answer = None
             if answer is not None and answer.status == health_pb2.HealthCheckResponse.SERVING:

@@ -143,7 +143,7 @@ async def test_a_registered_profile_lets_a_model_be_planned_that_no_worker_has_m
         await suite.controller.register(measured)
 
         async def fleet_where(holds: object) -> None:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while True:
                     await suite.controller.report(ReplicaReport("w1", 1))
                     fleet = await suite.controller.fleet()
@@ -191,7 +191,7 @@ async def test_a_registered_cascade_of_three_is_planned_once_it_is_registered(fo
             worker = Replica(name, ReplicaKind.UNET_WORKER, f"unix:/{name}", 1, available_models=models, costs=costs)
             await suite.controller.register(worker)
         seen = set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "cascade-chain" not in seen:
                 for number in range(4):
                     await suite.controller.report(ReplicaReport(f"w{number}", 1))

@@ -90,6 +90,11 @@ def at_step(step: int, act: Callable[[], object]) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def patient_connections() -> None:
+    """As long as usual: some processes here are stopped, and have to be given up."""
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoints") / "tiny"

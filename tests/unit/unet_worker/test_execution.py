@@ -48,16 +48,16 @@ class NotANumberAt:
 class Parts:
     """A runner on a real engine and a real store."""
 
-    def __init__(self, model: DiffusionModel, objects: ObjectStore) -> None:
+    def __init__(self, model: DiffusionModel, objects: ObjectStore, donor_timeout_s: float = 60.0) -> None:
         self.model = NotANumberAt(model)
         served: Any = self.model
         self.threads = ThreadPoolExecutor(4)
         self.engine = StepEngine(served, EngineSettings(max_batch=1))
         self.finisher = Finisher(served, 16)
         self.engine.start()
-        starts = StartResolver(served, objects, self.threads, timeout_s=20.0)
+        starts = StartResolver(served, objects, self.threads, timeout_s=donor_timeout_s)
         painter = EngineModelRunner("worker", HELD, self.engine, self.finisher, starts, progress_interval_s=0.0)
-        self.runner = AttemptRunner(painter, objects, self.threads, 20.0, self.engine.wake)
+        self.runner = AttemptRunner(painter, objects, self.threads, 60.0, self.engine.wake)
 
     def close(self) -> None:
         self.engine.close()
@@ -110,7 +110,7 @@ async def test_cancelling_the_run_stops_the_engine(parts: Parts) -> None:
         if isinstance(event, Started):
             begun.set()
 
-    running = asyncio.create_task(parts.runner.run(order_with(num_inference_steps=90), hear))
+    running = asyncio.create_task(parts.runner.run(order_with(num_inference_steps=900), hear))
     await begun.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -139,7 +139,7 @@ async def test_work_for_idle_times_goes_on_once_an_attempt_is_over(parts: Parts)
     await begun
     ended.set()
 
-    assert await asyncio.to_thread(over.wait, 20)
+    assert await asyncio.to_thread(over.wait, 120)
 
 
 async def test_a_closed_engine_is_unavailable(parts: Parts) -> None:
@@ -158,13 +158,13 @@ class HungStore:
         self.released = threading.Event()
 
     def get(self, reference: ObjectReference) -> bytes:
-        self.released.wait(60)
+        self.released.wait()
         return b""
 
 
 async def test_a_store_that_does_not_answer_costs_the_saving_and_not_the_picture(model: DiffusionModel) -> None:
     hung: Any = HungStore()
-    parts = Parts(model, hung)
+    parts = Parts(model, hung, donor_timeout_s=0.05)
     start = replace(FROM_LATENT, sigma=schedule_for(model, ORDER.spec).sigmas[3])
 
     result = (await parts.runner.run(order_with(start=start), ignore)).result

@@ -41,7 +41,7 @@ class Desk:
 
     def await_loads(self, count: int) -> None:
         for _ in range(count):
-            assert self._news.acquire(timeout=30)
+            assert self._news.acquire(timeout=120)
 
 
 @pytest.fixture
