@@ -5,7 +5,8 @@ import sys
 
 import click
 
-from pentimento.domain.errors import PentimentoError
+from pentimento.domain.errors import PentimentoError, Unauthenticated
+from pentimento.settings.errors import SettingsError
 
 SUBCOMMANDS = {
     "up": "start the suite as local processes and keep it up",
@@ -64,11 +65,16 @@ def main() -> None:
     except PentimentoError as error:
         click.echo(f"pentimento: {describe(error)}", err=True)
         sys.exit(1)
+    except SettingsError as error:
+        click.echo(f"pentimento: {error}", err=True)
+        sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def describe(error: PentimentoError) -> str:
-    """One line that names the field where there is one."""
+    """One line that names the field where there is one, and the option of a token that lacks."""
+    if isinstance(error, Unauthenticated) and error.reason == "TOKEN_REQUIRED":
+        return "this suite asks for a token: --token TOKEN or @FILE, or PENTIMENTO_TOKEN"
     if not error.violations:
         return error.message
     return "; ".join(f"{violation.field}: {violation.description}" for violation in error.violations)

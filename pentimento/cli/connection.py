@@ -56,7 +56,7 @@ def running_suite(state_dir: Path) -> Endpoint:
         raise FailedPrecondition("SUITE_STARTING", f"the suite of {state_dir} does not serve yet{lines}")
     if endpoint is None:
         raise FailedPrecondition(
-            "NO_SUITE", f"no suite serves from {state_dir}: start one with `pentimento up`, or name an --address"
+            "NO_SUITE", f"no suite serves from {state_dir}: start one with `pentimento up`, or say where one serves"
         )
     return endpoint
 

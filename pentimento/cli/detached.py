@@ -1,5 +1,6 @@
 """A suite in the background: the same command again, in a session of its own, watched until it serves."""
 
+import shlex
 import subprocess
 import sys
 import time
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from pentimento.supervisor.state import StateDirectory
+from pentimento.supervisor.state import DEFAULT_STATE, StateDirectory
 
 LOOK_S = 0.1
 
@@ -28,11 +29,17 @@ def start_detached(state: StateDirectory) -> int:
     while (code := supervisor.poll()) is None:
         endpoint = state.endpoint()
         if endpoint is not None and endpoint.supervisor_pid == supervisor.pid:
-            click.echo(f"serving at {endpoint.public or endpoint.frontdoor}; stop it with `pentimento down`")
+            click.echo(f"serving at {endpoint.public or endpoint.frontdoor}; stop it with `{stopping(state.path)}`")
             return 0
         time.sleep(LOOK_S)
     click.echo(log.read_text(), nl=False, err=True)
     return code or 1
+
+
+def stopping(path: Path) -> str:
+    """Return the command that stops the suite of a state directory."""
+    place = "" if path.resolve() == DEFAULT_STATE.resolve() else f" --state-dir {shlex.quote(str(path))}"
+    return f"pentimento down{place}"
 
 
 def wait_until_gone(state: StateDirectory, path: Path) -> None:

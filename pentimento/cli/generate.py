@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from pentimento.cli.asked_adapters import CONTROLNET_FORM, LORA_FORM, controlnet_of, lora_of
-from pentimento.cli.connection import connection_options, frontdoor_address, read_token
+from pentimento.cli.calls import frontdoor_client
+from pentimento.cli.connection import connection_options
 from pentimento.cli.durations import duration_ms
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import FromNoise, InitImage, Provenance
 from pentimento.domain.image_request import Accepted, CacheMode, Completed, GenerateEvent, ImageRequest, Routed
 from pentimento.domain.image_request import Progress as StepsDone
-from pentimento.sdk.blocking import Client
 from pentimento.sdk.picture import Picture, provenance_as_json
 
 # What the contract can carry; the limits that count are the server's.
@@ -72,9 +72,7 @@ UINT64 = click.IntRange(0, 2**64 - 1)
 def generate(prompt: str, output: Path | None, as_json: bool, **options: Any) -> None:
     """Paints PROMPT and saves a PNG that carries its own provenance. Ctrl-C cancels the request."""
     request = request_from(prompt, options)
-    address = frontdoor_address(options["address"], options["state_dir"])
-    token = read_token(options["token"])
-    with Client(address, token=token, tls_ca_file=options["tls_ca_file"]) as client:
+    with frontdoor_client(options) as client:
         events = client.stream(
             request, idempotency_key=options["idempotency_key"], preview_interval_steps=options["preview"]
         )

@@ -1,6 +1,5 @@
 """`pentimento models`: what is registered with the controller as a model or a cascade."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -14,17 +13,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from pentimento.cli.connection import read_token, running_suite, state_dir_option, token_option
+from pentimento.cli.calls import ask_controller, controller_options
 from pentimento.clients.models import ModelRepositoryClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.models import CascadeVariant, ModelVariant, RegisteredModels
 from pentimento.files.json_values import from_json, to_json
-from pentimento.rpc.channel import open_channel
-from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.supervisor.child import source_path
 from pentimento.supervisor.models import find_model
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 T = TypeVar("T")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 CALL_TIMEOUT_S = 10.0
@@ -34,14 +30,6 @@ _SHOWN_DIGEST = 19
 @click.group()
 def models() -> None:
     """Registers models and cascades with the controller, lists and removes them. It takes an administrator's token."""
-
-
-def controller_options(command: Command) -> Command:
-    """Say which controller a command talks to, and as whom."""
-    address = click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
-    for option in (token_option, address, state_dir_option):
-        command = option(command)
-    return command
 
 
 @models.command()
@@ -55,6 +43,8 @@ def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], **optio
 
     Its files are judged as a worker judges them, and their digest is registered; the weights stay where they are.
     """
+    if not name:
+        raise InvalidArgument.of("name", "must not be empty")
     variant = describe(name, find_model(model).path, profiles)
     variant = replace(variant, licence=licence) if licence else variant
     call(options, lambda client: client.register_model(variant, CALL_TIMEOUT_S))
@@ -69,7 +59,7 @@ def add_cascade(file: Path, **options: Any) -> None:
     the last, with `discriminator` (`light>heavy`), `discriminator_digest`, and f(t) as `thresholds` and `shares`."""
     cascade = read_cascade(file)
     call(options, lambda client: client.register_cascade(cascade, CALL_TIMEOUT_S))
-    click.echo(f"{cascade.name}: {len(cascade.handovers)} hand-overs")
+    click.echo(f"{cascade.name}: discriminators {', '.join(each.discriminator for each in cascade.handovers)}")
 
 
 @models.command("list")
@@ -100,17 +90,7 @@ def remove(name: str, **options: Any) -> None:
 
 def call(options: dict[str, Any], question: Callable[[ModelRepositoryClient], Awaitable[T]]) -> T:
     """Return what the controller answers. Raises what it says."""
-    address, token, token_file = options["controller_address"], read_token(options["token"]), None
-    if not address:
-        suite = running_suite(options["state_dir"])
-        address = suite.controller
-        token_file = Path(suite.service_token_file) if suite.service_token_file and not token else None
-
-    async def ask() -> T:
-        async with open_channel(address, RpcChannelSettings(service_token_file=token_file), token or None) as channel:
-            return await question(ModelRepositoryClient(channel))
-
-    return asyncio.run(ask())
+    return ask_controller(options, lambda channel: question(ModelRepositoryClient(channel)))
 
 
 def describe(name: str, model: Path, profiles: tuple[Path, ...]) -> ModelVariant:

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from pentimento.cli.connection import connection_options, frontdoor_address, read_token
+from pentimento.cli.calls import frontdoor_client
+from pentimento.cli.connection import connection_options
 from pentimento.cli.durations import duration_ms
 from pentimento.cli.replay import read_file, request_id_of
 from pentimento.domain.image_request import PinnedPicture
-from pentimento.sdk.blocking import Client
 
 
 @click.command()
@@ -24,8 +24,7 @@ def pin(picture: Path, duration: str, **options: Any) -> None:
     (`generate --pin`); else a replay needs it again.
     """
     request_id, asked_ms = request_id_of(read_file(picture)), duration_ms("for", duration)
-    address = frontdoor_address(options["address"], options["state_dir"])
-    with Client(address, token=read_token(options["token"]), tls_ca_file=options["tls_ca_file"]) as client:
+    with frontdoor_client(options) as client:
         click.echo(told(picture, client.pin(request_id, asked_ms)))
 
 

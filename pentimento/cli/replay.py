@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from pentimento.cli.connection import connection_options, frontdoor_address, read_token
+from pentimento.cli.calls import frontdoor_client
+from pentimento.cli.connection import connection_options
 from pentimento.cli.generate import deadline_ms, summary, watch
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import ReplayRequest
-from pentimento.sdk.blocking import Client
 from pentimento.sdk.picture import Picture, provenance_as_json, read_provenance, without_provenance
 
 # Of pictures and of what they came with; servers send and take less.
@@ -46,10 +46,7 @@ def replay(picture: Path, output: Path | None, as_json: bool, **options: Any) ->
     """
     png = read_file(picture)
     request = request_of(png, options)
-    address = frontdoor_address(options["address"], options["state_dir"])
-    token = read_token(options["token"])
-    client = Client(address, token=token, tls_ca_file=options["tls_ca_file"])
-    with client, closing(client.replay_stream(request)) as events:
+    with frontdoor_client(options) as client, closing(client.replay_stream(request)) as events:
         painted = watch(events, picture, quiet=as_json)
     saved = painted.save(output or picture.with_name(f"{picture.stem}-replay.png"))
     equal = painted.data == without_provenance(png)

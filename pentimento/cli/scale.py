@@ -30,7 +30,12 @@ def scale(service: str, count: int, timeout_s: float, state_dir: Path) -> None:
     os.kill(suite.supervisor_pid, signal.SIGUSR1)
     if timeout_s:
         status = wait_until_settled(files, service, count, groups[service], timeout_s)
-        click.echo(f"{service}: {len(status.states)} processes serve")
+        click.echo(f"{service}: {told(len(status.states))}")
+
+
+def told(count: int) -> str:
+    """Say how many processes serve."""
+    return "1 process serves" if count == 1 else f"{count} processes serve"
 
 
 def wait_until_settled(

@@ -15,7 +15,8 @@ from grpc.aio import Channel
 from rich.console import Console, Group
 from rich.live import Live
 
-from pentimento.cli.connection import read_token, running_suite, state_dir_option, token_option
+from pentimento.cli.calls import naming, own_token_file
+from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_ca_option, token_option
 from pentimento.cli.status_view import SuiteStatus, as_document, movement, render, sample_of
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.frontdoor import FrontdoorClient
@@ -43,15 +44,24 @@ SHOWN_LOOKS = 60
 @click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
 @click.option("--frontdoor-address", help="likewise")
 @click.option("--gateway-address", help="likewise")
+@tls_ca_option
 @token_option
 @state_dir_option
 def status(
-    watch: bool, record: Path | None, as_json: bool, token: str, state_dir: Path, **addresses: str | None
+    watch: bool,
+    record: Path | None,
+    as_json: bool,
+    token: str,
+    tls_ca_file: Path | None,
+    state_dir: Path,
+    **addresses: str | None,
 ) -> None:
     """Shows who is up, the models they hold, queues, running work, the cache and the plan in force."""
+    if as_json and watch:
+        raise InvalidArgument.of("json", "is one look; --watch --record FILE writes a line for each")
     if record is not None and not watch:
         raise InvalidArgument.of("record", "is written with --watch alone")
-    places = find_places(addresses, read_token(token), state_dir)
+    places = find_places(addresses, read_token(token), tls_ca_file, state_dir)
     if as_json:
         click.echo(json.dumps(as_document(asyncio.run(look(places))), indent=1))
     elif watch:
@@ -66,26 +76,26 @@ class Places:
     frontdoor: str
     gateway: str
     token: str | None
-    token_file: Path | None
+    channels: RpcChannelSettings
 
 
-def find_places(addresses: dict[str, str | None], token: str, state_dir: Path) -> Places:
+def find_places(addresses: dict[str, str | None], token: str, tls_ca_file: Path | None, state_dir: Path) -> Places:
     given = {name.removesuffix("_address"): address for name, address in addresses.items() if address}
     if len(given) < len(addresses):
         suite = running_suite(state_dir)
         found = {"controller": suite.controller, "frontdoor": suite.frontdoor, "gateway": suite.gateway}
-        token_file = Path(suite.service_token_file) if suite.service_token_file and not token else None
-        return Places(**{**found, **given}, token=token or None, token_file=token_file)
-    return Places(**given, token=token or None, token_file=None)
+        channels = RpcChannelSettings(tls_ca_file=tls_ca_file, service_token_file=own_token_file(suite, token))
+        return Places(**{**found, **given}, token=token or None, channels=channels)
+    return Places(**given, token=token or None, channels=RpcChannelSettings(tls_ca_file=tls_ca_file))
 
 
 async def look(places: Places) -> SuiteStatus:
     """Asks the three at once; one that does not answer leaves its part out and its reason in."""
-    settings = RpcChannelSettings(service_token_file=places.token_file)
 
     async def ask(address: str, question: Callable[[Channel], Awaitable[T]]) -> T:
-        async with open_channel(address, settings, places.token) as channel:
-            return await question(channel)
+        with naming(address):
+            async with open_channel(address, places.channels, places.token) as channel:
+                return await question(channel)
 
     async def nothing() -> None:
         """What a suite without a cache says of it."""

@@ -115,8 +115,9 @@ def adapters_line(plan: Plan) -> str:
 
 def fleet_table(fleet: Fleet) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("process", "kind", "state", "models"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("process", "kind", "state"):
+        table.add_column(heading, no_wrap=True, overflow="ignore")
+    table.add_column("models", overflow="fold")
     for heading in ("queue", "running", "done", "failed"):
         table.add_column(heading, justify="right", no_wrap=True)
     for replica in sorted(fleet.replicas, key=lambda status: (status.replica.kind.value, status.replica.instance_id)):

@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from pentimento.cli.connection import connection_options, frontdoor_address, read_token
+from pentimento.cli.calls import frontdoor_client
+from pentimento.cli.connection import connection_options
 from pentimento.cli.replay import read_file, request_id_of
-from pentimento.sdk.blocking import Client
 
 
 @click.command()
@@ -16,7 +16,6 @@ from pentimento.sdk.blocking import Client
 def unpin(picture: Path, **options: Any) -> None:
     """Ends the pin of PICTURE: what it started from is kept no longer than what others start from."""
     request_id = request_id_of(read_file(picture))
-    address = frontdoor_address(options["address"], options["state_dir"])
-    with Client(address, token=read_token(options["token"]), tls_ca_file=options["tls_ca_file"]) as client:
+    with frontdoor_client(options) as client:
         client.unpin(request_id)
     click.echo(f"{picture} is not pinned any more")

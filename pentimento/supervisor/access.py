@@ -25,8 +25,11 @@ class SuiteTokens:
         self.service_token = directory / "service-token"
 
     def write(self) -> None:
-        """SettingsError naming the entry that is wrong."""
-        text = self._given.read_text()
+        """SettingsError naming the entry that is wrong, or the file that is no text."""
+        try:
+            text = self._given.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{self._given}: cannot be read: {error}") from error
         parse_tokens(text, str(self._given))
         write_private(self.table, f"{text}\n{token_entry(self._secret, DEFAULT_TENANT, SUITE_ROLES)}")
         write_private(self.service_token, self._secret + "\n")

@@ -72,7 +72,7 @@ def find_controlnets(given: str, weights: Path = WEIGHTS) -> Path | None:
         return None
     path = weights / "registry.json" if given == "tiny" else Path(given).resolve()
     if not path.is_file():
-        raise NotFound("MODEL_NOT_FOUND", f"controlnets {given!r} is neither a file nor `tiny`, or {path} is not there")
+        raise NotFound("MODEL_NOT_FOUND", f"controlnets must be `tiny` or a file, and there is no file {path}")
     return path
 
 
@@ -83,7 +83,7 @@ def find_loras(given: str, weights: Path = WEIGHTS) -> Path | None:
         return None
     path = weights if given == "tiny" else Path(given).resolve()
     if not path.is_dir():
-        raise NotFound("MODEL_NOT_FOUND", f"loras {given!r} is neither a directory nor `tiny`, or {path} is not there")
+        raise NotFound("MODEL_NOT_FOUND", f"loras must be `tiny` or a directory, and there is no directory {path}")
     return path
 
 

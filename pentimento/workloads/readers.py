@@ -106,7 +106,15 @@ def read_adapter_latencies(path: Path) -> tuple[AdapterLatency, ...]:
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """In the file's order: the lines of a .txt, or the field `prompt` (or `caption`) of a .tsv, .csv or .jsonl."""
+    """Return in the file's order the lines of a .txt, or the field `prompt` (or `caption`) of a .tsv, .csv or .jsonl.
+    Raises InvalidArgument, also for a file without any."""
+    prompts = _prompts(path)
+    if not prompts:
+        raise InvalidArgument.of(str(path), "must have at least one prompt")
+    return prompts
+
+
+def _prompts(path: Path) -> tuple[str, ...]:
     kind = Path(path.name.removesuffix(".gz")).suffix
     if kind == ".txt":
         return tuple(text for _, text in numbered_lines(path))

@@ -200,7 +200,7 @@ def test_a_model_is_registered_listed_and_removed(suite: LocalSuite) -> None:
     held = json.loads((WEIGHTS / "registry.json").read_text())["models"]
     digest = next(entry["digest"] for entry in held if entry["name"] == "tiny-heavy")
     assert [(entry["name"], entry["digest"]) for entry in listed["models"]] == [("heavy", digest)]
-    assert (taken.returncode, taken.stderr.count("heavy stands for another model")) == (1, 1)
+    assert (taken.returncode, taken.stderr.count("heavy is registered with other digest, files")) == (1, 1)
 
 
 def live_replicas(document: dict[str, dict[str, object]]) -> list[str]:

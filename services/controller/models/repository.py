@@ -107,7 +107,9 @@ class ModelRepository:
             raise ResourceExhausted("REPOSITORY_FULL", f"at most {MAX_REGISTERED} of a kind are registered")
         row = RegisteredRow(kind, one.name, digest, json.dumps(to_json(one), sort_keys=True))
         if not await asyncio.wrap_future(self._writable().register(row)):
-            message = f"{kind}.name: {one.name} stands for another {kind}; remove that first"
+            message = (
+                f"{kind}.name: {one.name} is registered with {_other(known.get(one.name), one)}; remove that first"
+            )
             raise FailedPrecondition("NAME_TAKEN", message)
         logger.info("registered", extra={"kind": kind, "model": one.name})
 
@@ -121,6 +123,12 @@ class ModelRepository:
             message = "this controller keeps no registrations: start it with --ledger-url"
             raise FailedPrecondition("NO_LEDGER", message)
         return self._ledger
+
+
+def _other(known: ModelVariant | CascadeVariant | None, one: ModelVariant | CascadeVariant) -> str:
+    """Say what of a registration is not what is to be registered."""
+    fields = [name for name, value in to_json(one).items() if known is not None and to_json(known)[name] != value]
+    return f"other {', '.join(fields)}" if fields else "something else"
 
 
 def _read(rows: Iterable[RegisteredRow], kind: str, of: type[T]) -> list[T]:

@@ -82,7 +82,7 @@ async def test_a_name_stands_for_one_model_until_it_is_removed(folder: Path) -> 
     other = replace(LIGHT, licence="another")
     async with running(folder) as suite:
         await suite.models.register_model(LIGHT)
-        with pytest.raises(FailedPrecondition, match="light stands for another model") as taken:
+        with pytest.raises(FailedPrecondition, match="light is registered with other ") as taken:
             await suite.models.register_model(other)
         assert taken.value.reason == "NAME_TAKEN"
 

@@ -46,7 +46,7 @@ def test_without_a_suite_generate_says_what_to_do(tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        f"pentimento: no suite serves from {tmp_path / 'none'}: start one with `pentimento up`, or name an --address"
+        f"pentimento: no suite serves from {tmp_path / 'none'}: start one with `pentimento up`, or say where one serves"
     ]
 
 
@@ -56,6 +56,15 @@ def test_unknown_model_stops_up_with_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert "no-such-model" in done.stderr
+
+
+def test_a_token_file_that_is_none_stops_up_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tokens.toml").write_text("# Not TOML\n- at all\n")
+    done = run("up", "--token-file", str(tmp_path / "tokens.toml"), "--state-dir", str(tmp_path / "state"))
+
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"pentimento: {tmp_path}/tokens.toml: not valid TOML")
 
 
 def test_wrong_usage_is_exit_code_2() -> None:

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
-from pentimento.cli.models import describe, models_table, read_cascade
+from pentimento.cli.models import add, describe, models_table, read_cascade
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.models import RegisteredModels
 from pentimento.files.json_values import from_json, to_json
@@ -56,3 +57,10 @@ def test_the_list_says_where_costs_are_known() -> None:
 def test_a_directory_that_is_no_checkpoint_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match="model_index"):
         describe("x", tmp_path, ())
+
+
+def test_a_model_without_a_name_is_not_registered_under_that_of_its_directory() -> None:
+    done = CliRunner().invoke(add, ["", "tiny-light"])
+
+    assert isinstance(done.exception, InvalidArgument)
+    assert str(done.exception) == "name: must not be empty"

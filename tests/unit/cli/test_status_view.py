@@ -1,8 +1,10 @@
 """What `pentimento status` makes of the answers."""
 
-from pentimento.cli.status_view import SuiteStatus, movement, sample_of
+from rich.console import Console
+
+from pentimento.cli.status_view import SuiteStatus, fleet_table, movement, sample_of
 from pentimento.domain.errors import Unavailable
-from pentimento.domain.fleet import Fleet, Plan
+from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus
 from pentimento.domain.generation import PlanVersion
 from pentimento.reports.allocations import AllocationSample
 
@@ -30,6 +32,15 @@ def test_how_the_allocation_moved_is_a_line_a_model_and_stage() -> None:
         "violated  ▅ 50%",
     ]
     assert list(movement(())) == []
+
+
+def test_processes_and_kinds_stand_on_one_line_in_a_narrow_terminal() -> None:
+    models = tuple(f"a-lora-with-a-long-name-{number}" for number in range(3))
+    replica = Replica("gateway", ReplicaKind.VECTORDB_GATEWAY, "unix:/x", 1, resident_models=models)
+    console = Console(width=80, record=True)
+    console.print(fleet_table(Fleet((ReplicaStatus(replica, 0, live=True),), Plan(PlanVersion(7, 2)), 7)))
+
+    assert " vectordb_gateway " in console.export_text()
 
 
 def test_a_look_without_a_controller_is_no_sample() -> None:

@@ -111,7 +111,7 @@ def test_loras_are_those_of_the_tiny_models_or_of_a_directory(weights: Path, tmp
     assert find_loras("", weights) is None
     assert find_loras("tiny", weights) == weights
     assert find_loras(str(tmp_path), weights) == tmp_path
-    with pytest.raises(NotFound, match="loras 'no-such' is neither a directory nor `tiny`"):
+    with pytest.raises(NotFound, match=r"loras must be `tiny` or a directory, and there is no directory .*no-such"):
         find_loras("no-such", weights)
 
 

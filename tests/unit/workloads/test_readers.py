@@ -101,6 +101,11 @@ def test_prompts_are_read_in_order(tmp_path: Path, name: str, lines: list[str]) 
     assert read_prompts(written(tmp_path / name, *lines)) == ("a cat", 'a "dog", two')
 
 
+def test_a_file_of_no_prompts_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"p\.txt: must have at least one prompt"):
+        read_prompts(written(tmp_path / "p.txt"))
+
+
 @pytest.mark.parametrize(
     ("reader", "lines", "message"),
     [

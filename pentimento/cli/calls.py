@@ -1,0 +1,82 @@
+"""How a command calls the suite: the frontdoor by the public client, the controller over a channel."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import grpc
+from grpc.aio import Channel
+
+from pentimento.cli.connection import (
+    frontdoor_address,
+    read_token,
+    running_suite,
+    state_dir_option,
+    tls_ca_option,
+    token_option,
+)
+from pentimento.domain.errors import Unavailable
+from pentimento.rpc.channel import open_channel
+from pentimento.rpc.settings import RpcChannelSettings
+from pentimento.sdk.blocking import Client
+from pentimento.supervisor.state import Endpoint
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+def controller_options(command: Command) -> Command:
+    """Say which controller a command talks to, and as whom."""
+    address = click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
+    for option in (tls_ca_option, token_option, address, state_dir_option):
+        command = option(command)
+    return command
+
+
+def ask_controller(options: dict[str, Any], question: Callable[[Channel], Awaitable[T]]) -> T:
+    """Return what the controller of `controller_options` answers. A suite that runs here is asked as itself where no
+    token is given. Raises what the controller says; Unavailable names its address."""
+    address, token = options["controller_address"], read_token(options["token"])
+    settings = RpcChannelSettings(tls_ca_file=options["tls_ca_file"])
+    if not address:
+        suite = running_suite(options["state_dir"])
+        address = suite.controller
+        settings = replace(settings, service_token_file=own_token_file(suite, token))
+
+    async def ask() -> T:
+        async with open_channel(address, settings, token or None) as channel:
+            return await question(channel)
+
+    with naming(address):
+        return asyncio.run(ask())
+
+
+def own_token_file(suite: Endpoint, token: str) -> Path | None:
+    """Return the file of the token that a suite shows itself, where it has one and the caller gave none."""
+    return Path(suite.service_token_file) if suite.service_token_file and not token else None
+
+
+@contextmanager
+def frontdoor_client(options: dict[str, Any]) -> Iterator[Client]:
+    """Yield a client of the frontdoor of `connection_options`. Unavailable names its address."""
+    address = frontdoor_address(options["address"], options["state_dir"])
+    with (
+        naming(address),
+        Client(address, token=read_token(options["token"]), tls_ca_file=options["tls_ca_file"]) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def naming(address: str) -> Iterator[None]:
+    """Put the address that was called before the message of an Unavailable that no process of ours wrote."""
+    try:
+        yield
+    except Unavailable as error:
+        if error.reason != grpc.StatusCode.UNAVAILABLE.name:
+            raise
+        raise Unavailable(error.reason, f"{address}: {error.message}") from error

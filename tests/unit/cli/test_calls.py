@@ -1,0 +1,64 @@
+"""How commands call a suite, and what they say when they cannot."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pentimento.cli import describe
+from pentimento.cli.adapters import list_all
+from pentimento.cli.calls import naming, own_token_file
+from pentimento.cli.detached import stopping
+from pentimento.cli.scale import told
+from pentimento.cli.status import status
+from pentimento.domain.errors import InvalidArgument, Unauthenticated, Unavailable
+from pentimento.supervisor.state import Endpoint
+
+NOBODY = "unix:/nonexistent/socket"
+
+
+def test_a_controller_that_cannot_be_reached_is_named() -> None:
+    done = CliRunner().invoke(list_all, ["--controller-address", NOBODY])
+
+    assert isinstance(done.exception, Unavailable)
+    assert str(done.exception) == f"{NOBODY}: the server cannot be reached"
+
+
+def test_what_a_process_of_ours_said_is_left_as_it_is() -> None:
+    with pytest.raises(Unavailable, match=r"^no worker is there$"), naming("here:1"):
+        raise Unavailable("NO_WORKER", "no worker is there")
+
+
+def test_a_suite_is_asked_with_its_own_token_where_none_is_given() -> None:
+    closed = Endpoint("", "", "", "", "/run/service-token", 1)
+
+    assert own_token_file(closed, "") == Path("/run/service-token")
+    assert own_token_file(closed, "another") is None
+    assert own_token_file(Endpoint("", "", "", "", "", 1), "") is None
+
+
+def test_a_lacking_token_is_asked_for_by_its_option() -> None:
+    lacking = Unauthenticated("TOKEN_REQUIRED", 'this call needs metadata "authorization: Bearer <token>"')
+
+    assert "--token" in describe(lacking)
+    assert describe(Unauthenticated("UNKNOWN_TOKEN", "the token is not known")) == "the token is not known"
+
+
+def test_one_look_as_json_is_not_watched() -> None:
+    done = CliRunner().invoke(status, ["--watch", "--json"])
+
+    assert isinstance(done.exception, InvalidArgument)
+    assert str(done.exception).startswith("json: ")
+
+
+def test_the_way_to_stop_a_suite_names_its_directory_where_it_is_another_than_usual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert stopping(Path(".pentimento")) == "pentimento down"
+    assert stopping(tmp_path / "my suite") == f"pentimento down --state-dir '{tmp_path}/my suite'"
+
+
+def test_one_process_serves_and_two_serve() -> None:
+    assert (told(1), told(2)) == ("1 process serves", "2 processes serve")
