@@ -93,3 +93,9 @@ def _steps_left_out(start: Start) -> int:
             return start.start_step
         case FromNoise():
             return 0
+
+
+def thinned_steps_of(route: Route, saved_steps: int) -> tuple[int, ...]:
+    """Return the steps that an attempt of a route takes alone, from the first of them on, once its start is known: none
+    where the start was passed over. What may be left out of hits was measured of hits."""
+    return route.thinned_steps if taken_of(route.start, saved_steps) == route.start else ()

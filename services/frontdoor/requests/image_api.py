@@ -47,7 +47,7 @@ from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
 from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note
-from services.frontdoor.routing.routes import embed
+from services.frontdoor.routing.routes import embed, expected_thinning
 from services.frontdoor.routing.stages import PoolOption, as_painted_by, cascade_stages, choose_stages, fits
 from services.frontdoor.routing.start_choice import Asker, decide_route
 from services.frontdoor.routing.starts import kind_of, work_left
@@ -188,8 +188,7 @@ class ImageApi:
         )
         listener = self._new_job(accepted).audience.join()
         pools, painted = tuple(stage.pool for stage in stages), as_painted_by(resolved, first)
-        needs, pipelined_from = needs_of(spec.loras, spec.controlnets), self._parts.pipelining.from_step(painted.spec)
-        thinning = self._parts.thinning.offer(painted, first.model_digest, None, pipelined_from)
+        needs, thinning = needs_of(spec.loras, spec.controlnets), expected_thinning(self._parts, painted, first)
         arrived = RequestArrived(
             request_id, tenant, pools[0], painted.cost, accepted.deadline, cascade=pools, needs=needs, thinning=thinning
         )
@@ -303,11 +302,10 @@ class ImageApi:
     def _steps(self, option: PoolOption, pool: Pool) -> ExplainedSteps:
         """What decides its steps, as `Generate` would tell the dataplane."""
         offers, resolved, route = self._parts.thinning, option.resolved, option.route
-        asked = resolved, route.model_digest, route.start, route.pipelined_from_step
-        offer, work = offers.offer(*asked), work_left(resolved, route.start)
+        offer, work = offers.offer(resolved, route), work_left(resolved, route.start)
         count = max(offer.remaining_count, 1)
         pressure = self._parts.dataplane.foreseen_pressure(pool, work, count, resolved.deadline_ms / 1000)
-        return ExplainedSteps(offers.mode, offer, offers.refusal(*asked), pressure)
+        return ExplainedSteps(offers.mode, offer, offers.refusal(resolved, route), pressure)
 
     async def _reuse_quality(self, model_digest: str) -> tuple[ReuseQuality, ...]:
         gateway = self._parts.gateway

@@ -9,10 +9,11 @@ from pentimento.dataplane.events import RouteOption, RouteResolved
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import PlanVersion, Route
+from pentimento.domain.generation import FromNoise, PlanVersion, Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.latent_pairing import PairingMode, can_pair
 from pentimento.policies.serving.entry import NOISE, Stage, scaled_start_step, stages_from
+from pentimento.policies.thinning import ThinningOffer
 from services.frontdoor.metrics import LEFT_OUT
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
@@ -169,7 +170,18 @@ def _count_start(
     return stage.pool, start
 
 
+def expected_thinning(parts: FrontdoorParts, resolved: ResolvedRequest, held: HeldModel) -> ThinningOffer:
+    """Return what may be left out of a request before its start is known: as from noise."""
+    patch_step, pipelined_from = (
+        parts.adapters.lora_patch_step(resolved.spec),
+        parts.pipelining.from_step(resolved.spec),
+    )
+    route = Route("", FromNoise(), held.model, held.model_digest)
+    route = replace(route, lora_patch_step=patch_step, pipelined_from_step=pipelined_from)
+    return parts.thinning.offer(resolved, route)
+
+
 def _as_route_option(parts: FrontdoorParts, option: PoolOption) -> RouteOption:
     digest, start = option.route.model_digest, option.route.start
-    thinning = parts.thinning.offer(option.resolved, digest, start, option.route.pipelined_from_step)
+    thinning = parts.thinning.offer(option.resolved, option.route)
     return RouteOption(option.pool, digest, work_left(option.resolved, start), thinning)

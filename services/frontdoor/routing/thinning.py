@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from pentimento.domain.generation import FromNoise, Start
+from pentimento.domain.generation import Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, ThinningRefusal, WholeReason
 from pentimento.policies.thinning_profiles import ThinningProfiles
+from services.frontdoor.routing.starts import steps_saved
 
 
 @dataclass(frozen=True)
@@ -15,28 +16,17 @@ class ThinningOffers:
     mode: ThinningMode = ThinningMode.OFF
     profiles: ThinningProfiles = field(default_factory=ThinningProfiles)
 
-    def offer(
-        self, resolved: ResolvedRequest, model_digest: str, start: Start | None = None, pipelined_from_step: int = 0
-    ) -> ThinningOffer:
-        """Return what may be left out of a request that starts there, from noise where that is not known yet."""
-        if self.refusal(resolved, model_digest, start, pipelined_from_step) is not None:
+    def offer(self, resolved: ResolvedRequest, route: Route) -> ThinningOffer:
+        """Return what may be left out of a request on that route."""
+        if self._asked(resolved) is not None:
             return WHOLE
-        return ThinningOffer(resolved.spec.num_inference_steps, 0, self.profiles.options(resolved.spec, model_digest))
+        options = self.profiles.options(resolved.spec, route)
+        saved = steps_saved(route.start)
+        return ThinningOffer(resolved.spec.num_inference_steps, saved, options) if options else WHOLE
 
-    def refusal(
-        self, resolved: ResolvedRequest, model_digest: str, start: Start | None = None, pipelined_from_step: int = 0
-    ) -> ThinningRefusal | None:
+    def refusal(self, resolved: ResolvedRequest, route: Route) -> ThinningRefusal | None:
         """Return why nothing of the request is left out, whatever the load; None where something may be."""
-        asked = self._asked(resolved)
-        if asked is not None:
-            return asked
-        if pipelined_from_step:
-            why = "residuals that are a step old are those of a step that was taken"
-            return ThinningRefusal(WholeReason.RESIDUALS_PIPELINED, why)
-        refusal = self.profiles.refusal(resolved.spec, model_digest, start or FromNoise())
-        if refusal is None and not self.profiles.options(resolved.spec, model_digest):
-            return ThinningRefusal(WholeReason.NOTHING_ALLOWED, "its profile allows no step to be left out")
-        return refusal
+        return self._asked(resolved) or self.profiles.refusal(resolved.spec, route)
 
     def _asked(self, resolved: ResolvedRequest) -> ThinningRefusal | None:
         """What the deployment and the request's own words say."""

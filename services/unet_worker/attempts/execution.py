@@ -14,6 +14,7 @@ from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import HeldModel
+from pentimento.domain.replay import thinned_steps_of
 from pentimento.domain.thinned_steps import thinned_note
 from pentimento.policies.residual_pipelining import wait_share
 from pentimento.wire.tensors import Binding, WireTensor
@@ -235,7 +236,7 @@ class EngineModelRunner:
             loras=loras,
             alone=bool(order.route.replay_of),
             peer=peer,
-            thinned_steps=order.route.thinned_steps,
+            thinned_steps=thinned_steps_of(order.route, start.saved_steps),
         )
         bridge = PaintingBridge(
             self._worker_id,

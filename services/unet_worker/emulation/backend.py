@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pentimento.devices.emulation import EmulatedDevices, EmulatedFleet, EmulatedModel, largest_batch
@@ -12,6 +12,7 @@ from pentimento.domain.errors import Cancelled, DeadlineExceeded, InvalidArgumen
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, NoiseForm, Route
+from pentimento.domain.replay import thinned_steps_of
 from pentimento.domain.thinned_steps import taken_steps, thinned_note
 from pentimento.emulation.device import DeviceSettings, EmulatedDevice, EmulatedJob
 from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES
@@ -290,11 +291,12 @@ class EmulatedBackend:
         """See `runner.ModelRunner`. An event loop's time is the monotonic clock's."""
         held, model, pictures = self.held, self._model, self._pictures[self._model.name]
         start = await self._start(order.spec, order.route)
+        thinned = thinned_steps_of(order.route, start.saved_steps)
+        order = replace(order, route=replace(order.route, thinned_steps=thinned))
         bridge = JobBridge(self._worker_id, order, start.first_step, emit, uploads, self._progress_interval_s)
         job = await self._denoise(order.spec, deadline, bridge)
         ended_at = self._loop.time()
         png = pictures.of(order.spec.prompt, order.spec.seed, start.first_step).png
-        thinned = order.route.thinned_steps
         note = RECORDED_NOTE if pictures.recorded else MADE_UP_NOTE
         notes = (note, start.note, thinned_note(thinned, order.spec.num_inference_steps))
         return PaintedPicture(

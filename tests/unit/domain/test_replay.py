@@ -23,7 +23,7 @@ from pentimento.domain.generation import (
     SpecInput,
     Start,
 )
-from pentimento.domain.replay import ancestor_of, replayed_route, start_taken, with_replayed_inputs
+from pentimento.domain.replay import ancestor_of, replayed_route, start_taken, thinned_steps_of, with_replayed_inputs
 
 SPEC = GenerationSpec("a red circle", "", "tiny", 32, 32, 10, 3.0, Scheduler.DDIM, 7)
 DONOR = Donor("entry", "sha256:1", 0.9)
@@ -38,6 +38,11 @@ def provenance(start: Start, steps_saved: int = 0) -> Provenance:
     stages = (CascadeStage("light", "light>tiny", 0.5), CascadeStage("tiny"))
     route = Route("route", start, "tiny", "sha256:model", stages, reason="as it was")
     return Provenance("r-1", SPEC, route, "sha256:model", "w", 1, 1, 10 - steps_saved, steps_saved, "build")
+
+
+@pytest.mark.parametrize(("start", "saved", "taken"), [(FromNoise(), 0, (6, 8)), (LATENT, 5, (6, 8)), (LATENT, 0, ())])
+def test_a_start_that_is_passed_over_leaves_nothing_out(start: Start, saved: int, taken: tuple[int, ...]) -> None:
+    assert thinned_steps_of(Route("r", start, "tiny", "sha256:model", thinned_steps=(6, 8)), saved) == taken
 
 
 @pytest.mark.parametrize(

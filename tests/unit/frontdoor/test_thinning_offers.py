@@ -7,6 +7,7 @@ import pytest
 from pentimento.domain.generation import (
     Donor,
     FromImage,
+    FromLatent,
     FromNoise,
     GenerationSpec,
     NoiseForm,
@@ -39,12 +40,12 @@ PROFILE = ThinningProfile(
 OFFERS = ThinningOffers(ThinningMode.LOAD, ThinningProfiles((PROFILE,)))
 SPEC = GenerationSpec("a circle", "", "heavy", 64, 64, 50, 1.5, Scheduler.DDIM, seed=1)
 RESOLVED = ResolvedRequest(SPEC, CacheMode.OFF, ImageFormat.PNG, None, 1000, may_thin=True)
+ROUTE = Route("", FromNoise(), "heavy", "sha256:h")
 IMAGE = FromImage(ObjectReference("k", "sha256:x", 1), 20, NoiseForm.VARIANCE_PRESERVING, Donor("e", "sha256:x", 0.9))
 
 
 def test_a_plain_request_is_offered_what_the_profile_allows() -> None:
-    assert OFFERS.offer(RESOLVED, "sha256:h") == ThinningOffer(50, 0, (ThinningOption(10, 10, 0.99),))
-    assert OFFERS.offer(RESOLVED, "sha256:h", FromNoise()).options
+    assert OFFERS.offer(RESOLVED, ROUTE) == ThinningOffer(50, 0, (ThinningOption(10, 10, 0.99),))
 
 
 @pytest.mark.parametrize(
@@ -57,33 +58,46 @@ def test_a_plain_request_is_offered_what_the_profile_allows() -> None:
     ],
 )
 def test_of_others_nothing_is_left_out(resolved: ResolvedRequest, why: WholeReason) -> None:
-    refusal = OFFERS.refusal(resolved, "sha256:h")
+    refusal = OFFERS.refusal(resolved, ROUTE)
 
     assert refusal is not None and refusal.reason is why
-    assert OFFERS.offer(resolved, "sha256:h") == WHOLE
+    assert OFFERS.offer(resolved, ROUTE) == WHOLE
 
 
 def test_what_is_offered_is_refused_for_no_reason() -> None:
-    assert OFFERS.refusal(RESOLVED, "sha256:h") is None
+    assert OFFERS.refusal(RESOLVED, ROUTE) is None
 
 
 def test_nothing_is_left_out_where_residuals_are_a_step_old_or_no_step_may_be() -> None:
     nothing = replace(OFFERS, profiles=ThinningProfiles((replace(PROFILE, rows=()),)))
-    for offers, pipelined_from, why in (
-        (OFFERS, 5, WholeReason.RESIDUALS_PIPELINED),
-        (nothing, 0, WholeReason.NOTHING_ALLOWED),
+    for offers, route, why in (
+        (OFFERS, replace(ROUTE, pipelined_from_step=5), WholeReason.RESIDUALS_PIPELINED),
+        (nothing, ROUTE, WholeReason.NOTHING_ALLOWED),
     ):
-        refusal = offers.refusal(RESOLVED, "sha256:h", None, pipelined_from)
+        refusal = offers.refusal(RESOLVED, route)
 
         assert refusal is not None and refusal.reason is why
-        assert offers.offer(RESOLVED, "sha256:h", None, pipelined_from) == WHOLE
+        assert offers.offer(RESOLVED, route) == WHOLE
+
+
+def test_a_hit_is_offered_what_was_measured_of_hits_that_resume_there() -> None:
+    hits = replace(PROFILE.rows[0], first_step=25, taken_count=5, resume_step=20, least_similarity=0.9)
+    offers = replace(OFFERS, profiles=ThinningProfiles((replace(PROFILE, rows=(*PROFILE.rows, hits)),)))
+    latent = FromLatent(ObjectReference("k", "sha256:x", 1), 20, 50, 1.0, Donor("e", "sha256:x", 0.93))
+
+    offer = offers.offer(RESOLVED, replace(ROUTE, start=latent))
+
+    assert offer == ThinningOffer(50, 20, (ThinningOption(25, 5, 0.99),))
+    # Thirty steps are left of it, five before the first that is thinned.
+    assert (offer.remaining_count, offer.least_count, offer.least_share) == (30, 10, 1 / 3)
+    assert offers.offer(RESOLVED, ROUTE).options == (ThinningOption(10, 10, 0.99),)
 
 
 def test_nor_of_hits_of_other_weights_or_where_it_is_off() -> None:
-    assert OFFERS.offer(RESOLVED, "sha256:h", IMAGE) == WHOLE
-    assert OFFERS.offer(RESOLVED, "sha256:other") == WHOLE
-    assert replace(OFFERS, mode=ThinningMode.OFF).offer(RESOLVED, "sha256:h") == WHOLE
-    assert ThinningOffers().offer(RESOLVED, "sha256:h") == WHOLE
+    assert OFFERS.offer(RESOLVED, replace(ROUTE, start=IMAGE)) == WHOLE
+    assert OFFERS.offer(RESOLVED, replace(ROUTE, model_digest="sha256:other")) == WHOLE
+    assert replace(OFFERS, mode=ThinningMode.OFF).offer(RESOLVED, ROUTE) == WHOLE
+    assert ThinningOffers().offer(RESOLVED, ROUTE) == WHOLE
 
 
 @pytest.mark.parametrize(
