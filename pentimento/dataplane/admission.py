@@ -4,8 +4,10 @@ from pentimento.dataplane.cascade import leave_out_stage, leaves_out_stage
 from pentimento.dataplane.effects import Announce, Effect, PersistAccepted, PrepareRoute, Reject, ResolveRoute
 from pentimento.dataplane.endings import drop_late, end_request
 from pentimento.dataplane.events import AcceptDropped, AcceptPersisted, DrainRequested, RequestArrived, RouteResolved
+from pentimento.dataplane.pools import Pool
 from pentimento.dataplane.predictions import predicted_end_s, retry_after_ms
-from pentimento.dataplane.state import Phase, Pool, Request, State
+from pentimento.dataplane.requests import Phase, Request
+from pentimento.dataplane.state import State
 from pentimento.domain.reasons import Reason
 
 

@@ -22,8 +22,10 @@ from pentimento.dataplane.events import (
     AttemptYielded,
     FailureKind,
 )
+from pentimento.dataplane.pools import Worker
 from pentimento.dataplane.predictions import expected_service_s, learn_speed
-from pentimento.dataplane.state import ATTEMPTED, Phase, Request, State, TimerKind, Worker
+from pentimento.dataplane.requests import ATTEMPTED, Phase, Request
+from pentimento.dataplane.state import State, TimerKind
 from pentimento.dataplane.thinning import settle_thinning
 from pentimento.domain.reasons import Reason
 

@@ -4,7 +4,9 @@
 from pentimento.dataplane.commits import commit_picture, stop_attempts
 from pentimento.dataplane.effects import Effect, ReleaseGrant, ResolveRoute, Score
 from pentimento.dataplane.events import Scored
-from pentimento.dataplane.state import Phase, Pool, Request, State, TimerKind
+from pentimento.dataplane.pools import Pool
+from pentimento.dataplane.requests import Phase, Request
+from pentimento.dataplane.state import State, TimerKind
 from pentimento.domain.fleet import CONFIDENCE_BINS
 from pentimento.policies.light_stages import leaves_out_light
 from pentimento.policies.serving.entry import NOISE

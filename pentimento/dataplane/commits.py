@@ -12,7 +12,8 @@ from pentimento.dataplane.effects import (
     StopAttempt,
 )
 from pentimento.dataplane.events import CommitFailed, ResultCommitted
-from pentimento.dataplane.state import Phase, Request, State
+from pentimento.dataplane.requests import Phase, Request
+from pentimento.dataplane.state import State
 
 
 def commit_picture(state: State, request: Request, picture_token: int, degraded: str = "") -> list[Effect]:

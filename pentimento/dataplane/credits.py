@@ -3,7 +3,8 @@
 import math
 
 from pentimento.dataplane.events import AttemptKey
-from pentimento.dataplane.state import Pool, State, Worker
+from pentimento.dataplane.pools import Pool, Worker
+from pentimento.dataplane.state import State
 
 
 def take(state: State, worker: Worker, key: AttemptKey) -> None:

@@ -9,7 +9,8 @@ from pentimento.dataplane.credits import give_back, give_back_peer
 from pentimento.dataplane.effects import DeliverRecorded, Effect, End, ReleaseGrant, StopAttempt
 from pentimento.dataplane.endings import deliver_end, end_request, journal_end, stop_request
 from pentimento.dataplane.events import CommitFailed, EffectFailed, Scored
-from pentimento.dataplane.state import Phase, State
+from pentimento.dataplane.requests import Phase
+from pentimento.dataplane.state import State
 from pentimento.domain.reasons import Reason
 
 Handler = Callable[[State, float, EffectFailed], list[Effect]]

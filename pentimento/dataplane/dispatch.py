@@ -4,8 +4,10 @@ from pentimento.dataplane.attempts import start_attempt
 from pentimento.dataplane.credits import latest_deadline, take_as_peer
 from pentimento.dataplane.effects import Effect
 from pentimento.dataplane.endings import drop_late
+from pentimento.dataplane.pools import Lane, Worker
 from pentimento.dataplane.predictions import predicted_service_s, service_s
-from pentimento.dataplane.state import Lane, LaneKey, Phase, Request, State, Worker
+from pentimento.dataplane.requests import LaneKey, Phase, Request
+from pentimento.dataplane.state import State
 from pentimento.dataplane.suitability import cheapest_worker, suits
 from pentimento.dataplane.thinning import least_work
 from pentimento.policies.adapter_needs import AdapterNeeds

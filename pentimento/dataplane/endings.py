@@ -4,7 +4,8 @@ from pentimento.dataplane.commits import commit_picture, enter_end, fall_back, r
 from pentimento.dataplane.effects import DeliverEnd, DeliverRecorded, Drop, Effect, End, PersistEnd
 from pentimento.dataplane.events import CancelRequested, EndPersisted
 from pentimento.dataplane.predictions import learn_slowness, retry_after_ms
-from pentimento.dataplane.state import Phase, Request, State
+from pentimento.dataplane.requests import Phase, Request
+from pentimento.dataplane.state import State
 from pentimento.domain.reasons import Reason
 
 # The picture is there or the end is decided: too late to change anything.

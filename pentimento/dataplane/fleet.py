@@ -4,9 +4,10 @@ from pentimento.dataplane.attempts import lose_attempt
 from pentimento.dataplane.credits import count, give_back_peer, refresh
 from pentimento.dataplane.effects import Effect, StopAttempt
 from pentimento.dataplane.events import AttemptKey, PlanReceived, ProfilesReceived, WorkerLost, WorkerReported
+from pentimento.dataplane.pools import Worker
 from pentimento.dataplane.recovery import attach_orphans, is_orphan
 from pentimento.dataplane.speed import Speed, is_sane
-from pentimento.dataplane.state import State, TimerKind, Worker
+from pentimento.dataplane.state import State, TimerKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan
 from pentimento.policies.adapter_needs import NO_HOLDINGS

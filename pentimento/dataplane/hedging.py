@@ -2,7 +2,8 @@
 
 from pentimento.dataplane.attempts import start_attempt
 from pentimento.dataplane.effects import Effect, Hedge
-from pentimento.dataplane.state import Phase, Request, State
+from pentimento.dataplane.requests import Phase, Request
+from pentimento.dataplane.state import State
 from pentimento.dataplane.suitability import cheapest_worker
 
 

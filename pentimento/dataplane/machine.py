@@ -17,9 +17,10 @@ from pentimento.dataplane import (
 )
 from pentimento.dataplane.dispatch import dispatch
 from pentimento.dataplane.effects import Drained, Effect
+from pentimento.dataplane.pools import Pool
 from pentimento.dataplane.predictions import predicted_wait_s, service_s
 from pentimento.dataplane.settings import DataplaneSettings
-from pentimento.dataplane.state import Pool, State
+from pentimento.dataplane.state import State
 from pentimento.dataplane.thinning import foreseen_pressure
 from pentimento.policies.thinning import Pressure
 

@@ -3,8 +3,10 @@
 import math
 
 from pentimento.dataplane.events import RequestArrived
+from pentimento.dataplane.pools import Pool, Worker
+from pentimento.dataplane.requests import Request
 from pentimento.dataplane.speed import Speed, averaged
-from pentimento.dataplane.state import Pool, Request, State, Worker
+from pentimento.dataplane.state import State
 
 # Where nothing is known of a pool's speed yet.
 DEFAULT_WAIT_S = 5.0

@@ -3,8 +3,10 @@
 from pentimento.dataplane.credits import take
 from pentimento.dataplane.effects import Attach, Effect, PrepareRoute, ResolveRoute
 from pentimento.dataplane.events import AttemptKey, Recovered, RecoveredRequest, TookOver
+from pentimento.dataplane.pools import Worker
 from pentimento.dataplane.predictions import expected_service_s
-from pentimento.dataplane.state import Phase, Request, State, TimerKind, Worker
+from pentimento.dataplane.requests import Phase, Request
+from pentimento.dataplane.state import State, TimerKind
 
 
 def on_took_over(state: State, now: float, event: TookOver) -> list[Effect]:

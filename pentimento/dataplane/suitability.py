@@ -1,7 +1,9 @@
 """Which of the workers with a free credit a request goes to: one that has what it needs, and where it costs least."""
 
+from pentimento.dataplane.pools import Worker
 from pentimento.dataplane.ready import ReadyWorkers
-from pentimento.dataplane.state import LaneKey, Request, State, Worker
+from pentimento.dataplane.requests import LaneKey, Request
+from pentimento.dataplane.state import State
 from pentimento.policies.adapter_needs import can_paint, least_missed, load_count
 
 # Of workers of one cost, so many are compared for a request without adapters.

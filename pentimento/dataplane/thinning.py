@@ -1,7 +1,9 @@
 """Which steps an attempt leaves out, decided when it gets its worker: by its deadline and the load of its pool."""
 
+from pentimento.dataplane.pools import Pool, Worker
 from pentimento.dataplane.predictions import predicted_wait_s
-from pentimento.dataplane.state import Pool, Request, State, Worker
+from pentimento.dataplane.requests import Request
+from pentimento.dataplane.state import State
 from pentimento.policies.thinning import Pressure, choose, thinned_steps
 
 # Of the credits of a pool: where others wait for more, they wait for longer than that share of a picture's time.

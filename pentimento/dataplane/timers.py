@@ -8,7 +8,8 @@ from pentimento.dataplane.events import TimePassed
 from pentimento.dataplane.fleet import forget_worker
 from pentimento.dataplane.hedging import on_hedge_due
 from pentimento.dataplane.recovery import on_orphan_wait_over
-from pentimento.dataplane.state import Phase, Request, State, TimerKind
+from pentimento.dataplane.requests import Phase, Request
+from pentimento.dataplane.state import State, TimerKind
 
 
 def on_time_passed(state: State, now: float, event: TimePassed) -> list[Effect]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import AttemptKey
-from pentimento.dataplane.state import Pool
+from pentimento.dataplane.pools import Pool
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind, StartShare
 from pentimento.domain.generation import PlanVersion
 from pentimento.emulation.device import EmulatedDevice

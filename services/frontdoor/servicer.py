@@ -10,7 +10,7 @@ from pentimento.api.frontdoor.v1 import frontdoor_service_pb2 as frontdoor_pb
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServiceServicer
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceServicer
-from pentimento.dataplane.state import Pool, Worker
+from pentimento.dataplane.pools import Pool, Worker
 from pentimento.rpc import current_caller
 from pentimento.wire.adapters import adapter_to_proto
 from pentimento.wire.enumerations import REQUEST_STATES

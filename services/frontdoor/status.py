@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pentimento.dataplane import Dataplane
-from pentimento.dataplane.state import Pool, Worker
+from pentimento.dataplane.pools import Pool, Worker
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import AdapterDemand, PlanAcknowledgement, PoolDemand, ReplicaReport, StartShare
 from pentimento.domain.generation import PlanVersion

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pentimento.dataplane.events import CancelRequested, RequestArrived
-from pentimento.dataplane.state import Phase, Pool
+from pentimento.dataplane.pools import Pool
+from pentimento.dataplane.requests import Phase
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import NotFound, PentimentoError

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pentimento.dataplane.state import Pool
+from pentimento.dataplane.pools import Pool
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import Route
 from pentimento.policies.serving.entry import NOISE, Stage

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 import pytest
 
 from pentimento.dataplane.credits import is_eligible
-from pentimento.dataplane.state import ATTEMPTED, WAITING, Lane, LaneKey, Phase, Pool, Request, State, TimerKind, Worker
+from pentimento.dataplane.pools import Lane, Pool, Worker
+from pentimento.dataplane.requests import ATTEMPTED, WAITING, LaneKey, Phase, Request
+from pentimento.dataplane.state import State, TimerKind
 
 
 def check_bookkeeping(state: State) -> None:

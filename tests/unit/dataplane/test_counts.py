@@ -6,7 +6,9 @@ import pytest
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
 from pentimento.dataplane.events import FailureKind
-from pentimento.dataplane.state import Backlog, Counters, Phase, Pool, Request, State, Worker
+from pentimento.dataplane.pools import Backlog, Pool, Worker
+from pentimento.dataplane.requests import Phase, Request
+from pentimento.dataplane.state import Counters, State
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.thinning import WHOLE, ThinningMode

@@ -4,9 +4,11 @@ import pytest
 
 from pentimento.dataplane import DataplaneSettings
 from pentimento.dataplane.events import RequestArrived, SpeedProfile
+from pentimento.dataplane.pools import Backlog, Pool, Worker
 from pentimento.dataplane.predictions import predicted_end_s, predicted_wait_s, retry_after_ms
+from pentimento.dataplane.requests import Request
 from pentimento.dataplane.speed import Speed
-from pentimento.dataplane.state import Backlog, Pool, Request, State, Worker
+from pentimento.dataplane.state import State
 
 ARRIVED = RequestArrived("r", "own", "m", 1.0, 1000.0)
 ADMITTED = Request("r", "own", "m", 1.0, 1000.0)

@@ -13,7 +13,7 @@ from functools import singledispatchmethod
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
 from pentimento.dataplane.events import AttemptKey, FailureKind
-from pentimento.dataplane.state import WAITING
+from pentimento.dataplane.requests import WAITING
 from pentimento.domain.fleet import Capability
 from pentimento.policies.adapter_needs import NO_HOLDINGS, NO_NEEDS, AdapterHoldings, AdapterNeeds, can_paint
 from tests.unit.dataplane.bookkeeping import check_bookkeeping, check_counters

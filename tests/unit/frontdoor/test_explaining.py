@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.dataplane.state import Pool
+from pentimento.dataplane.pools import Pool
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import (
     CascadeStage,
