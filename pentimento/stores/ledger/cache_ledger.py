@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Engine, Row, delete, func, select, update
 
 from pentimento.domain.access import EvictionRule, FifoRule
 from pentimento.domain.cache import CacheHolding
@@ -24,6 +24,7 @@ from pentimento.stores.ledger import cache_tables as tables
 from pentimento.stores.ledger import cache_writes as writes
 from pentimento.stores.ledger.cache_access import UseBatch
 from pentimento.stores.ledger.cache_evictions import WhoGivesWay
+from pentimento.stores.ledger.cache_integrity import contradictions
 from pentimento.stores.ledger.cache_records import (
     CachedEntry,
     CacheTotals,
@@ -31,13 +32,12 @@ from pentimento.stores.ledger.cache_records import (
     EntryCommit,
     EntryVectors,
     GrantRecord,
-    HeldLatent,
     NumberedVector,
     ObjectPin,
 )
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
+from pentimento.stores.ledger.live_entries import IS_LIVE, LiveEntries, reference
 from pentimento.stores.ledger.migrations import migrate
-from pentimento.stores.ledger.prepared_read import PreparedRead
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
 T = TypeVar("T")
@@ -45,26 +45,6 @@ T = TypeVar("T")
 _entries = tables.entries
 _objects = tables.objects
 _state = tables.state
-_IS_LIVE = _entries.c.doomed_at.is_(None)
-# Every lookup runs it, for so many entries at once as it found.
-_LIVE_ENTRIES = (
-    select(
-        _entries.c.entry_id,
-        _entries.c.pool,
-        _entries.c.created_at,
-        _entries.c.ancestor_depth,
-        _objects.c.key,
-        _objects.c.compatibility_key,
-        _objects.c.digest,
-        _objects.c.size_bytes,
-        _objects.c.resume_step,
-        _objects.c.sigma,
-    )
-    .join(_objects, _objects.c.entry_id == _entries.c.entry_id)
-    .where(_IS_LIVE)
-    .order_by(_objects.c.resume_step)
-)
-_MOST_READ_COUNT = 100
 
 
 def open_cache_ledger(url: str, clock: Clock | None = None) -> "CacheLedger":
@@ -84,7 +64,7 @@ class CacheLedger:
 
     def __init__(self, engine: Engine, clock: Clock, cache_id: str) -> None:
         self._engine = engine
-        self._live_entries: dict[int, PreparedRead] = {}
+        self._live_entries = LiveEntries(engine)
         self._writer = GroupCommitWriter(engine, "cache-ledger")
         self._clock = clock
         self._rule: EvictionRule = FifoRule()
@@ -222,18 +202,11 @@ class CacheLedger:
 
     def live_entries(self, entry_ids: Sequence[str]) -> dict[str, CachedEntry]:
         """Return those of the entries that are live, by their ids, with the objects they hold."""
-        rows: dict[str, list[Any]] = {}
-        for start in range(0, len(entry_ids), _MOST_READ_COUNT):
-            part = entry_ids[start : start + _MOST_READ_COUNT]
-            with typed_errors():
-                read = self._live_entries_read(len(part))
-                for row in read.rows(**{f"id_{number}": entry_id for number, entry_id in enumerate(part)}):
-                    rows.setdefault(row.entry_id, []).append(row)
-        return {entry_id: _entry(of_entry) for entry_id, of_entry in rows.items()}
+        return self._live_entries.read(entry_ids)
 
     def unindexed(self, limit_count: int) -> list[EntryVectors]:
         """Return live entries that the index does not hold yet, oldest first."""
-        statement = select(_entries).where(_entries.c.indexed == 0, _IS_LIVE).order_by(_entries.c.sequence)
+        statement = select(_entries).where(_entries.c.indexed == 0, IS_LIVE).order_by(_entries.c.sequence)
         with self._reading() as connection:
             rows = connection.execute(statement.limit(limit_count)).all()
             keys = _keys_of(connection, [row.entry_id for row in rows])
@@ -242,21 +215,21 @@ class CacheLedger:
     def vectors_after(self, sequence: int, limit_count: int) -> list[NumberedVector]:
         """Return live entries whose number is above `sequence`, oldest first."""
         columns = select(_entries.c.sequence, _entries.c.pool, _entries.c.text_vector)
-        statement = columns.where(_entries.c.sequence > sequence, _IS_LIVE).order_by(_entries.c.sequence)
+        statement = columns.where(_entries.c.sequence > sequence, IS_LIVE).order_by(_entries.c.sequence)
         with self._reading() as connection:
             rows = connection.execute(statement.limit(limit_count))
             return [NumberedVector(row.sequence, row.pool, bytes(row.text_vector)) for row in rows]
 
     def live_sequences(self) -> list[int]:
         """Return the numbers of all live entries, oldest first."""
-        statement = select(_entries.c.sequence).where(_IS_LIVE).order_by(_entries.c.sequence)
+        statement = select(_entries.c.sequence).where(IS_LIVE).order_by(_entries.c.sequence)
         with self._reading() as connection:
             return list(connection.scalars(statement))
 
     def indexed_ids(self) -> set[str]:
         """Return the ids of live entries that the index should hold."""
         with self._reading() as connection:
-            return set(connection.scalars(select(_entries.c.entry_id).where(_entries.c.indexed == 1, _IS_LIVE)))
+            return set(connection.scalars(select(_entries.c.entry_id).where(_entries.c.indexed == 1, IS_LIVE)))
 
     def entry_ids(self) -> set[str]:
         """Return the ids of entries whose rows are here, doomed ones too."""
@@ -287,14 +260,14 @@ class CacheLedger:
 
     def held_references(self) -> list[ObjectReference]:
         """Return the objects of all live entries."""
-        statement = select(_objects).join(_entries, _entries.c.entry_id == _objects.c.entry_id).where(_IS_LIVE)
+        statement = select(_objects).join(_entries, _entries.c.entry_id == _objects.c.entry_id).where(IS_LIVE)
         with self._reading() as connection:
-            return [_reference(row) for row in connection.execute(statement)]
+            return [reference(row) for row in connection.execute(statement)]
 
     def kept_by_pins(self) -> list[ObjectReference]:
         """Return the objects that stay for a pin alone: without it they would be deleted."""
         with self._reading() as connection:
-            return [_reference(row) for row in connection.execute(pins.kept_by_pins(self._clock.wall()))]
+            return [reference(row) for row in connection.execute(pins.kept_by_pins(self._clock.wall()))]
 
     def totals(self) -> CacheTotals:
         """Return the totals, which are kept up to date with every change."""
@@ -320,7 +293,7 @@ class CacheLedger:
     def check_integrity(self) -> list[str]:
         """Return a sentence for each contradiction between the rows."""
         with self._reading() as connection:
-            return [*_contradictions(connection), *pins.contradictions(connection, self._clock.wall())]
+            return [*contradictions(connection), *pins.contradictions(connection, self._clock.wall())]
 
     def close(self) -> None:
         """Commit what is queued and let go of the database."""
@@ -336,14 +309,6 @@ class CacheLedger:
         # Only the writer's thread does.
         self._removal_count += 1
 
-    def _live_entries_read(self, count: int) -> PreparedRead:
-        """The read of so many entries; threads that make one at once make the same."""
-        if (read := self._live_entries.get(count)) is None:
-            places: list[Any] = [bindparam(f"id_{number}") for number in range(count)]
-            read = PreparedRead(self._engine, _LIVE_ENTRIES.where(_entries.c.entry_id.in_(places)))
-            self._live_entries[count] = read
-        return read
-
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
         with typed_errors(), self._engine.connect().execution_options(reads_only=True) as connection:
@@ -352,26 +317,6 @@ class CacheLedger:
 
 def _run(connection: Connection, statement: Any) -> None:
     connection.execute(statement)
-
-
-def _entry(rows: Sequence[Any]) -> CachedEntry:
-    """From one row an object; an entry holds at least one."""
-    first = rows[0]
-    latents = tuple(
-        HeldLatent(row.resume_step, row.sigma, _reference(row), row.compatibility_key)
-        for row in rows
-        if row.resume_step is not None
-    )
-    image = next((row for row in rows if row.resume_step is None), None)
-    return CachedEntry(
-        entry_id=first.entry_id,
-        pool=first.pool,
-        created_at=first.created_at,
-        ancestor_depth=first.ancestor_depth,
-        latents=latents,
-        image=_reference(image) if image is not None else None,
-        image_key=image.compatibility_key if image is not None else "",
-    )
 
 
 def _keys_of(connection: Connection, entry_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -386,29 +331,3 @@ def _keys_of(connection: Connection, entry_ids: Sequence[str]) -> dict[str, tupl
 
 def _vectors(row: Row[Any], keys: tuple[str, ...]) -> EntryVectors:
     return EntryVectors(row.entry_id, row.pool, keys, row.created_at, row.text_vector, row.image_vector)
-
-
-def _reference(row: Row[Any]) -> ObjectReference:
-    return ObjectReference(row.key, row.digest, row.size_bytes)
-
-
-def _contradictions(connection: Connection) -> Iterator[str]:
-    state = connection.execute(select(_state)).one()
-    counted = connection.execute(
-        select(
-            func.count(),
-            func.coalesce(func.sum(_entries.c.object_count), 0),
-            func.coalesce(func.sum(_entries.c.size_bytes), 0),
-        ).where(_IS_LIVE)
-    ).one()
-    kept = (state.entry_count, state.object_count, state.size_bytes)
-    rows = tuple(map(int, counted))  # PostgreSQL sums to Decimal
-    if kept != rows:
-        yield f"totals say {kept} entries, objects and bytes, rows {rows}"
-    homeless = select(_objects.c.key).where(
-        _objects.c.delete_after.is_(None),
-        _objects.c.grant_id.not_in(select(tables.grants.c.grant_id)),
-        _objects.c.entry_id.is_(None) | _objects.c.entry_id.not_in(select(_entries.c.entry_id).where(_IS_LIVE)),
-    )
-    for key in connection.scalars(homeless):
-        yield f"object {key} belongs to no grant and no live entry, and is not doomed"

@@ -1,0 +1,34 @@
+"""What of the cache's rows contradicts itself."""
+
+from collections.abc import Iterator
+
+from sqlalchemy import Connection, func, select
+
+from pentimento.stores.ledger import cache_tables as tables
+from pentimento.stores.ledger.live_entries import IS_LIVE
+
+_entries = tables.entries
+_objects = tables.objects
+
+
+def contradictions(connection: Connection) -> Iterator[str]:
+    """Yield a sentence for each total that the rows do not bear out, and each object that is nobody's."""
+    state = connection.execute(select(tables.state)).one()
+    counted = connection.execute(
+        select(
+            func.count(),
+            func.coalesce(func.sum(_entries.c.object_count), 0),
+            func.coalesce(func.sum(_entries.c.size_bytes), 0),
+        ).where(IS_LIVE)
+    ).one()
+    kept = (state.entry_count, state.object_count, state.size_bytes)
+    rows = tuple(map(int, counted))  # PostgreSQL sums to Decimal
+    if kept != rows:
+        yield f"totals say {kept} entries, objects and bytes, rows {rows}"
+    homeless = select(_objects.c.key).where(
+        _objects.c.delete_after.is_(None),
+        _objects.c.grant_id.not_in(select(tables.grants.c.grant_id)),
+        _objects.c.entry_id.is_(None) | _objects.c.entry_id.not_in(select(_entries.c.entry_id).where(IS_LIVE)),
+    )
+    for key in connection.scalars(homeless):
+        yield f"object {key} belongs to no grant and no live entry, and is not doomed"
