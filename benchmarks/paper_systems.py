@@ -200,10 +200,11 @@ def mixture_scenario(
     warm_count: int,
     expected_per_s: float,
     seconds: Mapping[str, float] = MI210_SECONDS,
+    small: tuple[str, ...] = ("sdxl", "sana"),
 ) -> Scenario:
     """MoDM's setting: one request at a time, late requests painted all the same."""
     settings = ServingSettings(
-        heavy="large", small=("sdxl", "sana"), batch_sizes=(1,), expected_per_s=expected_per_s, step_count=50
+        heavy="large", small=small, batch_sizes=(1,), expected_per_s=expected_per_s, step_count=50
     )
     policy = SERVING_POLICIES[name](settings)
     # NIRVANA stores five latents for a prompt.

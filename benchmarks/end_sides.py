@@ -1,0 +1,159 @@
+"""The sides of `benchmarks.end_to_end`: the peer and the ways in which the suite serves a log, asked by clients."""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from benchmarks.peer_orders import PeerOrder
+from benchmarks.value_runs import start_kind
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.image_request import AskedLora, CacheMode, ImageRequest
+from pentimento.sdk import AsyncClient
+from zoo.registry import entry_of
+
+if TYPE_CHECKING:
+    from benchmarks.diffusers_litserve import PeerProcess
+
+HEAVY, LIGHT = "tiny-heavy", "tiny-light"
+LORAS = ("tiny-lora-neon", "tiny-lora-blueprint", "tiny-lora-mosaic")
+
+
+@dataclass(frozen=True)
+class EndArm:
+    """A way for the suite to serve the log."""
+
+    name: str
+    suite: str = "cascade"
+    cached: bool = True
+    thins: bool = True
+
+
+EVERYTHING = EndArm("everything on")
+ARMS = (
+    EVERYTHING,
+    EndArm("everything but the cache", cached=False),
+    EndArm("everything but the cascade", "mixture"),
+    EndArm("everything but thinning", thins=False),
+    EndArm("batches by steps alone", "mixture", cached=False, thins=False),
+    EndArm("the cache alone", "mixture", thins=False),
+    EndArm("the cascade alone", cached=False, thins=False),
+    EndArm("thinning alone", "mixture", cached=False),
+)
+PEER = "diffusers behind LitServe"
+
+
+@dataclass(frozen=True)
+class AskedPicture:
+    """A row of the log."""
+
+    row: int
+    prompt: str
+    loras: tuple[str, ...]
+
+    @property
+    def seed(self) -> int:
+        return 30_000 + self.row
+
+
+@dataclass
+class SideRun:
+    """What a side painted: PNGs by row, seconds of each answer by row, seconds of its rounds, how pictures started or
+    why there is none."""
+
+    pictures: dict[int, bytes] = field(default_factory=dict)
+    latencies_s: dict[int, float] = field(default_factory=dict)
+    round_s: list[float] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    @property
+    def p95_s(self) -> float:
+        """By nearest rank: infinite where as many failed."""
+        ordered = sorted(self.latencies_s.values())
+        return ordered[math.ceil(0.95 * len(ordered)) - 1]
+
+    def trial_row(self, name: str | int, client_count: int) -> list[object]:
+        """Return a trial as JSON values: pictures a second, and the p95, null where it failed."""
+        rate, p95_s = len(self.pictures) / sum(self.round_s), self.p95_s
+        return [name, client_count, round(rate, 3), round(p95_s, 3) if math.isfinite(p95_s) else None]
+
+
+Painter = Callable[[AskedPicture], Awaitable[tuple[bytes, str]]]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Everything that runs: the peer, and a client for each arm."""
+
+    peer: "PeerProcess"
+    clients: Mapping[str, AsyncClient]
+
+    def painter(self, arm: EndArm | None) -> Painter:
+        """Return what paints for an arm, or for the peer."""
+        return self._by_peer if arm is None else lambda asked: self._by_suite(asked, arm, binding=not arm.thins)
+
+    def filler(self, arm: EndArm) -> Painter:
+        """Return what fills an arm's cache."""
+        return lambda asked: self._by_suite(asked, arm, binding=True)
+
+    async def _by_peer(self, asked: AskedPicture) -> tuple[bytes, str]:
+        return await self.peer.paint(peer_order(asked)), "noise"
+
+    async def _by_suite(self, asked: AskedPicture, arm: EndArm, *, binding: bool) -> tuple[bytes, str]:
+        request = ImageRequest(
+            asked.prompt,
+            # LoRAs are made for one model, so that whoever asks for them names it.
+            model=HEAVY if asked.loras else "",
+            loras=tuple(AskedLora(name) for name in asked.loras),
+            seed=asked.seed,
+            cache=CacheMode.READ_WRITE if arm.cached else CacheMode.OFF,
+            binding_steps=binding,
+        )
+        picture = await self.clients[arm.name].generate(request)
+        made = picture.provenance
+        thinned = ", thinned" if made.route.thinned_steps else ""
+        return picture.data, f"{made.spec.model} from {start_kind(made)}{thinned}"
+
+
+def peer_order(asked: AskedPicture) -> PeerOrder:
+    """Return the same picture as the peer is asked for it."""
+    known = entry_of(HEAVY)
+    steps, guidance = int(known["default_steps"]), float(known["default_guidance_scale"])
+    return PeerOrder(asked.prompt, asked.seed, steps, guidance, asked.loras)
+
+
+async def play(painter: Painter, asked: Sequence[AskedPicture], client_count: int, run: SideRun) -> float:
+    """Changes state: paint all of them by so many clients, in their order; the seconds it took. A request that fails
+    counts as never answered."""
+    left = iter(asked)
+
+    async def one_after_the_other() -> None:
+        for one in left:
+            began = time.monotonic()
+            try:
+                run.pictures[one.row], told = await painter(one)
+                run.latencies_s[one.row] = time.monotonic() - began
+            except PentimentoError as error:
+                told = f"failed: {error.reason}"
+                run.latencies_s[one.row] = float("inf")
+            run.told.append(told)
+
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(client_count):
+            group.create_task(one_after_the_other())
+    return time.monotonic() - began
+
+
+def folded(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the zoo's LoRAs for those of the mix, by their numbers, none twice."""
+    return tuple(dict.fromkeys(LORAS[int(name.rpartition("-")[2]) % len(LORAS)] for name in names))
+
+
+def parts_of(asked: Sequence[AskedPicture], count: int) -> list[Sequence[AskedPicture]]:
+    """Cut the log into so many parts."""
+    edges = [len(asked) * number // count for number in range(count + 1)]
+    return [asked[first:last] for first, last in pairwise(edges)]

@@ -1,0 +1,277 @@
+"""The live suite with all that it has, against plain diffusers behind LitServe, on the same cores in the same run.
+
+    python -m benchmarks.end_to_end --judge JUDGES --encoder OTHERS [--count 120] [--rounds 3]
+
+JUDGES and OTHERS are work folders of training (`benchmarks.picture_judges` says how they are made). A scene log
+(`zoo.scene_log`) with the LoRAs of the production mix (`workloads.production.MLORA`, its base models and LoRAs folded
+onto those of the zoo) is painted by the peer and by the arms below in turns, round by round. Every client of a side
+asks for its next picture when it has the last one. A side has as many clients as serve it best while 95 % of its
+answers come within the SLO, four times what a lone picture takes the peer; they are searched for first, and the peer's
+sizes of batches, its time-out and its compilation with them.
+
+The suites are `pentimento up` with two workers of each model, and each arm is a tenant with a cache of its own: one
+suite sends requests through the cascade, the other refines hits with the light model and sends the rest to the heavy
+one. Their caches are filled beforehand by pictures that are not thinned, as in quiet hours. The peer's pictures are
+those that quality is measured against, by an encoder and a judge that neither route nor were trained on.
+"""
+
+import argparse
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.diffusers_litserve import diffusers_peer
+from benchmarks.end_sides import (
+    ARMS,
+    EVERYTHING,
+    HEAVY,
+    LIGHT,
+    PEER,
+    AskedPicture,
+    EndArm,
+    SideRun,
+    Sides,
+    folded,
+    parts_of,
+    play,
+)
+from benchmarks.peer_orders import PeerSettings
+from benchmarks.picture_judges import PictureJudges, check_judges
+from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
+from benchmarks.reuse_quality import JudgedPictures, QualityGate
+from benchmarks.statistics import quantile, ratio_of_sums
+from benchmarks.value_figures import picture_figures, score_figure
+from benchmarks.value_runs import SETTINGS
+from pentimento.diffusion.weights import quiet_loaders
+from pentimento.domain.identity import Role
+from pentimento.rpc import new_token, token_entry
+from pentimento.sdk import AsyncClient
+from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.workloads.production import MLORA, choose
+from zoo.registry import WEIGHTS
+from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
+
+# As many of the light model's pictures pass the discriminator as are as good as the heavy one's, a quarter.
+THRESHOLD = 0.005
+# What a lone picture takes the peer, times so much.
+SLO_FACTOR = 4.0
+TIMES_FASTER = 5.0
+GATE = QualityGate(0.95)
+# Clients of a thinning arm, and the peer's sizes of batches, of which the best is taken.
+CLIENTS = (16, 24, 32, 48)
+SIZES = (1, 2, 4, 8)
+WAIT_S = 0.02
+
+
+def main() -> int:
+    options = parse_options("end_to_end", __doc__, add_options)
+    rest = options.rest
+    quiet_loaders()
+    check_judges(rest["judge"], rest["encoder"])
+    began = time.monotonic()
+    log, asked = mixed_log(options)
+    with tempfile.TemporaryDirectory(prefix="end-to-end") as folder, suites(Path(folder)) as running:
+        runs, notes = asyncio.run(play_all(options, running, asked))
+    judges = PictureJudges(rest["judge"], rest["encoder"])
+    figures = figures_of(runs, log, rest["warm"], judges, float(str(notes["slo_s"])))
+    notes |= {"log": len(asked), "mix": MLORA.source, "seconds": round(time.monotonic() - began)}
+    return publish(options, figures, notes=notes)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")
+    parser.add_argument("--encoder", type=Path, required=True, metavar="DIR", help="of a dual encoder of another seed")
+    parser.add_argument("--count", type=int, default=120, help="requests that count")
+    parser.add_argument("--warm", type=int, default=40, help="requests before them that fill the caches")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--search", type=int, default=24, help="requests of a trial of the search")
+    parser.add_argument("--log-seed", type=int, default=41)
+
+
+def mixed_log(options: Options) -> tuple[SceneLog, list[AskedPicture]]:
+    """Return the log, and its rows with the LoRAs of the production mix."""
+    rest = options.rest
+    if options.quick:
+        rest |= {"count": 24, "warm": 8, "rounds": 2, "search": 8}
+    count = rest["warm"] + rest["count"]
+    rng = np.random.default_rng(rest["log_seed"])
+    log = write_scene_log(count, clip_embedder(WEIGHTS / "tiny-clip"), rng)
+    choices = choose(MLORA, count, rng)
+    return log, [
+        AskedPicture(row, prompt, folded(choice.loras))
+        for row, (prompt, choice) in enumerate(zip(log.prompts, choices, strict=True))
+    ]
+
+
+@contextmanager
+def suites(folder: Path) -> Iterator[dict[str, tuple[LocalSuite, str]]]:
+    """Yield each arm's suite and token."""
+    tokens = {arm.name: new_token() for arm in ARMS}
+    settings, file = folder / "settings.toml", folder / "tokens.toml"
+    settings.write_text(SETTINGS)
+    entries = [
+        token_entry(tokens[arm.name], f"arm-{number}", frozenset({Role.USER})) for number, arm in enumerate(ARMS)
+    ]
+    file.write_text("\n".join(entries))
+    common = ["--workers", str(core_count()), "--device", "cpu", "--token-file", str(file), "--config", str(settings)]
+    common += ["--loras", "tiny", "--thinning", "load"]
+    ways = {
+        "cascade": ["--cascade", f"{LIGHT},{HEAVY}", "--confidence-threshold", str(THRESHOLD)],
+        "mixture": ["--model", HEAVY, "--model", LIGHT, "--policy", "resident-mixture"],
+    }
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(local_suite([*common, *flags])) for name, flags in ways.items()}
+        print("suites are up", flush=True)
+        yield {arm.name: (running[arm.suite], tokens[arm.name]) for arm in ARMS}
+
+
+def core_count() -> int:
+    """How many processes of each side compute at once."""
+    return len(os.sched_getaffinity(0))
+
+
+async def play_all(
+    options: Options, running: Mapping[str, tuple[LocalSuite, str]], asked: Sequence[AskedPicture]
+) -> tuple[dict[str, SideRun], dict[str, object]]:
+    """Return what all sides painted, and how they were set up."""
+    rest = options.rest
+    trial = asked[: rest["search"]]
+    settings, slo_s, peer_clients, peer_trials = await best_peer(options, trial)
+    async with diffusers_peer(WEIGHTS / HEAVY, WEIGHTS, settings) as peer, clients_of(running) as clients:
+        peer.pause()
+        sides = Sides(peer, clients)
+        for arm in ARMS:
+            if arm.cached:
+                await play(sides.filler(arm), asked[: rest["warm"]], peer_clients, SideRun())
+        thinning_clients, trials = await best_clients(options, sides, trial, slo_s)
+        runs: dict[str, SideRun] = {PEER: SideRun()} | {arm.name: SideRun() for arm in ARMS}
+        for number, part in enumerate(parts_of(asked[rest["warm"] :], rest["rounds"])):
+            for side in (None, *ARMS)[:: 1 if number % 2 == 0 else -1]:
+                count = thinning_clients if side is not None and side.thins else peer_clients
+                await play_round(sides, side, part, count, runs)
+    notes: dict[str, object] = {"slo_s": slo_s, "peer": settings.name, "peer's clients": peer_clients}
+    notes |= {"clients of arms that thin": thinning_clients, "trials of the peer": peer_trials, "trials": trials}
+    return runs, notes
+
+
+async def play_round(
+    sides: Sides, side: EndArm | None, part: Sequence[AskedPicture], client_count: int, runs: Mapping[str, SideRun]
+) -> None:
+    """Changes state: one side paints a part of the log. The peer runs in its own turns alone."""
+    run = runs[PEER if side is None else side.name]
+    if side is None:
+        sides.peer.resume()
+    run.round_s.append(await play(sides.painter(side), part, client_count, run))
+    if side is None:
+        sides.peer.pause()
+    name = PEER if side is None else side.name
+    print(f"{name}: {len(part) / run.round_s[-1]:.2f} a second, p95 {run.p95_s:.2f} s", flush=True)
+
+
+async def best_peer(
+    options: Options, trial: Sequence[AskedPicture]
+) -> tuple[PeerSettings, float, int, list[list[object]]]:
+    """Return the peer's best settings, the SLO, its best number of clients, and all trials."""
+    cores, slo_s, trials = core_count(), 0.0, list[list[object]]()
+    best: tuple[float, PeerSettings, int] | None = None
+
+    async def try_settings(settings: PeerSettings) -> None:
+        nonlocal best, slo_s
+        async with diffusers_peer(WEIGHTS / HEAVY, WEIGHTS, settings) as peer:
+            painter = Sides(peer, {}).painter(None)
+            if not slo_s:
+                alone = SideRun()
+                await play(painter, trial[:5], 1, alone)
+                slo_s = SLO_FACTOR * quantile(sorted(alone.latencies_s.values()), 0.5)
+            clients = cores * settings.max_batch
+            run = SideRun()
+            run.round_s.append(await play(painter, trial, clients, run))
+        rate = len(trial) / sum(run.round_s)
+        trials.append(run.trial_row(settings.name, clients))
+        print(f"peer, {settings.name}: {rate:.2f} a second, p95 {run.p95_s:.2f} of {slo_s:.2f} s", flush=True)
+        if run.p95_s <= slo_s and (best is None or rate > best[0]):
+            best = rate, settings, clients
+
+    for size in SIZES[:2] if options.quick else SIZES:
+        await try_settings(PeerSettings(size, WAIT_S if size > 1 else 0.0, cores))
+    if best is None:
+        raise RuntimeError(f"the peer holds its SLO in no way: {trials}")
+    if not options.quick:
+        await try_settings(PeerSettings(best[1].max_batch, best[1].timeout_s, cores, compiled=True))
+    return best[1], slo_s, best[2], trials
+
+
+async def best_clients(
+    options: Options, sides: Sides, trial: Sequence[AskedPicture], slo_s: float
+) -> tuple[int, list[list[object]]]:
+    """Return with how many clients thinning alone is fastest within the SLO, the fewest where none is, and all
+    trials."""
+    thinning, trials, best = ARMS[-1], list[list[object]](), (0.0, CLIENTS[0])
+    for count in CLIENTS[1:3] if options.quick else CLIENTS:
+        run = SideRun()
+        longer = [replace(one, row=one.row + turn * len(trial)) for turn in range(3) for one in trial]
+        run.round_s.append(await play(sides.painter(thinning), longer, count, run))
+        rate = len(longer) / sum(run.round_s)
+        trials.append(run.trial_row(thinning.name, count))
+        print(f"{count} clients: {rate:.2f} a second, p95 {run.p95_s:.2f} of {slo_s:.2f} s", flush=True)
+        if run.p95_s <= slo_s:
+            best = max(best, (rate, count))
+    return best[1], trials
+
+
+@asynccontextmanager
+async def clients_of(running: Mapping[str, tuple[LocalSuite, str]]) -> AsyncIterator[dict[str, AsyncClient]]:
+    """Yield a client for each arm."""
+    clients = {name: AsyncClient(suite.endpoint.public, token=token) for name, (suite, token) in running.items()}
+    try:
+        yield clients
+    finally:
+        for client in clients.values():
+            await client.close()
+
+
+def figures_of(
+    runs: Mapping[str, SideRun], log: SceneLog, first: int, judges: PictureJudges, slo_s: float
+) -> list[Figure]:
+    """Return the throughputs ÷ the peer's, whether the SLO was held, and the gate of quality."""
+    peer, found = runs[PEER], list[Figure]()
+    for arm in ARMS:
+        main = arm is EVERYTHING
+        pairs = list(zip(peer.round_s, runs[arm.name].round_s, strict=True))
+        target = at_least(TIMES_FASTER) if main else informative()
+        found.append(measured(f"{arm.name}: images a second ÷ the peer's", pairs, ratio_of_sums, target))
+    for name, run in runs.items():
+        rate = len(run.latencies_s) / sum(run.round_s)
+        found.append(Figure(f"{name}: images a second", rate, informative("1/s"), run.round_s, None))
+        late = [value > slo_s for value in run.latencies_s.values()]
+        share = sum(late) / len(late)
+        target = at_most(0.05) if name in (PEER, EVERYTHING.name) else informative()
+        counts = [[told, run.told.count(told)] for told in sorted(set(run.told))]
+        found.append(Figure(f"{name}: answers after the SLO, of all", share, target, counts, None))
+    rows = sorted(set.intersection(*(set(run.pictures) for run in runs.values())))
+    reference = judged(peer, log, rows, judges)
+    for arm in ARMS:
+        ours = judged(runs[arm.name], log, rows, judges)
+        if arm is EVERYTHING:
+            found += picture_figures(arm.name, ours, reference, GATE)
+        else:
+            found.append(score_figure(f"{arm.name}: CLIPScore ÷ the peer's", ours, reference, informative()))
+    return found
+
+
+def judged(run: SideRun, log: SceneLog, rows: Sequence[int], judges: PictureJudges) -> JudgedPictures:
+    """Return what is said of the pictures of these rows."""
+    return judges.judge(
+        [run.pictures[row] for row in rows], [log.prompts[row] for row in rows], [log.asked[row] for row in rows]
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,199 @@
+"""Violations and quality under loads that swing by four and rise above what a static cascade can carry.
+
+    python -m benchmarks.slo_trace
+
+Simulated, by the code that serves: the live dataplane with late binding, the policies, sixteen A100s with the latencies
+of DiffServe's first cascade. Nothing is chosen after a run: a trace's peak is the capacity of the artefact's static
+allocation times `ABOVE`, its low a quarter of that, and its shape one of five; the arrivals and how hard each request
+is are the same for every system. A violation is a request that was late, dropped, rejected or failed. Prompts are those
+of a made-up log with DiffusionDB's locality, of which caches know the first ones.
+
+Quality is that of answered requests, as a share of the heavy model's: the light one has what `tiny-light` keeps of
+`tiny-heavy`'s CLIPScore on average, and all of it where its picture is easiest. A hit that is refined keeps MoDM's
+share (7.3 of the paper), whichever model refines it.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from benchmarks.paper_constants import AZURE_SHAPE, CASCADES, Cascade, Held
+from benchmarks.paper_systems import IMAGE_RULES, OURS, cascade_policy, cascade_scenario, cascade_settings, curve
+from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
+from benchmarks.statistics import ratio_of_sums
+from pentimento.policies.cache_selection import SelectionRules
+from pentimento.policies.serving.policy import SERVING_POLICIES
+from pentimento.reports import RequestRecord
+from pentimento.reports.figures import mean_quality
+from pentimento.simulator import Scenario, Simulation
+from pentimento.simulator.cache import CacheSettings
+from pentimento.simulator.synthetic_log import synthetic_log
+from pentimento.workloads import Content, Segment, SloClass, Workload, fluctuating
+
+CASCADE = CASCADES[0]
+ABOVE, SWING = 1.25, 4.0
+SEGMENT_S = 6.0
+# Shares of the way from the low to the peak, of as many segments each.
+SHAPES: Mapping[str, tuple[float, ...]] = {
+    "azure": AZURE_SHAPE,
+    "rise and fall": tuple(1 - abs(1 - 2 * index / 27) for index in range(28)),
+    "steps": (0.0,) * 7 + (1.0,) * 7 + (0.0,) * 7 + (1.0,) * 7,
+    "two peaks": tuple(max(0.0, float(np.sin(4 * np.pi * index / 27))) for index in range(28)),
+    "sudden peak": (0.1,) * 10 + (1.0,) * 6 + (0.4,) * 12,
+}
+BASELINES = (
+    "vanilla",
+    "clipper-light",
+    "clipper-heavy",
+    "proteus",
+    "static-cascade",
+    "static-threshold",
+    "diffserve",
+    "nirvana-only",
+    "modm-only",
+)
+# Whose violations are compared with those of ours, and by how much they must be more.
+FEWER = {"static-cascade": 1.4, "proteus": 1.7, "clipper-heavy": 26.0}
+# The allocators of the papers.
+PAPERS = ("diffserve", "modm-only")
+# zoo_quality: the light model's share of the heavy one's CLIPScore; the easiest picture keeps all of it.
+LIGHT_QUALITY = 0.84
+LIGHT_SPREAD = 2 * (1 - LIGHT_QUALITY)
+# MoDM, 7.3, and NIRVANA, 7.2: CLIPScore of hits over the large model's.
+REFINED, RESUMED = 0.997, 0.951
+WARM_COUNT, CAPACITY = 3_000, 10_000
+
+
+@dataclass(frozen=True)
+class TraceRun:
+    """How a system fared under one trace; both are shares of requests, quality of the answered ones."""
+
+    system: str
+    trace: str
+    violations: float
+    quality: float
+    request_count: int
+
+    def row(self) -> list[object]:
+        """Return it as JSON values."""
+        return [self.system, self.trace, round(self.violations, 5), round(self.quality, 5), self.request_count]
+
+
+def main() -> int:
+    options = parse_options("slo_trace", __doc__, add_options)
+    names = list(SHAPES)[: 2 if options.quick else None]
+    systems = options.rest["systems"] or [*BASELINES, *(["joint"] if "joint" in SERVING_POLICIES else [])]
+    peak = ABOVE * static_capacity_per_s(CASCADE)
+    runs = []
+    for seed, name in enumerate(names, start=1):
+        workload = trace_load(SHAPES[name], peak / SWING, peak, 1.5 if options.quick else SEGMENT_S, seed)
+        for system in systems:
+            runs.append(run_of(system, name, workload, peak, seed))
+            print(runs[-1].row(), flush=True)
+    notes: dict[str, Any] = {"peak a second": peak, "static cascade's capacity": peak / ABOVE, "slo_s": CASCADE.slo_s}
+    notes |= {"segment_s": SEGMENT_S, "shapes": {name: list(SHAPES[name]) for name in names}, "simulated": True}
+    return publish(options, figures_of(runs, systems[-1]), notes=notes)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--systems", nargs="+", choices=SERVING_POLICIES, help="these alone; the last one is ours")
+
+
+def static_capacity_per_s(cascade: Cascade) -> float:
+    """Return what the artefact's static allocation carries: its light devices take everything, its heavy ones what the
+    threshold sends on."""
+    held: Held = cascade.static
+    light = held.light_count * held.light_batch / cascade.light[held.light_batch]
+    heavy = held.heavy_count * held.heavy_batch / cascade.heavy[held.heavy_batch]
+    return min(light, heavy / curve(cascade).share(held.threshold))
+
+
+def trace_load(shape: Sequence[float], low: float, peak: float, segment_s: float, seed: int) -> Workload:
+    """Return Poisson arrivals whose rate (a second) follows the shape, of prompts after those that caches know."""
+    segments = tuple(Segment(segment_s, low + share * (peak - low)) for share in shape)
+    expected = sum(segment.duration_s * segment.rate for segment in segments)
+    count = WARM_COUNT + round(1.1 * expected)
+    content = Content(
+        prompts=("",) * count,
+        embeddings=synthetic_log(count, np.random.default_rng(seed)),
+        slo_classes=(SloClass("standard", CASCADE.slo_s),),
+        steps=50,
+        first_prompt=WARM_COUNT,
+        sources=("synthetic",),
+    )
+    return fluctuating(np.random.default_rng(seed), content, segments)
+
+
+def scenario_of(system: str, peak: float) -> Scenario:
+    """Return the fleet under a system that has been running at the low load, static ones provisioned for the peak."""
+    settings = replace(cascade_settings(CASCADE, peak / SWING), peak_per_s=peak)
+    plain = cascade_scenario(CASCADE, cascade_policy(system, CASCADE, settings), path=OURS)
+    light, heavy = plain.models
+    # Shares of a model's own quality: a hit's picture is as good whoever refines it.
+    qualities = {
+        "light": replace(
+            light, quality=LIGHT_QUALITY, quality_spread=LIGHT_SPREAD, reuse_quality=REFINED / LIGHT_QUALITY
+        ),
+        "heavy": replace(heavy, quality=1.0, reuse_quality=RESUMED if system == "nirvana-only" else REFINED),
+    }
+    rules = SelectionRules() if system == "nirvana-only" else replace(SelectionRules(), images=IMAGE_RULES.images)
+    # NIRVANA keeps five latents of a prompt.
+    capacity = 5 * CAPACITY if system == "nirvana-only" else CAPACITY
+    cache = CacheSettings(capacity, rules, shared=True, warm_count=WARM_COUNT)
+    return replace(plain, models=(qualities["light"], qualities["heavy"]), cache=cache)
+
+
+def run_of(system: str, trace: str, workload: Workload, peak: float, seed: int) -> TraceRun:
+    """Play a trace on a system."""
+    records: list[RequestRecord] = Simulation(scenario_of(system, peak), workload, Random(seed)).run()
+    violated = sum(record.outcome.violation for record in records)
+    return TraceRun(system, trace, violated / len(records), mean_quality(records), len(records))
+
+
+def figures_of(runs: Sequence[TraceRun], ours: str) -> list[Figure]:
+    """Return the ratios to ours, whether anybody dominates it, and what every system did."""
+    by_system = {name: [run for run in runs if run.system == name] for name in dict.fromkeys(r.system for r in runs)}
+    means = {name: (mean([r.violations for r in of]), mean([r.quality for r in of])) for name, of in by_system.items()}
+    found = [fewer(by_system, name, ours, factor) for name, factor in FEWER.items() if name in by_system]
+    better = [name for name, other in means.items() if name != ours and dominates(other, means[ours])]
+    found.append(Figure(f"systems that dominate {ours}", len(better), at_most(0), better, None))
+    for paper in PAPERS:
+        if paper in means and paper != ours:
+            pairs = list(zip(by_system[ours], by_system[paper], strict=True))
+            rows: list[Any] = [[*own.row(), *other.row()] for own, other in pairs]
+            less = means[paper][0] - means[ours][0]
+            found.append(Figure(f"violations of {paper} − those of {ours}", less, at_least(0.0), rows, None))
+            gained = means[ours][1] - means[paper][1]
+            found.append(Figure(f"quality of {ours} − that of {paper}", gained, at_least(0.0), rows, None))
+    for name, of in by_system.items():
+        found.append(measured(f"{name}: violations", [r.violations for r in of], mean, informative()))
+        found.append(measured(f"{name}: quality of answered requests", [r.quality for r in of], mean, informative()))
+    return found
+
+
+def fewer(by_system: Mapping[str, Sequence[TraceRun]], name: str, ours: str, factor: float) -> Figure:
+    """Return how many times ours a system's violations are; a sample is a trace's two shares, ours at least one request
+    of it."""
+    pairs = [
+        (other.violations, max(own.violations, 1 / own.request_count))
+        for other, own in zip(by_system[name], by_system[ours], strict=True)
+    ]
+    return measured(f"violations of {name} ÷ those of {ours}", pairs, ratio_of_sums, at_least(factor))
+
+
+def dominates(other: tuple[float, float], own: tuple[float, float]) -> bool:
+    """Return whether the other (violations, quality) is no worse in either, and better in one."""
+    return other[0] <= own[0] and other[1] >= own[1] and other != own
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of shares."""
+    return float(np.mean(values))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,55 @@
+"""What end_to_end makes of a log and of answers that are known."""
+
+import pytest
+
+from benchmarks.end_sides import HEAVY, LORAS, AskedPicture, SideRun, folded, parts_of, peer_order, play
+from pentimento.domain.errors import Unavailable
+from zoo.registry import entry_of
+
+LOG = [AskedPicture(row, f"number {row}", ()) for row in range(7)]
+
+
+def test_every_row_is_in_one_part_in_the_order_of_the_log() -> None:
+    parts = parts_of(LOG, 3)
+
+    assert [one for part in parts for one in part] == LOG
+    assert [len(part) for part in parts] == [2, 2, 3]
+
+
+def test_loras_of_the_mix_are_folded_and_none_is_asked_for_twice() -> None:
+    assert folded(("lora-000", "lora-004", "lora-003")) == (LORAS[0], LORAS[1])
+
+
+def test_the_peer_is_asked_for_the_same_picture() -> None:
+    order = peer_order(AskedPicture(3, "a circle", (LORAS[0],)))
+
+    assert (order.prompt, order.loras, order.seed) == ("a circle", (LORAS[0],), LOG[3].seed)
+    assert order.steps == entry_of(HEAVY)["default_steps"]
+
+
+async def test_every_row_is_painted_once_by_so_many_clients_and_failures_are_never_answered() -> None:
+    run, under_way, most = SideRun(), set[int](), 0
+
+    async def paint(asked: AskedPicture) -> tuple[bytes, str]:
+        nonlocal most
+        under_way.add(asked.row)
+        most = max(most, len(under_way))
+        under_way.remove(asked.row)
+        if asked.row == 4:
+            raise Unavailable("NO_WORKER", "nobody is there")
+        return b"picture", "noise"
+
+    await play(paint, LOG, 2, run)
+
+    assert sorted(run.pictures) == [0, 1, 2, 3, 5, 6]
+    assert run.latencies_s[4] == float("inf")
+    assert sorted(run.told) == ["failed: NO_WORKER", *["noise"] * 6]
+
+
+@pytest.mark.parametrize(("failed_count", "p95_s"), [(0, 95.0), (5, 95.0), (6, float("inf"))])
+def test_the_95th_percentile_is_infinite_where_more_than_a_twentieth_failed(failed_count: int, p95_s: float) -> None:
+    latencies_s = {row: float(row + 1) if row < 100 - failed_count else float("inf") for row in range(100)}
+    run = SideRun({0: b""}, latencies_s, [1.0])
+
+    assert run.p95_s == p95_s
+    assert run.trial_row("trial", 2)[-1] == (p95_s if p95_s < 100 else None)

@@ -1,0 +1,62 @@
+"""What slo_trace and energy make of runs that are known."""
+
+import pytest
+
+from benchmarks.energy import JOINT, NIRVANA, SANA, SDXL, VANILLA, SpentSeconds
+from benchmarks.energy import figures_of as energy_figures
+from benchmarks.slo_trace import CASCADE, TraceRun, dominates, figures_of, static_capacity_per_s, trace_load
+
+
+def runs_of(system: str, violations: float, quality: float) -> list[TraceRun]:
+    return [TraceRun(system, trace, violations, quality, 1000) for trace in ("one", "two")]
+
+
+def test_the_static_cascade_carries_what_its_heavy_devices_carry() -> None:
+    # Twelve in batches of four of 3.68 s; 26 % of what comes is sent on.
+    assert static_capacity_per_s(CASCADE) == pytest.approx(12 * 4 / 3.68 / 0.26)
+
+
+@pytest.mark.parametrize(
+    ("other", "dominating"),
+    [((0.1, 0.9), False), ((0.1, 0.91), True), ((0.05, 0.9), True), ((0.05, 0.89), False), ((0.2, 1.0), False)],
+)
+def test_who_is_no_worse_in_both_and_better_in_one_dominates(other: tuple[float, float], dominating: bool) -> None:
+    assert dominates(other, (0.1, 0.9)) is dominating
+
+
+def test_violations_are_compared_by_trace_and_whoever_dominates_is_named() -> None:
+    runs = [*runs_of("static-cascade", 0.06, 0.95), *runs_of("proteus", 0.01, 0.97), *runs_of("joint", 0.02, 0.96)]
+
+    figures = {figure.name: figure for figure in figures_of(runs, "joint")}
+
+    static = figures["violations of static-cascade ÷ those of joint"]
+    assert static.value == pytest.approx(3.0) and static.ok
+    assert not figures["violations of proteus ÷ those of joint"].ok
+    assert figures["systems that dominate joint"].samples == ["proteus"]
+
+
+def test_no_violation_counts_as_one_request_of_a_trace() -> None:
+    figures = figures_of([*runs_of("clipper-heavy", 0.5, 1.0), *runs_of("joint", 0.0, 0.9)], "joint")
+
+    assert figures[0].value == pytest.approx(500.0)
+
+
+def test_rates_swing_from_the_low_to_the_peak() -> None:
+    workload = trace_load((0.0, 1.0), 10.0, 40.0, 50.0, seed=1)
+
+    times = [arrival.at_s for arrival in workload.arrivals]
+    first = sum(at_s < 50.0 for at_s in times)
+    assert 420 <= first <= 580
+    assert 1_850 <= len(times) - first <= 2_150
+
+
+def test_seconds_are_compared_with_vanilla_and_with_the_thriftiest_paper() -> None:
+    seconds = {VANILLA: 100.0, NIRVANA: 80.0, SDXL: 50.0, SANA: 40.0, JOINT: 42.0}
+    spent = [SpentSeconds(name, seed, value, 0.5) for seed in (1, 2) for name, value in seconds.items()]
+
+    figures = {figure.name: figure for figure in energy_figures(spent)}
+
+    assert figures["MoDM-only, SDXL: device-seconds an image ÷ vanilla's"].ok
+    assert not figures["NIRVANA-only: device-seconds an image ÷ vanilla's"].ok
+    joint = figures["joint: device-seconds an image ÷ those of MoDM-only, SANA"]
+    assert joint.value == pytest.approx(1.05) and not joint.ok
