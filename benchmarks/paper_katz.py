@@ -11,7 +11,7 @@ from benchmarks.paper_constants import KATZ_LATENCIES
 from benchmarks.paper_orders import Comparison
 from pentimento.dataplane import DataplaneSettings
 from pentimento.emulation.costs import from_latencies
-from pentimento.emulation.device import DeviceSettings
+from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.settings import ServingSettings
 from pentimento.simulator import Scenario, Simulation

@@ -20,7 +20,7 @@ from benchmarks.paper_constants import (
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.profile import steady
 from pentimento.emulation.costs import ModelCosts, from_latencies
-from pentimento.emulation.device import DeviceSettings
+from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.serving.cascade_problem import CascadeSolution
 from pentimento.policies.serving.cascades import StaticCascade

@@ -13,98 +13,20 @@ noticing, so that a busy machine does not slow its emulated devices down. Sixtee
 
 import math
 import sys
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable
 from random import Random
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic
 
 from pentimento.devices.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
 from pentimento.devices.speed import STEADY, Slowness, SpeedCourse
 from pentimento.emulation.adapters import PLAIN, AttemptAdapters, DeviceAdapters
 from pentimento.emulation.costs import ModelCosts
-from pentimento.policies.step_batching import GroupTurns, Urgency, due_at, reserve_count, yielding_steps
+from pentimento.emulation.finisher import EmulatedFinisher
+from pentimento.emulation.jobs import DeviceListener, DeviceSettings, EmulatedJob, Owner, Timers
+from pentimento.policies.step_batching import GroupTurns, due_at, reserve_count, yielding_steps
 
 # Later than this the process was stopped, not busy, and so was its device.
 STOPPED_S = 1.0
-
-Owner = TypeVar("Owner", bound=Hashable)
-
-
-class Timers(Protocol):
-    """A clock in seconds, and actions that are called at a time, or right after where that is over."""
-
-    @property
-    def now(self) -> float: ...
-
-    def at(self, time_s: float, action: Callable[[Any], None], argument: Any = None) -> object: ...
-
-
-@dataclass(slots=True, eq=False)
-class EmulatedJob(Generic[Owner]):
-    """One attempt on a device, known to whoever started it as `owner`. Pictures of one `key` share steps; `left` are
-    denoising steps to come. Times in seconds on the device's own clock: it came, its preparation began and ended,
-    its last step ended; above 0, `ready_s` is when its LoRAs will be here. It took `finish_s` to decode and encode, and
-    had `device_s` of the device's time until then."""
-
-    owner: Owner
-    key: Hashable
-    left: int
-    urgency: Urgency
-    arrived_s: float
-    drop_at_s: float = math.inf
-    adapters: AttemptAdapters = PLAIN
-    ready_s: float = 0.0
-    running: bool = False
-    stopped: bool = False
-    yielded: bool = False
-    began_s: float = 0.0
-    prepared_s: float = 0.0
-    denoised_s: float = 0.0
-    finish_s: float = 0.0
-    device_s: float = 0.0
-
-
-class DeviceListener(Protocol[Owner]):
-    """Who hears of a device. Called at the time at which it happens; must not block."""
-
-    def job_began(self, device: "EmulatedDevice[Owner]", job: EmulatedJob[Owner]) -> None: ...
-
-    def job_yielded(self, device: "EmulatedDevice[Owner]", job: EmulatedJob[Owner]) -> None:
-        """Its place is about to be free. Nobody hears it who hears of each step."""
-        ...
-
-    def job_finished(self, device: "EmulatedDevice[Owner]", job: EmulatedJob[Owner]) -> None: ...
-
-    def job_stopped(self, device: "EmulatedDevice[Owner]", job: EmulatedJob[Owner]) -> None: ...
-
-    def job_dropped(self, device: "EmulatedDevice[Owner]", job: EmulatedJob[Owner]) -> None:
-        """Its turn came too late for its deadline."""
-        ...
-
-    def batch_stepped(self, batch: Sequence[EmulatedJob[Owner]], seconds: float, late_s: float) -> None:
-        """These took a step of so many seconds; its end was noticed so much too late. With `each_step` alone."""
-        ...
-
-    def device_reports(self, device: "EmulatedDevice[Owner]") -> None:
-        """It holds another model, or takes another number of attempts."""
-        ...
-
-
-@dataclass(frozen=True)
-class DeviceSettings:
-    """`steps`: join and leave at any step; otherwise whole requests are batched. A device holds `credit_batches`
-    batches of attempts; where that is None as a worker does, a batch, and for each picture that is about to end another
-    one. `aging_limit_s` as in the engine.
-    `drop_after`: what the batch that is about to begin would end later than so many SLOs after it came is given up
-    (DiffServe's workers, whose queues are their own); None for never.
-    `each_step`: the listener hears of each step."""
-
-    steps: bool = True
-    preempt: bool = True
-    credit_batches: int | None = None
-    aging_limit_s: float = 30.0
-    drop_after: float | None = None
-    each_step: bool = False
 
 
 class EmulatedDevice(Generic[Owner]):
@@ -151,8 +73,7 @@ class EmulatedDevice(Generic[Owner]):
         self._version = 0
         self._forming = False
         self._form_at_s = 0.0
-        self._finisher_free_s = 0.0
-        self._finishing: set[EmulatedJob[Owner]] = set()
+        self._finisher = EmulatedFinisher(timers, self._finished)
         # The model that it is to hold, with its batches; the one that is being loaded; who needs the one that is here.
         self._next: tuple[ModelCosts, int] | None = None
         self._loading: ModelCosts | None = None
@@ -267,13 +188,13 @@ class EmulatedDevice(Generic[Owner]):
 
     def lose(self) -> list[EmulatedJob[Owner]]:
         """Changes state: the process dies; nobody hears again of its attempts, which are returned."""
-        lost = [*self._jobs.values(), *self._finishing]
+        lost = [*self._jobs.values(), *self._finisher.jobs]
         self.lost = True
         self._jobs.clear()
         self._batch = []
         self._version += 1
         self._incarnation += 1
-        self._finishing.clear()
+        self._finisher.forget()
         self._loading = None
         self.adapters.forget()
         return lost
@@ -433,21 +354,13 @@ class EmulatedDevice(Generic[Owner]):
         self._load_when_empty()
 
     def _finish(self, job: EmulatedJob[Owner], ended_s: float) -> None:
-        """Decoded and encoded one after the other, beside the steps of others."""
         job.denoised_s = max(ended_s, job.prepared_s)
         job.finish_s = self.costs.finish.draw(self._random)
-        if job.finish_s == 0.0:
-            self._listener.job_finished(self, job)
-            return
-        self._finishing.add(job)
-        self._finisher_free_s = max(self._finisher_free_s, job.denoised_s) + job.finish_s
-        self._timers.at(self._finisher_free_s, self._finished, job)
+        self._finisher.take(job)
 
     def _finished(self, job: EmulatedJob[Owner]) -> None:
-        if job in self._finishing:
-            self._finishing.remove(job)
-            self._listener.job_finished(self, job)
-            self._load_when_empty()
+        self._listener.job_finished(self, job)
+        self._load_when_empty()
 
     def _leave(self, job: EmulatedJob[Owner]) -> None:
         del self._jobs[job.owner]
@@ -455,7 +368,7 @@ class EmulatedDevice(Generic[Owner]):
     def _load_when_empty(self) -> None:
         if self._next is None or self._loading is not None or self.lost:
             return
-        if self._jobs or self._batch or self._finishing or self._hold_count:
+        if self._jobs or self._batch or not self._finisher.idle or self._hold_count:
             return
         self._loading = self._next[0]
         self._timers.at(self._timers.now + self._loading.load.draw(self._random), self._loaded, self._incarnation)

@@ -5,7 +5,8 @@ from random import Random
 from pentimento.dataplane.events import AttemptKey, SpeedProfile, WorkerReported
 from pentimento.domain.fleet import Plan
 from pentimento.emulation.costs import ModelCosts
-from pentimento.emulation.device import DeviceListener, EmulatedDevice
+from pentimento.emulation.device import EmulatedDevice
+from pentimento.emulation.jobs import DeviceListener
 from pentimento.policies.allocation import AllocationProfile
 from pentimento.policies.thinning import WHOLE, ThinningOffer
 from pentimento.reports import StartKind

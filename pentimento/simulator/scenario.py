@@ -8,7 +8,7 @@ from pentimento.devices.profile import NOTHING, Cost
 from pentimento.devices.speed import STEADY, SpeedCourse
 from pentimento.domain.errors import InvalidArgument
 from pentimento.emulation.costs import ModelCosts
-from pentimento.emulation.device import DeviceSettings
+from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve
 from pentimento.policies.thinning import ThinningOption

@@ -24,7 +24,7 @@ from pentimento.devices.emulation import EmulatedFleet, largest_batch, read_flee
 from pentimento.devices.profile import steady
 from pentimento.domain.errors import InvalidArgument
 from pentimento.emulation.costs import costs_of
-from pentimento.emulation.device import DeviceSettings
+from pentimento.emulation.jobs import DeviceSettings
 from pentimento.files.toml_document import TomlTable, read_toml
 from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds
 from pentimento.policies.eviction_rules import EVICTION_NAMES

@@ -19,7 +19,8 @@ from pentimento.dataplane.events import AttemptKey
 from pentimento.devices.profile import Cost
 from pentimento.domain.fleet import StartShare
 from pentimento.domain.thinned_steps import taken_count
-from pentimento.emulation.device import EmulatedDevice, EmulatedJob
+from pentimento.emulation.device import EmulatedDevice
+from pentimento.emulation.jobs import EmulatedJob
 from pentimento.policies.serving.entry import NOISE, request_stages, stages_from
 from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import Outcome, RequestRecord, StageSpan

@@ -14,7 +14,8 @@ from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, NoiseForm, Route
 from pentimento.domain.replay import thinned_steps_of
 from pentimento.domain.thinned_steps import taken_steps, thinned_note
-from pentimento.emulation.device import DeviceSettings, EmulatedDevice, EmulatedJob
+from pentimento.emulation.device import EmulatedDevice
+from pentimento.emulation.jobs import DeviceSettings, EmulatedJob
 from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import open_objects

@@ -16,7 +16,8 @@ from pentimento.devices.profile import Cost
 from pentimento.devices.speed import STEADY, SpeedChanges, SpeedCourse
 from pentimento.emulation.adapters import PLAIN, AttemptAdapters
 from pentimento.emulation.costs import ModelCosts
-from pentimento.emulation.device import DeviceSettings, EmulatedDevice, EmulatedJob
+from pentimento.emulation.device import EmulatedDevice
+from pentimento.emulation.jobs import DeviceSettings, EmulatedJob
 from tests.unit.emulation.virtual_time import VirtualTimers
 
 KEY = (64, 64, True)

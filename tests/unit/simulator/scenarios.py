@@ -6,7 +6,7 @@ from random import Random
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.profile import NOTHING, steady
 from pentimento.emulation.costs import from_latencies
-from pentimento.emulation.device import DeviceSettings
+from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.allocation import hold_resident
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import ServingSettings

@@ -9,7 +9,7 @@ import pytest
 from pentimento.devices.profile import Cost
 from pentimento.devices.speed import SpeedChanges
 from pentimento.emulation.costs import ModelCosts, from_latencies
-from pentimento.emulation.device import DeviceSettings
+from pentimento.emulation.jobs import DeviceSettings
 from pentimento.reports import Outcome
 from pentimento.simulator.scenario import SimulatedModel
 from tests.unit.simulator.scenarios import REQUESTS, arrivals, one_model, poisson, run

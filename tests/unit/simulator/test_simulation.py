@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.devices.profile import steady
 from pentimento.emulation.costs import from_latencies
-from pentimento.emulation.device import DeviceSettings
+from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, hold_resident
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import ServingSettings
