@@ -102,7 +102,7 @@ class PlannedFleet:
 
 @asynccontextmanager
 async def planned_fleet(folder: Path, policy: str, **serving: Any) -> AsyncIterator[PlannedFleet]:
-    """Up to where every part is connected; the policy begins soon after."""
+    """Up to where every part is connected and registered; the policy begins then."""
     (folder / "fleet.toml").write_text(FLEET)
     fleet, address = folder / "fleet.toml", f"unix:{folder / 'c'}"
     settings = RecordingSettings(
@@ -121,7 +121,17 @@ async def planned_fleet(folder: Path, policy: str, **serving: Any) -> AsyncItera
         changes = {"worker_addresses": (), "controller_address": address, "default_model": "heavy"}
         suite = await stack.enter_async_context(running_suite(folder, **changes))
         await suite.wait_for_workers(4)
-        yield PlannedFleet(suite, controller, workers, settings)
+        fleet = PlannedFleet(suite, controller, workers, settings)
+        # Four workers, the discriminator and the frontdoor.
+        await fleet.wait_until(lambda: len(controller.controller.fleet().replicas) == 6)
+        begin_policy(controller)
+        yield fleet
+
+
+def begin_policy(controller: ControllerProcess) -> None:
+    """Begin now: a controller waits two leases for a fleet to be whole, and this one is."""
+    controller.controller._times = replace(controller.controller._times, settle_s=0.0, calm_s=0.0)
+    controller.controller._changed.set()
 
 
 def worker_of(folder: Path, number: int, controller_address: str) -> EmulatedWorkerSettings:
