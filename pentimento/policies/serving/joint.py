@@ -28,13 +28,14 @@ class JointAllocator:
     A load is paid for with the device's seconds out of `horizon_s`; devices change their models at most once in
     `dwell_s`, unless the demand cannot be carried otherwise. Demand is forecast over the longest load. What cannot be
     carried in time is not admitted, the worst routes first. Models without a profile are not planned; `notes` say so.
+    The search ends `gap` (a share) below the best, or after `most_nodes`: no clock decides which plan it is.
     """
 
     settings: ServingSettings
     horizon_s: float = 60.0
     dwell_s: float = 30.0
-    limit_s: float = 0.4
     gap: float = 2e-4
+    most_nodes: int = 300
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         demand, kinds = observed_demand(context, self.settings), kinds_of(context)
@@ -74,16 +75,16 @@ class JointAllocator:
     def _solve(self, problem: JointProblem, may_load: bool) -> tuple[JointSolution, bool]:
         """The solution, and whether it serves everybody in the best way. What devices hold stays while nothing is won
         by a load, or within the dwell time while all are served."""
-        stays = solve_jointly(replace(problem, may_load=False), self.limit_s, self.gap)
+        stays = solve_jointly(replace(problem, may_load=False), gap=self.gap, most_nodes=self.most_nodes)
         won = _WON * sum(problem.demand.values())
         if stays is not None and stays.objective >= problem.bound - won:
             return stays, True
         if stays is not None and stays.served_share > _SERVED and not may_load:
             return stays, False
-        moves = solve_jointly(problem, self.limit_s, self.gap)
+        moves = solve_jointly(problem, gap=self.gap, most_nodes=self.most_nodes)
         found = [solution for solution in (stays, moves) if solution is not None]
         if not found:
-            raise FailedPrecondition("NO_PLAN", f"no plan was found within {self.limit_s:g} s")
+            raise FailedPrecondition("NO_PLAN", f"no plan was found within {self.most_nodes} nodes of the search")
         return max(found, key=lambda solution: solution.objective + won * (solution is stays)), False
 
     def _moved_at_s(self, context: AllocationContext, decision: AllocationDecision, demand: JointDemand) -> float:

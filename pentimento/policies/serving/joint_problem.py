@@ -125,9 +125,12 @@ class JointSolution:
     is_optimal: bool = True
 
 
-def solve_jointly(problem: JointProblem, limit_s: float = math.inf, gap: float = 0.0) -> JointSolution | None:
-    """Return a plan within the share `gap` of the best one, or None where none was found within `limit_s`."""
-    return _JointProgram(problem).solve(limit_s, gap)
+def solve_jointly(
+    problem: JointProblem, limit_s: float = math.inf, gap: float = 0.0, most_nodes: int | None = None
+) -> JointSolution | None:
+    """Return a plan within the share `gap` of the best one, or the best that was found within `limit_s` or `most_nodes`
+    of the search; None where none was."""
+    return _JointProgram(problem).solve(limit_s, gap, most_nodes)
 
 
 def pools_in_time(
@@ -197,8 +200,8 @@ class _JointProgram:
             units = [(unit, self._components[p.component].devices) for p, unit in self._units.items() if p.kind == kind]
             self._program.require(units, at_most=count)
 
-    def solve(self, limit_s: float, gap: float) -> JointSolution | None:
-        solved = self._program.solve(limit_s, gap)
+    def solve(self, limit_s: float, gap: float, most_nodes: int | None) -> JointSolution | None:
+        solved = self._program.solve(limit_s, gap, most_nodes)
         if solved is None:
             return None
         values, routes = solved.values, self._routes

@@ -57,13 +57,15 @@ class LinearProgram:
         self._starts.append(len(self._columns))
         self._limits.append((at_least, at_most))
 
-    def solve(self, limit_s: float = math.inf, gap: float = 0.0) -> Solved | None:
+    def solve(self, limit_s: float = math.inf, gap: float = 0.0, most_nodes: int | None = None) -> Solved | None:
         """Return values within the share `gap` of the best objective, found on one thread; None where no values keep
-        all constraints, or where none were found within `limit_s`."""
+        all constraints, or where none were found within `limit_s` or `most_nodes` of the search."""
         import highspy  # 40 MB, which a process that plans without it does not need
 
         highs = highspy.Highs()  # type: ignore[no-untyped-call]
         options = {"output_flag": False, "threads": 1, "mip_rel_gap": gap, "time_limit": limit_s}
+        if most_nodes is not None:
+            options["mip_max_nodes"] = most_nodes
         for option, value in (options | dict.fromkeys(_UNUSED_HEURISTICS, False)).items():
             highs.setOptionValue(option, value)
         highs.passModel(self._model())

@@ -1,6 +1,5 @@
 """The policy that plans by the joint problem: from what is reported to a plan that the routers follow."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -18,7 +17,7 @@ from tests.unit.policies.serving.fleets import SD15, TURBO, context, counts, dec
 
 QUALITIES = (ModelQuality("sd15", 1.0), ModelQuality("turbo", 0.8, 0.2, 0.95))
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, qualities=QUALITIES)
-ALLOCATOR = JointAllocator(SETTINGS, limit_s=math.inf)
+ALLOCATOR = JointAllocator(SETTINGS)
 MIX = (StartShare(0, 60, NOISE, 50), StartShare(20, 20, IMAGE, 50, "turbo"), StartShare(15, 20, LATENT, 50, "sd15"))
 
 
@@ -78,7 +77,7 @@ def test_a_load_is_made_only_where_it_pays_within_the_horizon() -> None:
     dear = replace(quick, profiles=slow)
 
     assert counts(decide(ALLOCATOR, quick))["turbo"] > counts(decide(ALLOCATOR, dear)).get("turbo", 0) - 1
-    still = JointAllocator(SETTINGS, horizon_s=50.0, limit_s=math.inf)
+    still = JointAllocator(SETTINGS, horizon_s=50.0)
     assert counts(decide(still, dear)) == {"sd15": 16}
 
 
