@@ -25,7 +25,7 @@ from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.serving.cascade_problem import CascadeSolution
 from pentimento.policies.serving.cascades import StaticCascade
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
-from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
+from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
 from pentimento.reports import RequestRecord
 from pentimento.simulator import Scenario, Simulation
 from pentimento.simulator.cache import CacheSettings
@@ -201,10 +201,16 @@ def mixture_scenario(
     expected_per_s: float,
     seconds: Mapping[str, float] = MI210_SECONDS,
     small: tuple[str, ...] = ("sdxl", "sana"),
+    qualities: tuple[ModelQuality, ...] = (),
 ) -> Scenario:
     """MoDM's setting: one request at a time, late requests painted all the same."""
     settings = ServingSettings(
-        heavy="large", small=small, batch_sizes=(1,), expected_per_s=expected_per_s, step_count=50
+        heavy="large",
+        small=small,
+        batch_sizes=(1,),
+        expected_per_s=expected_per_s,
+        step_count=50,
+        qualities=qualities,
     )
     policy = SERVING_POLICIES[name](settings)
     # NIRVANA stores five latents for a prompt.

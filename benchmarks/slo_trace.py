@@ -27,6 +27,7 @@ from benchmarks.report import Figure, at_least, at_most, informative, measured, 
 from benchmarks.statistics import ratio_of_sums
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.serving.policy import SERVING_POLICIES
+from pentimento.policies.serving.settings import ModelQuality
 from pentimento.reports import RequestRecord
 from pentimento.reports.figures import mean_quality
 from pentimento.simulator import Scenario, Simulation
@@ -66,6 +67,11 @@ LIGHT_SPREAD = 2 * (1 - LIGHT_QUALITY)
 # MoDM, 7.3, and NIRVANA, 7.2: CLIPScore of hits over the large model's.
 REFINED, RESUMED = 0.997, 0.951
 WARM_COUNT, CAPACITY = 3_000, 10_000
+# What the joint problem weighs, and by what answers are judged. A hit's picture is as good whoever refines it.
+QUALITIES = (
+    ModelQuality("light", LIGHT_QUALITY, LIGHT_SPREAD, REFINED / LIGHT_QUALITY),
+    ModelQuality("heavy", 1.0, reuse=REFINED),
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class TraceRun:
 def main() -> int:
     options = parse_options("slo_trace", __doc__, add_options)
     names = list(SHAPES)[: 2 if options.quick else None]
-    systems = options.rest["systems"] or [*BASELINES, *(["joint"] if "joint" in SERVING_POLICIES else [])]
+    systems = options.rest["systems"] or [*BASELINES, "joint"]
     peak = ABOVE * static_capacity_per_s(CASCADE)
     runs = []
     for seed, name in enumerate(names, start=1):
@@ -130,21 +136,23 @@ def trace_load(shape: Sequence[float], low: float, peak: float, segment_s: float
 
 def scenario_of(system: str, peak: float) -> Scenario:
     """Return the fleet under a system that has been running at the low load, static ones provisioned for the peak."""
-    settings = replace(cascade_settings(CASCADE, peak / SWING), peak_per_s=peak)
+    settings = replace(cascade_settings(CASCADE, peak / SWING), peak_per_s=peak, qualities=QUALITIES)
     plain = cascade_scenario(CASCADE, cascade_policy(system, CASCADE, settings), path=OURS)
-    light, heavy = plain.models
-    # Shares of a model's own quality: a hit's picture is as good whoever refines it.
-    qualities = {
-        "light": replace(
-            light, quality=LIGHT_QUALITY, quality_spread=LIGHT_SPREAD, reuse_quality=REFINED / LIGHT_QUALITY
-        ),
-        "heavy": replace(heavy, quality=1.0, reuse_quality=RESUMED if system == "nirvana-only" else REFINED),
-    }
+    judged = {known.model: known for known in QUALITIES}
+    models = tuple(
+        replace(
+            model,
+            quality=judged[model.name].quality,
+            quality_spread=judged[model.name].spread,
+            reuse_quality=RESUMED if system == "nirvana-only" else judged[model.name].reuse,
+        )
+        for model in plain.models
+    )
     rules = SelectionRules() if system == "nirvana-only" else replace(SelectionRules(), images=IMAGE_RULES.images)
     # NIRVANA keeps five latents of a prompt.
     capacity = 5 * CAPACITY if system == "nirvana-only" else CAPACITY
     cache = CacheSettings(capacity, rules, shared=True, warm_count=WARM_COUNT)
-    return replace(plain, models=(qualities["light"], qualities["heavy"]), cache=cache)
+    return replace(plain, models=models, cache=cache)
 
 
 def run_of(system: str, trace: str, workload: Workload, peak: float, seed: int) -> TraceRun:
