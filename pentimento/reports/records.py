@@ -6,20 +6,18 @@
 Fields at their default are left out; `stages` are lists of (name, began_s, ended_s). A name in .gz is compressed.
 """
 
-import gzip
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pentimento.domain.errors import InvalidArgument
-from pentimento.files.lines import Line, numbered_lines
+from pentimento.files.line_files import check_count, open_lines, save_lines, sparse
+from pentimento.files.lines import Line
 from pentimento.reports.record import Outcome, RequestRecord, StageSpan, StartKind
 
 FORMAT = 1
-_DEFAULTS = {field.name: field.default for field in fields(RequestRecord) if field.default is not MISSING}
+_sparse = sparse(RequestRecord)
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -34,38 +32,18 @@ class Run:
 
 
 def save_run(run: Run, path: Path) -> None:
-    """Whole or not at all."""
-    header = {
-        "format": FORMAT,
-        "name": run.name,
-        "provenance": dict(run.provenance),
-        "records": len(run.records),
-    }
-    lines: Sequence[Mapping[str, Any]] = [header, *(_as_json(record) for record in run.records)]
-    data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-    fresh.replace(path)
+    """Write the run's file, whole or not at all."""
+    provenance = dict(run.provenance)
+    header = {"format": FORMAT, "name": run.name, "provenance": provenance, "records": len(run.records)}
+    save_lines(path, header, map(_sparse, run.records))
 
 
 def load_run(path: Path) -> Run:
-    """NotFound, or InvalidArgument that names file, line, field and limit."""
-    lines = numbered_lines(path)
-    first = next(lines, None)
-    if first is None:
-        raise InvalidArgument.of(str(path), "must have a header, got an empty file")
-    header = Line.of_json(path, *first)
-    if header.count("format") != FORMAT:
-        raise header.wrong("format", f"must be {FORMAT}, got {header.count('format')}")
-    records = tuple(_record(Line.of_json(path, number, text)) for number, text in lines)
-    if len(records) != header.count("records"):
-        raise header.wrong("records", f"must be the number of lines that follow, {len(records)}: a part is missing")
+    """Return the run of a file. Raises NotFound, or InvalidArgument that names file, line, field and limit."""
+    header, lines = open_lines(path, FORMAT)
+    records = tuple(map(_record, lines))
+    check_count(header, "records", len(records))
     return Run(header.text("name"), header.objects("provenance"), records)
-
-
-def _as_json(record: RequestRecord) -> dict[str, Any]:
-    values = {field.name: getattr(record, field.name) for field in fields(RequestRecord)}
-    return {name: value for name, value in values.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
 
 
 def _record(line: Line) -> RequestRecord:

@@ -6,24 +6,21 @@
 Fields at their default are left out. A name that ends in .gz is compressed.
 """
 
-import gzip
-import json
-from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.lines import Line, numbered_lines
+from pentimento.files.line_files import check_count, open_lines, save_lines, sparse
+from pentimento.files.lines import Line
 from pentimento.workloads.arrival import Arrival, Embeddings, Workload
 
 FORMAT = 1
-_DEFAULTS = {field.name: field.default for field in fields(Arrival) if field.default is not MISSING}
+_sparse = sparse(Arrival)
 
 
 def save_workload(workload: Workload, path: Path) -> None:
-    """Writes `path`, and its embeddings beside it, each whole or not at all."""
+    """Write `path`, and its embeddings beside it, each whole or not at all."""
     array = path.with_name(_stem(path) + ".npy")
     if workload.embeddings is not None:
         fresh = array.with_name(array.name + ".tmp")
@@ -37,41 +34,23 @@ def save_workload(workload: Workload, path: Path) -> None:
         "arrivals": len(workload.arrivals),
         "embeddings": None if workload.embeddings is None else array.name,
     }
-    lines = [header, *(_as_json(arrival) for arrival in workload.arrivals)]
-    data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
-    fresh = path.with_name(path.name + ".tmp")
-    # No name and no time inside, so that the same workload is the same file.
-    fresh.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-    fresh.replace(path)
+    save_lines(path, header, map(_sparse, workload.arrivals))
 
 
 def load_workload(path: Path) -> Workload:
-    """NotFound, or InvalidArgument that names file, line, field and limit."""
-    lines = numbered_lines(path)
-    first = next(lines, None)
-    if first is None:
-        raise InvalidArgument.of(str(path), "must have a header, got an empty file")
-    header = Line.of_json(path, *first)
-    if header.count("format") != FORMAT:
-        raise header.wrong("format", f"must be {FORMAT}, got {header.count('format')}")
+    """Return the workload of a file. Raises NotFound, or InvalidArgument that names file, line, field and limit."""
+    header, lines = open_lines(path, FORMAT)
     embeddings = _load_embeddings(path.parent / header.text("embeddings")) if header.has("embeddings") else None
     rows = 0 if embeddings is None else len(embeddings)
     arrivals: list[Arrival] = []
-    for number, text in lines:
-        line = Line.of_json(path, number, text)
+    for line in lines:
         arrivals.append(_arrival(line, arrivals[-1].at_s if arrivals else 0.0, rows))
-    if len(arrivals) != header.count("arrivals"):
-        raise header.wrong("arrivals", f"must be the number of lines that follow, {len(arrivals)}: a part is missing")
+    check_count(header, "arrivals", len(arrivals))
     return Workload(header.text("name"), tuple(arrivals), header.objects("provenance"), embeddings)
 
 
 def _stem(path: Path) -> str:
     return path.name.removesuffix(".gz").removesuffix(".jsonl")
-
-
-def _as_json(arrival: Arrival) -> dict[str, Any]:
-    values = {field.name: getattr(arrival, field.name) for field in fields(Arrival)}
-    return {name: value for name, value in values.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
 
 
 def _arrival(line: Line, not_before_s: float, rows: int) -> Arrival:
