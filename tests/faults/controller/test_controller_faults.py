@@ -16,9 +16,9 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Fleet, Plan
 from pentimento.rpc import RpcChannelSettings, open_channel
+from tests.started_processes import ROOT, Process, StartedProcesses
 
 pytestmark = pytest.mark.faults
-ROOT = Path(__file__).parents[3]
 
 
 class Machine:
@@ -27,24 +27,17 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.controller_address = f"unix:{folder / 'c'}"
         self.state_dir = folder / "state"
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes = StartedProcesses()
 
-    def controller(self) -> "subprocess.Popen[bytes]":
+    def controller(self) -> Process:
         flags = ["--listen", self.controller_address, "--state-dir", str(self.state_dir), "--log-level", "warning"]
-        return self._start("services.controller", *flags)
+        return self._processes.start("services.controller", *flags)
 
-    def worker(self, name: str) -> "subprocess.Popen[bytes]":
-        return self._start("tests.faults.controller.replica_process", self.controller_address, name, "heavy")
+    def worker(self, name: str) -> Process:
+        return self._processes.start("tests.faults.controller.replica_process", self.controller_address, name, "heavy")
 
     def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-
-    def _start(self, module: str, *arguments: str) -> "subprocess.Popen[bytes]":
-        process = subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=ROOT)
-        self._processes.append(process)
-        return process
+        self._processes.end()
 
 
 @pytest.fixture

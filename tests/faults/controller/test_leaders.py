@@ -2,8 +2,6 @@
 
 import asyncio
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -19,9 +17,9 @@ from pentimento.stores.ledger import open_journal
 from pentimento.supervisor.readiness import wait_until_serving
 from services.frontdoor.workers.plan_watch import PlanWatch
 from tests.postgresql import running_server, why_not
+from tests.started_processes import Process, StartedProcesses
 
 pytestmark = pytest.mark.faults
-ROOT = Path(__file__).parents[3]
 
 
 class Controllers:
@@ -31,26 +29,19 @@ class Controllers:
         self.folder = folder
         self.ledger_url = ledger_url
         self.addresses = [f"unix:{folder / name}" for name in ("c0", "c1")]
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes = StartedProcesses()
 
-    def controller(self, number: int, *flags: str) -> "subprocess.Popen[bytes]":
+    def controller(self, number: int, *flags: str) -> Process:
         own = ["--listen", self.addresses[number], "--instance-id", f"c{number}", "--ledger-url", self.ledger_url]
         # Of a leader that is busy, or whose disk is, nobody takes over.
         times = ["--leader-lease-s", "3", "--log-level", "error"]
-        return self._start("services.controller", *own, *times, *flags)
+        return self._processes.start("services.controller", *own, *times, *flags)
 
-    def worker(self, name: str) -> "subprocess.Popen[bytes]":
-        return self._start("tests.faults.controller.replica_process", ",".join(self.addresses), name, "heavy")
+    def worker(self, name: str) -> Process:
+        return self._processes.start("tests.faults.controller.replica_process", ",".join(self.addresses), name, "heavy")
 
     def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-
-    def _start(self, module: str, *arguments: str) -> "subprocess.Popen[bytes]":
-        process = subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=ROOT)
-        self._processes.append(process)
-        return process
+        self._processes.end()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +10,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-ROOT = Path(__file__).resolve().parents[3]
-Process = subprocess.Popen[bytes]
+from tests.started_processes import Process, StartedProcesses
 
 
 class Processes:
@@ -21,7 +18,7 @@ class Processes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._started: list[Process] = []
+        self._processes = StartedProcesses()
 
     def address(self, name: str) -> str:
         return f"unix:{self.folder / name}"
@@ -46,16 +43,10 @@ class Processes:
         )
 
     def _start(self, name: str, module: str, *arguments: str) -> Process:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=ROOT, stdout=log, stderr=log)
-        self._started.append(process)
-        return process
+        return self._processes.start(module, *arguments, log=self.folder / f"{name}.log")
 
     def end(self) -> None:
-        for process in self._started:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+        self._processes.end()
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import Completed, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.testing.checkpoints import write_checkpoint
-from tests.faults.frontdoor.processes import ROOT, Processes, kill, processes, serving
+from tests.faults.frontdoor.processes import Processes, kill, processes, serving
+from tests.started_processes import ROOT
 
 pytestmark = pytest.mark.faults
 

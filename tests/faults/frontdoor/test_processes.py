@@ -1,35 +1,19 @@
 import asyncio
 import signal
-import tempfile
-from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.image_request import Accepted, Completed, ImageRequest, Progress
-from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.stores.ledger import open_journal
 from pentimento.testing.paced_worker import picture_of
-from tests.faults.frontdoor.processes import Processes, kill, processes, serving
+from tests.faults.frontdoor.processes import Processes, kill, serving
 
 pytestmark = pytest.mark.faults
 
 REQUEST = ImageRequest(prompt="a red circle", num_inference_steps=30, seed=1)
-
-
-@pytest.fixture
-def running() -> Iterator[Processes]:
-    with tempfile.TemporaryDirectory(prefix="pmt-") as folder, processes(Path(folder)) as started:
-        yield started
-
-
-@pytest.fixture
-async def client(running: Processes) -> AsyncIterator[ImageClient]:
-    async with open_channel(running.address("f"), RpcChannelSettings()) as channel:
-        yield ImageClient(channel)
 
 
 async def test_a_worker_killed_in_the_middle_is_survived_by_its_request(

@@ -1,35 +1,19 @@
 """A real frontdoor whose object store goes, and which is killed meanwhile."""
 
 import os
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
 from pentimento.clients.image import ImageClient
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import Accepted, Completed, ImageRequest
-from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.testing.frontdoor_suite import until
-from tests.faults.frontdoor.processes import Processes, kill, processes, serving
+from tests.faults.frontdoor.processes import Processes, kill, serving
 from tests.integration.frontdoor.inputs import png
 
 pytestmark = pytest.mark.faults
 
 REQUEST = ImageRequest(prompt="a red circle", num_inference_steps=5, seed=1)
-
-
-@pytest.fixture
-def running() -> Iterator[Processes]:
-    with tempfile.TemporaryDirectory(prefix="pmt-") as folder, processes(Path(folder)) as started:
-        yield started
-
-
-@pytest.fixture
-async def client(running: Processes) -> AsyncIterator[ImageClient]:
-    async with open_channel(running.address("f"), RpcChannelSettings()) as channel:
-        yield ImageClient(channel)
 
 
 async def test_a_picture_painted_without_a_store_survives_a_kill_and_reaches_the_store_later(

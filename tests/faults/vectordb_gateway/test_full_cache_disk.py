@@ -1,8 +1,6 @@
 """A gateway on a disk that really fills up: lookups go on, nothing half is findable, and it takes entries again once
 there is room."""
 
-import ctypes
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import FromLatent
 from pentimento.stores.errors import StoreFull
 from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
+from tests.small_disks import mounted_tmpfs
 
 pytestmark = pytest.mark.faults
 
@@ -24,13 +23,8 @@ LATENT_BYTES = 100_000
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of four mebibytes."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    if libc.mount(b"tmpfs", bytes(mount), b"tmpfs", 0, f"size={SIZE_BYTES}".encode()) != 0:
-        pytest.skip(f"a tmpfs cannot be mounted here: {os.strerror(ctypes.get_errno())}")
-    yield mount
-    libc.umount(bytes(mount))
+    with mounted_tmpfs(tmp_path, SIZE_BYTES) as mount:
+        yield mount
 
 
 async def store_until_refused(gateway: RunningGateway, size: int) -> list[Embedding]:

@@ -1,7 +1,5 @@
 """A disk that really is full: typed refusals, nothing half, and on it goes when there is room again."""
 
-import ctypes
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from pentimento.stores.errors import StoreFull
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.stores.objects import open_objects
+from tests.small_disks import mounted_tmpfs
 
 pytestmark = pytest.mark.faults
 
@@ -20,13 +19,8 @@ SIZE_BYTES = 4 * 1024 * 1024
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of four mebibytes."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    if libc.mount(b"tmpfs", bytes(mount), b"tmpfs", 0, f"size={SIZE_BYTES}".encode()) != 0:
-        pytest.skip(f"a tmpfs cannot be mounted here: {os.strerror(ctypes.get_errno())}")
-    yield mount
-    libc.umount(bytes(mount))
+    with mounted_tmpfs(tmp_path, SIZE_BYTES) as mount:
+        yield mount
 
 
 def test_objects_are_whole_or_absent_on_a_full_disk(small_disk: Path) -> None:

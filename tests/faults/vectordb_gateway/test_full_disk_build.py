@@ -1,6 +1,5 @@
 """A disk that really is full while the index is built anew: the build is lost, the index is not."""
 
-import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from pentimento.stores.vectors import Space, VectorPoint, VectorQuery
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.index_building import IndexBuilding
 from pentimento.stores.vectors.shard_process import ShardTiming
+from tests.small_disks import mounted_tmpfs
 
 pytestmark = pytest.mark.faults
 
@@ -25,13 +25,8 @@ VECTOR = b"\0\0\x80?" + b"\0" * 28
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of half a gibibyte: an empty shard alone takes tens of megabytes for its log of writes."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    if libc.mount(b"tmpfs", bytes(mount), b"tmpfs", 0, f"size={SIZE_BYTES}".encode()) != 0:
-        pytest.skip(f"a tmpfs cannot be mounted here: {os.strerror(ctypes.get_errno())}")
-    yield mount
-    libc.umount(bytes(mount))
+    with mounted_tmpfs(tmp_path, SIZE_BYTES) as mount:
+        yield mount
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
