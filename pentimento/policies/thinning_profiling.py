@@ -11,6 +11,7 @@ same seed. From samples to what is allowed by the rules of `selector_profiling`:
 No rule goes past a number of steps that it does not allow: what holds of fewer steps behind it is luck.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -38,6 +39,20 @@ def allows(samples: Sequence[ThinnedSample], alpha: float, rule: ThresholdRule) 
     if rule is ThresholdRule.LOWER_BOUND:
         return share_is_surely(kept, len(samples), REQUIRED_SHARE)
     return mean_is_surely([sample.quality - alpha * sample.full_quality for sample in samples])
+
+
+def strictest(by_judge: Sequence[Sequence[ThinnedSample]]) -> list[ThinnedSample]:
+    """Return of each picture what the strictest of its judges says: who finds the smallest share of the full run's
+    quality left, of 1. With one judge its own samples. What had no quality in full can lose none."""
+    if len(by_judge) == 1:
+        return list(by_judge[0])
+    return [ThinnedSample(min(map(_share, samples)), 1.0) for samples in zip(*by_judge, strict=True)]
+
+
+def _share(sample: ThinnedSample) -> float:
+    if math.isnan(sample.quality) or math.isnan(sample.full_quality):
+        return 0.0
+    return sample.quality / sample.full_quality if sample.full_quality > 0.0 else 1.0
 
 
 def mean_share(samples: Sequence[ThinnedSample]) -> float:

@@ -266,6 +266,11 @@ class ThinningProfileSettings:
     embedder_address: str = setting(help="embedder that measures quality: unix:/path or host:port")
     out: Path = setting(Path("thinning-profiles"), help="directory that the profile is written to")
     samples: bool = setting(False, help="write what every picture showed beside the profile (.samples.jsonl)")
+    loras: Path | None = setting(None, help="directory of the LoRAs that are named", must_exist=True)
+    with_loras: tuple[str, ...] = setting((), help="names of LoRAs, all of them in every picture, at a scale of 1")
+    selector_profile: Path | None = setting(
+        None, help="selector profile of the model's latents: hits that it allows are thinned, too", must_exist=True
+    )
     first: int = setting(200, help="prompts that are taken, from the first on", minimum=1, maximum=100_000)
     alpha: float = setting(
         0.95, help="share of the full run's quality that thinned pictures must keep", minimum=0.01, maximum=1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pentimento.policies.selector_profiling import ThresholdRule
-from pentimento.policies.thinning_profiles import ThinningProfile, thinning_to_json
+from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_to_json
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from pentimento.telemetry import configure_logging
@@ -15,6 +15,7 @@ from services.unet_worker.settings import ThinningProfileSettings
 
 if TYPE_CHECKING:
     from services.unet_worker.models.reuse_study import PictureEncoder
+    from services.unet_worker.models.thinning_measuring import JudgesOf
 
 
 async def main(argv: list[str]) -> None:
@@ -23,32 +24,43 @@ async def main(argv: list[str]) -> None:
 
 
 def write_profile(
-    settings: ThinningProfileSettings, prompts: Sequence[str], encoder: "PictureEncoder", encoder_of: tuple[str, str]
+    settings: ThinningProfileSettings,
+    prompts: Sequence[str],
+    encoder: "PictureEncoder",
+    encoder_of: tuple[str, str],
+    judges_of: "JudgesOf" = lambda prompts: (),
 ) -> None:
-    """Measure, write the profile, and print it as text."""
+    """Measure, write the profile, and print it as text. `judges_of` gives judges beside CLIPScore."""
     # Imported here: a wrong flag or a bad checkpoint is answered before torch is loaded.
     from services.unet_worker.models.thinning_measuring import measure
 
-    profile, samples = measure(settings, prompts, encoder, encoder_of)
+    profile, found = measure(settings, prompts, encoder, encoder_of, judges_of)
     settings.out.mkdir(parents=True, exist_ok=True)
-    path = settings.out / f"{profile.model}.json"
+    path = settings.out / f"{'+'.join((profile.model, *settings.with_loras))}.json"
     path.write_text(thinning_to_json(profile), encoding="utf-8")
     if settings.samples:
         lines = (
-            json.dumps({"first_step": first, "taken_count": taken, "qualities": [one.quality, one.full_quality]})
-            for (first, taken), found in samples.items()
+            json.dumps({**place_of(one.row), "qualities": [each.quality, each.full_quality]})
             for one in found
+            for each in one.samples
         )
         path.with_suffix(".samples.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     print(f"{path}\n{described(profile)}", flush=True)
 
 
+def place_of(row: ThinnedRow) -> dict[str, int]:
+    """Return which thinning a row is of, by the names of its file."""
+    return {"resume_step": row.resume_step, "first_step": row.first_step, "taken_count": row.taken_count}
+
+
 def described(profile: ThinningProfile) -> str:
     """Return the table as text: a line for each thinning, and what each rule allows at the least."""
-    lines = [f"{profile.name}, {profile.step_count} steps", "  from  taken  in all    kept       mean   allowed by"]
+    head = "  resumed  from  taken  in all    kept       mean   allowed by"
+    lines = [f"{profile.name}, {profile.step_count} steps, {profile.quality}", head]
     for row in profile.rows:
         lines.append(
-            f"  {row.first_step:4}  {row.taken_count:5}  {row.first_step + row.taken_count:6}"
+            f"  {row.resume_step or '':7}  {row.first_step:4}  {row.taken_count:5}"
+            f"  {row.first_step + row.taken_count:6}"
             f"  {row.kept_count:4}/{row.picture_count:<4}  {row.mean_share:.4f}"
             f"   {', '.join(rule.value for rule in row.allowed) or 'none'}"
         )

@@ -20,13 +20,13 @@ from pentimento.policies.selector_profiling import profile_thresholds
 from services.unet_worker.device.torch_device import choose_device, choose_dtype
 from services.unet_worker.models.model_card import DEFAULT_GUIDANCE_SCALE, DEFAULT_STEPS
 from services.unet_worker.models.reuse_study import PictureEncoder, ReuseOutcome, ReuseStudy, StudyModel, by_step
+from services.unet_worker.models.thinning_study import CLIP_SCORE
 from services.unet_worker.settings import DeviceChoice, DtypeChoice, SelectorProfileSettings
 
 # N of the tables, and K: of latents NIRVANA's (section 5.3), of images MoDM's (section 5.2).
 TABLE_STEPS = 50
 LATENT_STEPS = (5, 10, 15, 20, 25)
 IMAGE_STEPS = (5, 10, 15, 20, 25, 30)
-CLIP_SCORE = "clip_score"
 
 
 @dataclass(frozen=True)

@@ -2,41 +2,107 @@
 
 import importlib.metadata
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from pentimento.diffusion.weights import quiet_loaders
+from pentimento.policies.cache_selection import Threshold, skipped_steps
+from pentimento.policies.selector_profiles import SelectorProfile, read_selector_profile
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinned_row
 from pentimento.policies.thinning_profiling import ThinnedSample, allows
-from services.unet_worker.models.reuse_study import PictureEncoder, StudyModel
-from services.unet_worker.models.selector_measuring import CLIP_SCORE, study_model
-from services.unet_worker.models.thinning_study import ThinningStudy, grid
+from services.unet_worker.models.reuse_study import PictureEncoder, StudyModel, nearest_before
+from services.unet_worker.models.selector_measuring import study_model
+from services.unet_worker.models.thinned_loras import open_studied_loras
+from services.unet_worker.models.thinning_study import (
+    ClipScore,
+    QualityJudge,
+    ThinnedBatch,
+    ThinningStudy,
+    full_requests,
+    grid,
+)
 from services.unet_worker.settings import ThinningProfileSettings
 
-Thinned = Mapping[tuple[int, int], Sequence[ThinnedSample]]
-"""Samples by first step and steps taken."""
+JudgesOf = Callable[[Sequence[str]], Sequence[QualityJudge]]
+"""Judges beside CLIPScore for the prompts at hand."""
+
+
+@dataclass(frozen=True)
+class ThinningFound:
+    """The samples of one row, and what the row says."""
+
+    row: ThinnedRow
+    samples: Sequence[ThinnedSample]
 
 
 def measure(
-    settings: ThinningProfileSettings, prompts: Sequence[str], encoder: PictureEncoder, encoder_of: tuple[str, str]
-) -> tuple[ThinningProfile, Thinned]:
-    """Return the model's profile and the samples that it was made of; `encoder_of` is the encoder's name and digest.
-    Takes minutes; lines to the log as it goes. From each first step on no fewer steps are painted once no rule allows
-    the number at hand."""
+    settings: ThinningProfileSettings,
+    prompts: Sequence[str],
+    encoder: PictureEncoder,
+    encoder_of: tuple[str, str],
+    judges_of: JudgesOf = lambda prompts: (),
+) -> tuple[ThinningProfile, Sequence[ThinningFound]]:
+    """Return the model's profile and what it was made of; `encoder_of` is the encoder's name and digest. Takes minutes;
+    lines to the log as it goes. From each first step on no fewer steps are painted once no rule allows the number at
+    hand."""
     torch.set_num_threads(settings.threads)
     quiet_loaders()
     model = _with(settings, study_model(settings.model, settings.max_batch, settings.device, settings.dtype))
-    study = ThinningStudy(model, encoder, tuple(dict.fromkeys(prompts)), settings.seed)
-    found: dict[tuple[int, int], Sequence[ThinnedSample]] = {}
-    for first, counts in grid(model.step_count, settings.begin, settings.keep):
-        for taken in counts:
-            samples = found[first, taken] = study.samples(first, taken)
+    prompts = tuple(dict.fromkeys(prompts))
+    hits = _resumed(settings, model)
+    judges = (ClipScore(encoder, prompts), *judges_of(prompts))
+    loras = open_studied_loras(settings.loras, settings.with_loras, model)
+    full = [loras.on_time(request) for request in full_requests(model, prompts, settings.seed, tuple(hits))]
+    study = ThinningStudy(model, judges, full, loras.late)
+    found = list(_rows(settings, study, study.batch, 0, -1.0))
+    texts = encoder.embed_texts(prompts) if hits else None
+    for step, least_similarity in hits.items():
+        assert texts is not None
+        batch = study.hits(nearest_before(texts, texts, prompts, least_similarity), step)
+        found += _rows(settings, study, batch, step, least_similarity)
+    profile = _profile(settings, study, encoder_of, found)
+    return replace(profile, adapters=loras.adapters, lora_patch_step=loras.patch_step), found
+
+
+def _rows(
+    settings: ThinningProfileSettings,
+    study: ThinningStudy,
+    batch: ThinnedBatch,
+    resume_step: int,
+    least_similarity: float,
+) -> Iterator[ThinningFound]:
+    if not batch.requests:
+        return
+    for first, counts in grid(study.model.step_count, settings.begin, settings.keep):
+        for taken in counts if first >= resume_step else ():
+            samples = study.samples(batch, first, taken)
+            row = thinned_row(first, taken, samples, settings.alpha, resume_step, least_similarity)
+            yield ThinningFound(row, samples)
             if not any(allows(samples, settings.alpha, rule) for rule in ThresholdRule):
                 break
-    return _profile(settings, model, encoder_of, found), found
+
+
+def _resumed(settings: ThinningProfileSettings, model: StudyModel) -> Mapping[int, float]:
+    """The steps that hits resume at by the selector profile, each with the least similarity."""
+    if settings.selector_profile is None:
+        return {}
+    profile = read_selector_profile(settings.selector_profile)
+    return resumed_steps(profile, model.step_count)
+
+
+def resumed_steps(profile: SelectorProfile, step_count: int) -> Mapping[int, float]:
+    """Return the steps of a schedule that a selector profile of latents lets hits resume at, each with the least
+    similarity at which it does."""
+    thresholds: Sequence[Threshold] = () if profile.reuses_images else profile.thresholds()
+    found: dict[int, float] = {}
+    for row in sorted(thresholds, key=lambda row: row.min_similarity):
+        step = skipped_steps(row, step_count)
+        if step > 0:
+            found.setdefault(step, row.min_similarity)
+    return found
 
 
 def _with(settings: ThinningProfileSettings, model: StudyModel) -> StudyModel:
@@ -46,11 +112,12 @@ def _with(settings: ThinningProfileSettings, model: StudyModel) -> StudyModel:
 
 
 def _profile(
-    settings: ThinningProfileSettings, model: StudyModel, encoder_of: tuple[str, str], found: Thinned
+    settings: ThinningProfileSettings,
+    study: ThinningStudy,
+    encoder_of: tuple[str, str],
+    found: Sequence[ThinningFound],
 ) -> ThinningProfile:
-    rows: list[ThinnedRow] = [
-        thinned_row(first, taken, samples, settings.alpha) for (first, taken), samples in found.items()
-    ]
+    model = study.model
     return ThinningProfile(
         model=model.spec.model,
         model_digest=model.painter.model.info.model_digest,
@@ -59,10 +126,10 @@ def _profile(
         guidance_scale=model.spec.guidance_scale,
         encoder=encoder_of[0],
         encoder_digest=encoder_of[1],
-        quality=CLIP_SCORE,
+        quality=" and ".join(judge.name for judge in study.judges),
         alpha=settings.alpha,
         rule=settings.rule,
-        rows=tuple(rows),
+        rows=tuple(one.row for one in found),
         prompts=settings.prompts.name,
         build_version=importlib.metadata.version("pentimento"),
         measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pentimento.domain.generation import Scheduler
+from pentimento.policies.selector_profiles import ProfiledStep, ReuseKind, SelectorProfile, profile_to_json
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning_profiles import read_thinning_profiles
 from pentimento.settings import load_settings
@@ -32,15 +33,23 @@ def _vector(data: bytes) -> NDArray[np.float32]:
     return np.asarray(found / np.linalg.norm(found), np.float32)
 
 
-def test_a_profile_is_written_and_read(tmp_path: Path) -> None:
+def write_model(tmp_path: Path) -> Path:
     model = write_checkpoint(tmp_path / "model", prediction_type="v_prediction")
     entry = {"name": "model", "path": "model", "kind": "pipeline", "default_steps": 5}
     (tmp_path / "registry.json").write_text(json.dumps({"version": 1, "models": [entry]}))
+    return model
+
+
+def settings_of(tmp_path: Path, model: Path, *flags: str) -> ThinningProfileSettings:
     (tmp_path / "prompts.txt").write_text("")
     given = {"model": model, "prompts": tmp_path / "prompts.txt", "out": tmp_path / "profiles", "alpha": 0.1}
-    flags = [part for name, value in given.items() for part in (f"--{name}", str(value))]
-    flags += ["--embedder-address", "unix:/nowhere", "--samples", "--begin", "0,0.4", "--keep", "0.8,0.4"]
-    settings = load_settings(ThinningProfileSettings, "bench_thinning_profile", flags)
+    named = [part for name, value in given.items() for part in (f"--{name}", str(value))]
+    named += ["--embedder-address", "unix:/nowhere", "--begin", "0,0.4", *flags]
+    return load_settings(ThinningProfileSettings, "bench_thinning_profile", named)
+
+
+def test_a_profile_is_written_and_read(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, write_model(tmp_path), "--samples", "--keep", "0.8,0.4")
 
     write_profile(settings, ("a circle", "a square", "a circle"), Digests(), ("digests", "sha256:d"))
 
@@ -55,3 +64,41 @@ def test_a_profile_is_written_and_read(tmp_path: Path) -> None:
     assert len(profile.options(5, ThresholdRule.MINIMUM)) == 4
     samples = [json.loads(line) for line in (tmp_path / "profiles" / "model.samples.jsonl").read_text().splitlines()]
     assert len(samples) == 8
+
+
+class Thrifty:
+    """A judge to whom every picture but the first prompt's is worth nothing once it differs from the first seen."""
+
+    name = "thrifty"
+
+    def __init__(self) -> None:
+        self._seen: dict[int, bytes] = {}
+
+    def qualities(self, pictures: Sequence[bytes], rows: Sequence[int]) -> list[float]:
+        pairs = list(zip(rows, pictures, strict=True))
+        return [float(row == 0 or self._seen.setdefault(row, picture) == picture) for row, picture in pairs]
+
+
+def test_hits_have_rows_of_their_own_and_the_stricter_judge_decides(tmp_path: Path) -> None:
+    model = write_model(tmp_path)
+    selector = SelectorProfile(
+        ReuseKind.LATENTS,
+        *("model", "sha256:m", "model", "sha256:m", "digests", "sha256:d", "clip_score"),
+        alpha=0.1,
+        rule=ThresholdRule.MINIMUM,
+        step_count=50,
+        model_step_count=5,
+        pair_count=2,
+        steps=(ProfiledStep(20, 2, minimum=-0.5),),
+    )
+    (tmp_path / "latents.json").write_text(profile_to_json(selector))
+    settings = settings_of(tmp_path, model, "--selector-profile", str(tmp_path / "latents.json"), "--keep", "0.7")
+
+    write_profile(settings, ("a circle", "a square"), Digests(), ("digests", "sha256:d"), lambda _: (Thrifty(),))
+
+    (profile,) = read_thinning_profiles([tmp_path / "profiles"])
+    assert profile.quality == "clip_score and thrifty"
+    rows = {(row.resume_step, *row.place): (row.kept_count, row.picture_count) for row in profile.rows}
+    # Of two prompts the second alone has one before it; resumed at two of five steps nothing begins earlier.
+    assert rows == {(0, 0, 4): (1, 2), (0, 2, 2): (1, 2), (2, 2, 2): (0, 1)}
+    assert profile.rows[-1].least_similarity == -0.5

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.policies.selector_profiling import ThresholdRule
-from pentimento.policies.thinning_profiling import ThinnedSample, allows, mean_share, without_luck
+from pentimento.policies.thinning_profiling import ThinnedSample, allows, mean_share, strictest, without_luck
 
 KEPT = ThinnedSample(0.30, 0.30)
 BETTER = ThinnedSample(0.33, 0.30)
@@ -49,3 +49,17 @@ def test_what_is_allowed_holds_and_so_does_all_that_takes_more_steps(holds: dict
 @given(samples=samples, rule=st.sampled_from(ThresholdRule))
 def test_a_higher_alpha_never_allows_more(samples: list[ThinnedSample], rule: ThresholdRule) -> None:
     assert not allows(samples, 0.95, rule) or allows(samples, 0.9, rule)
+
+
+def test_the_strictest_judge_of_each_picture_decides() -> None:
+    kept, lost, gained = ThinnedSample(0.3, 0.3), ThinnedSample(0.1, 0.4), ThinnedSample(2.0, 1.0)
+
+    assert strictest([[kept, lost]]) == [kept, lost]
+    assert strictest([[kept, lost], [lost, gained]]) == [ThinnedSample(0.25, 1.0), ThinnedSample(0.25, 1.0)]
+    assert strictest([[gained], [gained]]) == [ThinnedSample(2.0, 1.0)]
+
+
+def test_what_was_worth_nothing_loses_nothing_and_nan_is_worth_nothing() -> None:
+    nothing, unknown, full = ThinnedSample(0.0, 0.0), ThinnedSample(math.nan, 1.0), ThinnedSample(1.0, 1.0)
+
+    assert strictest([[nothing, unknown], [full, full]]) == [full, ThinnedSample(0.0, 1.0)]

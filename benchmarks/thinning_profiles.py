@@ -1,0 +1,78 @@
+"""Write the thinning profiles that the zoo ships: as `pentimento bench thinning-profile`, on a log of scenes, with the
+judge of attributes beside CLIPScore. A picture is worth what the stricter of the two says.
+
+    python -m benchmarks.thinning_profiles tiny-heavy --judge JUDGES [--prompts 128] [--log-seed 21] [-- FLAGS]
+
+FLAGS are those of `python -m services.unet_worker.thinning_profile`. JUDGES is a work folder of training
+(`benchmarks.attribute_judge`).
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.attribute_judge import AttributeJudge
+from benchmarks.selector_profile import LocalEncoder
+from pentimento.settings import load_settings
+from pentimento.supervisor.models import THINNING_PROFILES
+from pentimento.telemetry import configure_logging
+from services.embedder.model import open_model
+from services.unet_worker.models.thinning_study import QualityJudge
+from services.unet_worker.settings import ThinningProfileSettings
+from services.unet_worker.thinning_profile import write_profile
+from zoo.registry import WEIGHTS
+from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
+
+ENCODER = "tiny-clip"
+
+
+def main() -> int:
+    options, flags = parsed()
+    configure_logging("thinning_profiles", "")
+    torch.set_num_threads(1)
+    folder = WEIGHTS / ENCODER
+    log = write_scene_log(options.log_count, clip_embedder(folder), np.random.default_rng(options.log_seed))
+    encoder = open_model(folder)
+    with tempfile.TemporaryDirectory() as there:
+        # The settings ask for a file; the prompts come from the log.
+        named = Path(there) / f"zoo.scene_log, seed {options.log_seed}, first {options.prompts} that differ"
+        named.touch()
+        given = ["--model", str(WEIGHTS / options.model), "--prompts", str(named), "--embedder-address", "unix:/none"]
+        settings = load_settings(
+            ThinningProfileSettings, "bench_thinning_profile", [*given, "--out", str(THINNING_PROFILES), *flags]
+        )
+        prompts = tuple(dict.fromkeys(log.prompts))[: options.prompts]
+        write_profile(
+            settings,
+            prompts,
+            LocalEncoder(encoder),
+            (ENCODER, encoder.digest),
+            lambda rows: judges_of(options.judge, log, rows),
+        )
+    return 0
+
+
+def judges_of(work: Path, log: SceneLog, prompts: Sequence[str]) -> tuple[QualityJudge, ...]:
+    """Return who judges pictures of a log's prompts beside CLIPScore."""
+    asked = dict(zip(log.prompts, log.asked, strict=True))
+    return (AttributeJudge(work, [asked[prompt] for prompt in prompts]),)
+
+
+def parsed() -> tuple[argparse.Namespace, list[str]]:
+    """Return the options, and the flags behind them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.thinning_profiles", description=__doc__)
+    parser.add_argument("model", help="of the zoo")
+    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")
+    parser.add_argument("--prompts", type=int, default=128, help="of the log, those that differ")
+    parser.add_argument("--log-count", type=int, default=600, help="length of the log")
+    parser.add_argument("--log-seed", type=int, default=21)
+    options, rest = parser.parse_known_args()
+    return options, [flag for flag in rest if flag != "--"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
