@@ -1,6 +1,6 @@
 """Is more painted in time where steps may be left out, and are the pictures as good as the profile promises?
 
-    python -m benchmarks.thinning [--model tiny-heavy] [--prompts 128]
+    python -m benchmarks.thinning --judge JUDGES [--model tiny-heavy] [--prompts 128]
 
 Simulated: sixteen devices that hold the model, with the costs that were measured of it, the live dataplane, and Poisson
 arrivals at twice and five times what the devices can paint with all steps. Every request has a deadline of three times
@@ -8,7 +8,9 @@ its own time alone. The same arrivals are played without thinning, to meet deadl
 counts pictures in time. Nobody is let down for the figure: what is rejected or dropped counts in none of the arms.
 
 Real: prompts that the profile was not made with (`zoo.scene_log`, another seed), painted with all steps and by the
-thinning that leaves out the most, same seeds; CLIPScore against that of the full run, as the profile has it.
+thinning that leaves out the most, same seeds; CLIPScore and the judge of attributes against those of the full run, as
+the profile has it. A picture is worth what the stricter of the two says. JUDGES is a work folder of training
+(`benchmarks.attribute_judge`).
 
 No paper thins a running sampler; the ratio's target is ours.
 """
@@ -37,6 +39,7 @@ from benchmarks.report import (
 )
 from benchmarks.selector_profile import LocalEncoder
 from benchmarks.statistics import CONFIDENCE, binomial_interval
+from benchmarks.thinning_profiles import judges_of
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.emulation import read_fleet
 from pentimento.diffusion.weights import quiet_loaders
@@ -52,7 +55,7 @@ from pentimento.supervisor.models import THINNING_PROFILES
 from pentimento.workloads import Arrival, Workload
 from services.embedder.model import open_model
 from services.unet_worker.models.selector_measuring import study_model
-from services.unet_worker.models.thinning_study import ThinningStudy
+from services.unet_worker.models.thinning_study import ClipScore, ThinningStudy, full_requests
 from zoo.registry import WEIGHTS
 from zoo.scene_log import clip_embedder, write_scene_log
 
@@ -97,9 +100,10 @@ def main() -> int:
     ]
     figures = [figure for load in LOADS for figure in figures_of(load, rounds)]
     figures += quality_figures(rounds)
-    figures += held_out_figures(profile, 8 if options.quick else rest["prompts"], rest["log_seed"])
+    held_out = UnseenPrompts(rest["judge"], 8 if options.quick else rest["prompts"], rest["log_seed"])
+    figures += held_out_figures(profile, held_out)
     notes = {
-        "profile": [profile.name, profile.step_count, profile.measured_at],
+        "profile": [profile.name, profile.step_count, profile.quality, profile.measured_at],
         "fleet": FLEET.name,
         "capacity a second": capacity_per_s(costs),
         "deadline of so many runs": DEADLINE_RUNS,
@@ -110,6 +114,7 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")
     parser.add_argument("--model", default="tiny-heavy")
     parser.add_argument("--prompts", type=int, default=128, help="of the held-out log")
     parser.add_argument("--log-seed", type=int, default=22)
@@ -207,23 +212,34 @@ def quality_figures(rounds: Sequence[Round]) -> Iterator[Figure]:
     yield Figure("thinned, of all pictures of all arms", thinned / answered, informative(), [], None)
 
 
-def held_out_figures(profile: ThinningProfile, count: int, log_seed: int) -> Iterator[Figure]:
+@dataclass(frozen=True)
+class UnseenPrompts:
+    """`count` prompts of the log of that seed, and the work folder of who judges their pictures."""
+
+    judge: Path
+    count: int
+    log_seed: int
+
+
+def held_out_figures(profile: ThinningProfile, held_out: UnseenPrompts) -> Iterator[Figure]:
     """Yield what pictures of prompts that the profile does not know keep, by the thinning of the fewest steps."""
     torch.set_num_threads(1)
     quiet_loaders()
     folder = WEIGHTS / profile.encoder
-    log = write_scene_log(2 * count, clip_embedder(folder), np.random.default_rng(log_seed))
-    prompts = tuple(dict.fromkeys(log.prompts))[:count]
-    study = ThinningStudy(
-        study_model(WEIGHTS / profile.model, BATCH), LocalEncoder(open_model(folder)), prompts, log_seed * 10_000
-    )
+    log = write_scene_log(2 * held_out.count, clip_embedder(folder), np.random.default_rng(held_out.log_seed))
+    prompts = tuple(dict.fromkeys(log.prompts))[: held_out.count]
+    judges = (ClipScore(LocalEncoder(open_model(folder)), prompts), *judges_of(held_out.judge, log, prompts))
+    model = study_model(WEIGHTS / profile.model, BATCH)
+    study = ThinningStudy(model, judges, full_requests(model, prompts, held_out.log_seed * 10_000))
     fewest = min(profile.options(profile.step_count), key=lambda option: option.total)
-    samples = study.samples(fewest.first_step, fewest.taken_count)
+    samples = study.samples(study.batch, fewest.first_step, fewest.taken_count)
     kept = sum(sample.keeps(profile.alpha) for sample in samples)
     rows = [[round(sample.quality, 4), round(sample.full_quality, 4)] for sample in samples]
     what = f"{fewest.total} of {profile.step_count} steps, held-out prompts"
     name = f"{what}: share that keeps {profile.alpha:g}"
     yield Figure(name, kept / len(samples), surely_above(0.95), rows, _interval(kept, len(samples)))
+    name = f"{what}: pictures that keep less than {profile.alpha:g}"
+    yield counted(name, len(samples) - kept, len(samples), at_most(0.0), samples=rows)
     yield measured(f"{what}: quality kept in the mean", rows, _mean_share, informative())
 
 
