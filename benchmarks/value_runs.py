@@ -203,11 +203,11 @@ def value_suites(
         yield suites
 
 
-def suite_flags(folder: Path, profiles: Sequence[SelectorProfile]) -> list[str]:
-    """Return the flags of a suite with these profiles, which are written there."""
+def suite_flags(folder: Path, profiles: Sequence[SelectorProfile], told: str = SETTINGS) -> list[str]:
+    """Return the flags of a suite with these profiles and settings, which are written there."""
     folder.mkdir(parents=True)
     settings = folder / "settings.toml"
-    settings.write_text(SETTINGS)
+    settings.write_text(told)
     flags = ["--model", HEAVY, "--model", LIGHT, "--workers", str(COPIES), "--device", "cpu"]
     flags += ["--policy", "resident-mixture", "--config", str(settings)]
     for profile in profiles:

@@ -1,0 +1,248 @@
+"""Does a threshold of images recover in a suite that serves? It promises too much; hits are painted again; it rises.
+
+    python -m benchmarks.online_quality_live [--requests 160] [--log-seed 41]
+
+A suite of real processes and the zoo's models: misses are painted by `tiny-heavy`, hits are images that `tiny-light`
+refines, and every hit is painted again by `tiny-heavy` (B4), with the shipped rules and no share of the time spared.
+The selector profile is the shipped one but for its threshold: that of its rule of the mean, as if it had been measured
+on prompts that bear more. A scene log is played one request after the other, and the next one is sent when the hit
+before it was counted. What each hit kept is read from the gateway's ledger, with where the threshold stood.
+"""
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.cache_value import ENCODER
+from benchmarks.report import (
+    Figure,
+    Interval,
+    Options,
+    Target,
+    at_least,
+    informative,
+    parse_options,
+    publish,
+)
+from benchmarks.selector_profile import PROFILES
+from benchmarks.statistics import CONFIDENCE, binomial_interval
+from benchmarks.value_runs import HEAVY, LIGHT, SETTINGS, ServedPicture, suite_flags
+from pentimento.diffusion.weights import quiet_loaders
+from pentimento.domain.errors import NotFound
+from pentimento.domain.image_request import ImageRequest
+from pentimento.domain.online_quality import QualitySample, WatchedThreshold
+from pentimento.policies.selector_profiles import ReuseKind, SelectorProfile, read_selector_profiles
+from pentimento.policies.selector_profiling import REQUIRED_SHARE
+from pentimento.sdk import AsyncClient
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.supervisor.local import LocalSuite, local_suite
+from zoo.scene_log import clip_embedder, write_scene_log
+
+QUICK_REQUESTS = 24
+FIRST_SEED = 50_000
+# Everything is slow while others use the machine; a hit that nobody painted again by then counts as such.
+COUNTED_WITHIN_S = 180.0
+LOOK_S = 0.1
+PATIENCE_MS = 900_000
+ALL_HITS = """quality_sample_share = 1.0
+quality_work_share = 1.0
+quality_quiet_s = 0.0
+"""
+
+
+@dataclass(frozen=True)
+class WatchedHit:
+    """A request's hit: how many hits came before it, where the threshold stood when it was asked for, and what it kept
+    as the gateway counted it; None where it did not."""
+
+    row: int
+    threshold: float
+    sample: QualitySample | None
+
+
+@dataclass(frozen=True)
+class WatchedRun:
+    """All hits of a log of `request_count` requests, and the threshold at the end."""
+
+    request_count: int
+    hits: tuple[WatchedHit, ...]
+    threshold: float
+
+
+class LedgerWatch:
+    """Reads what a suite's gateway counted of the one threshold that it has."""
+
+    def __init__(self, ledger: CacheLedger, profiled: float) -> None:
+        self._ledger = ledger
+        self._profiled = profiled
+
+    def newest(self) -> QualitySample | None:
+        """The last hit that was counted."""
+        watched = self._watched()
+        return None if watched is None else max(self._ledger.quality_samples(watched), key=lambda one: one.number)
+
+    def threshold(self) -> float:
+        """The lowest similarity that is in force."""
+        watched = self._watched()
+        position = -1.0 if watched is None else self._ledger.quality_positions()[watched].similarity
+        return max(position, self._profiled)
+
+    async def counted_after(self, before: QualitySample | None) -> QualitySample | None:
+        """The sample that comes after that one; None where none does in time."""
+        until = time.monotonic() + COUNTED_WITHIN_S
+        while time.monotonic() < until:
+            found = await asyncio.to_thread(self.newest)
+            if found is not None and (before is None or found.number > before.number):
+                return found
+            await asyncio.sleep(LOOK_S)
+        return None
+
+    def _watched(self) -> WatchedThreshold | None:
+        return next(iter(self._ledger.quality_positions()), None)
+
+
+def too_lenient(profile: SelectorProfile) -> SelectorProfile:
+    """The profile with one row, that of most steps, and its threshold by the rule of the mean in place of its own."""
+    row = profile.steps[-1]
+    return replace(profile, steps=(replace(row, lower_bound=row.mean),))
+
+
+def shipped_profile(directory: Path) -> SelectorProfile:
+    """The profile of images that the small model refines."""
+    found = (one for one in read_selector_profiles([directory]).profiles if one.kind is ReuseKind.IMAGES)
+    profile = next((one for one in found if (one.model, one.reference_model) == (LIGHT, HEAVY)), None)
+    if profile is None:
+        raise NotFound("FILE_MISSING", f"{directory}: holds no profile of images of {LIGHT} for {HEAVY}")
+    return profile
+
+
+def asked(prompt: str, row: int) -> ImageRequest:
+    """A request of the log, which may take as long as it takes."""
+    return ImageRequest(prompt, seed=FIRST_SEED + row, deadline_ms=PATIENCE_MS)
+
+
+async def play(suite: LocalSuite, prompts: Sequence[str], watch: LedgerWatch) -> WatchedRun:
+    """One request after the other, each hit counted before the next."""
+    hits: list[WatchedHit] = []
+    async with AsyncClient(suite.endpoint.public) as client:
+        for row, prompt in enumerate(prompts):
+            before, threshold = watch.newest(), watch.threshold()
+            picture = ServedPicture.of(await client.generate(asked(prompt, row)))
+            if picture.kind != "image" or not picture.saved_steps:
+                continue
+            sample = await watch.counted_after(before)
+            hits.append(WatchedHit(row, threshold, sample))
+            told = "not counted" if sample is None else f"{sample.quality / sample.scratch_quality:.3f}"
+            print(f"{row + 1} of {len(prompts)}: hit {len(hits)} kept {told}, from {threshold:.4f} on", flush=True)
+    return WatchedRun(len(prompts), tuple(hits), watch.threshold())
+
+
+def run_of(profile: SelectorProfile, options: Options) -> WatchedRun:
+    """What a suite with that profile made of the log."""
+    count = QUICK_REQUESTS if options.quick else options.rest["requests"]
+    rng = np.random.default_rng(options.rest["log_seed"])
+    prompts = write_scene_log(count, clip_embedder(ENCODER), rng).prompts
+    with tempfile.TemporaryDirectory(prefix="pentimento-") as folder:
+        state = Path(folder) / "state"
+        settings = SETTINGS.replace("quality_sample_share = 0.0\n", "") + ALL_HITS
+        flags = suite_flags(Path(folder) / "given", [profile], settings)
+        with local_suite(flags, state_dir=state) as suite:
+            ledger = open_cache_ledger(f"sqlite:///{state}/gateway.sqlite")
+            try:
+                return asyncio.run(play(suite, prompts, LedgerWatch(ledger, lowest(profile))))
+            finally:
+                ledger.close()
+
+
+def lowest(profile: SelectorProfile) -> float:
+    return min(row.min_similarity for row in profile.thresholds())
+
+
+def figures_of(run: WatchedRun, shipped: SelectorProfile, given: SelectorProfile) -> list[Figure]:
+    """Return the figures: what was counted, and what hits kept before the threshold first rose and after its last."""
+    counted = [hit for hit in run.hits if hit.sample is not None]
+    before = [hit for hit in counted if hit.threshold <= lowest(given)]
+    after = [hit for hit in counted if hit.threshold >= run.threshold]
+    rose = float(run.threshold > lowest(given))
+    first, second = halves(run)
+    return [
+        share("hits of images that were painted again and counted", [hit.sample is not None for hit in run.hits], 0.95),
+        Figure("the threshold rose", rose, at_least(1.0), [hit.threshold for hit in run.hits] + [run.threshold], None),
+        Figure("hits until it first rose", float(len(before)), informative("hits"), [hit.row for hit in before], None),
+        share(f"hits that keep {given.alpha:g} before it rose", kept(before, given.alpha), None),
+        share(f"hits that keep {given.alpha:g} since it rose last", kept(after, given.alpha), REQUIRED_SHARE),
+        Figure("threshold that was given", lowest(given), informative(), [lowest(given)], None),
+        Figure("threshold at the end", run.threshold, informative(), [run.threshold], None),
+        Figure("threshold of the shipped profile", lowest(shipped), informative(), [lowest(shipped)], None),
+        share("requests that are hits, first half of the log", first, None),
+        share("requests that are hits, second half", second, None),
+        quality("quality kept before it rose", before),
+        quality("quality kept since it rose last", after),
+    ]
+
+
+def kept(hits: Sequence[WatchedHit], alpha: float) -> list[bool]:
+    return [hit.sample.quality >= alpha * hit.sample.scratch_quality for hit in hits if hit.sample is not None]
+
+
+def halves(run: WatchedRun) -> tuple[list[bool], list[bool]]:
+    """Whether each request was a hit, of both halves of the log."""
+    rows = {hit.row for hit in run.hits}
+    was_hit = [row in rows for row in range(run.request_count)]
+    middle = run.request_count // 2
+    return was_hit[:middle], was_hit[middle:]
+
+
+def share(name: str, flags: Sequence[bool], limit: float | None) -> Figure:
+    """A share with its exact interval; none of nothing."""
+    target: Target = informative() if limit is None else at_least(limit)
+    if not flags:
+        return Figure(name, None, target, [], None)
+    low, high = binomial_interval(sum(flags), len(flags))
+    return Figure(
+        name, sum(flags) / len(flags), target, list(flags), Interval(low, high, CONFIDENCE, "Clopper-Pearson")
+    )
+
+
+def quality(name: str, hits: Sequence[WatchedHit]) -> Figure:
+    """CLIPScore of the hits, in the mean, as a share of that of the pictures from noise."""
+    pairs = [(hit.sample.quality, hit.sample.scratch_quality) for hit in hits if hit.sample is not None]
+    value = (
+        statistics.fmean(ours for ours, _ in pairs) / statistics.fmean(theirs for _, theirs in pairs) if pairs else None
+    )
+    return Figure(name, value, informative(), pairs, None)
+
+
+def main() -> int:
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--requests", type=int, default=160)
+        parser.add_argument("--log-seed", type=int, default=41)
+        parser.add_argument("--profiles", type=Path, default=PROFILES, help="directory of selector profiles")
+
+    options = parse_options("online_quality_live", __doc__, add)
+    torch.set_num_threads(1)
+    quiet_loaders()
+    shipped = shipped_profile(options.rest["profiles"])
+    given = too_lenient(shipped)
+    began = time.monotonic()
+    run = run_of(given, options)
+    notes = {
+        "requests": run.request_count,
+        "log seed": options.rest["log_seed"],
+        "profile": given.name,
+        "composite": "a scene log; the profile's threshold was lowered by hand to that of its rule of the mean",
+        "duration_s": round(time.monotonic() - began),
+    }
+    return publish(options, figures_of(run, shipped, given), notes=notes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
