@@ -93,7 +93,8 @@ class ShadowPainter:
             run.attempt,
             plan.spec,
             route,
-            held.worker_generation,
+            # Its own: the plan's model is as whichever worker told of it last.
+            link.worker_generation,
             image_format=plan.format.value,
             journal_id=self._identity.journal_id,
         )

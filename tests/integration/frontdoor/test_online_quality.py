@@ -12,13 +12,14 @@ import pytest
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
 from pentimento.domain.errors import Internal
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
-from pentimento.domain.image_request import CacheMode, ImageRequest
+from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
 from pentimento.domain.online_quality import AchievedQuality, ReuseQuality
 from pentimento.policies.shadow_painting import GivesWay
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
 from pentimento.testing.paced_worker import PacedWorker, serve
 from pentimento.wire.online_quality import reuse_quality_to_proto
 from services.frontdoor.metrics import SHADOWS
+from services.frontdoor.quality.shadow_plans import ShadowPlan
 from services.frontdoor.quality.shadows import MOST_HITS
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
@@ -107,6 +108,21 @@ async def test_a_hit_is_painted_again_from_noise_and_reported(
     # It is nobody's request, and leaves nothing.
     assert (recorded.accepted, recorded.completed) == (1, 1)
     assert len(gateway.reserved) == len(gateway.committed) + len(gateway.released) == 1
+
+
+async def test_of_workers_with_one_model_the_one_that_paints_is_told_its_own_generation(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    """What is known of the model is from whichever of them told of it last."""
+    async with watched(folder, gateway, quality_sample_share=0.0) as suite:
+        hit = (await suite.paint(FIFTY)).provenance
+        others = replace(worker.held, worker_generation=worker.held.worker_generation + 1)
+        plan = ShadowPlan("default", hit, ImageFormat.PNG, hit.spec, others, 1.0)
+        painter, token = suite.frontdoor.parts.shadows.painter, suite.frontdoor.parts.dataplane.state.first_token
+
+        painted = await painter.paint(painter.begin("w1", "default", token), plan, 60.0)
+
+    assert painted.worker_generation == worker.held.worker_generation
 
 
 async def test_a_request_does_not_wait_for_a_shadow(
