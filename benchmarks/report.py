@@ -12,12 +12,14 @@ returns the exit code: 0 when every figure reaches its target, 1 when one falls 
 
 The file: `benchmark, figure, target, ok, machine, commit, at, n, confidence_interval, samples` of the first figure at
 the top, `ok` of all together, every figure with the same keys under `figures`; `quick` says that the run was a short
-one, `notes` how it was done. A figure that could not be measured is null, and short of any target it has.
+one, `duration_s` how long it took, `notes` how it was done. A figure that could not be measured is null, and short of
+any target it has.
 """
 
 import argparse
 import json
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,12 +33,14 @@ Sample = TypeVar("Sample")
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line said. `rest` holds a benchmark's own options by their names."""
+    """What the command line said. `rest` holds a benchmark's own options by their names; `began_s` is when it was
+    read, on the monotonic clock."""
 
     benchmark: str
     quick: bool
     out: Path
     rest: dict[str, Any] = field(default_factory=dict)
+    began_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,9 @@ def publish(
     """Writes and prints the result; the exit code. `notes` say how it was measured: seeds, pinning, configuration."""
     ok = all(figure.ok for figure in figures)
     result = {"benchmark": options.benchmark, **figures[0].row(), "ok": ok, "quick": options.quick, "at": now()}
-    result |= {"machine": describe_machine(device), "commit": current_commit(), "notes": notes or {}}
+    duration_s = round(time.monotonic() - options.began_s, 1)
+    result |= {"duration_s": duration_s, "machine": describe_machine(device), "commit": current_commit()}
+    result["notes"] = notes or {}
     result["figures"] = [figure.row() for figure in figures]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")

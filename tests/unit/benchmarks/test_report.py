@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,13 @@ def test_result_has_every_key_of_the_form(tmp_path: Path) -> None:
     assert set(form.split()) <= set(result)
     assert result["samples"] == [1.0, 2.0, 3.0]
     assert result["n"] == 3
+
+
+def test_a_result_says_how_long_its_run_took(tmp_path: Path) -> None:
+    options = Options("example", False, tmp_path / "example.json", began_s=time.monotonic() - 3600.0)
+    publish(options, [measured("latency", [1.0], statistics.median, at_most(5, "ms"))])
+
+    assert 3600.0 <= json.loads(options.out.read_text())["duration_s"] < 7200.0
 
 
 def test_last_line_says_ok_and_exit_code_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
