@@ -99,7 +99,7 @@ def mixed_log(options: Options) -> tuple[SceneLog, list[AskedPicture]]:
     """Return the log, and its rows with the LoRAs of the production mix."""
     rest = options.rest
     if options.quick:
-        rest |= {"count": 24, "warm": 8, "rounds": 2, "search": 8}
+        rest |= {"count": 12, "warm": 4, "rounds": 2, "search": 4}
     count = rest["warm"] + rest["count"]
     rng = np.random.default_rng(rest["log_seed"])
     log = write_scene_log(count, clip_embedder(WEIGHTS / "tiny-clip"), rng)
@@ -199,10 +199,11 @@ async def best_peer(
         if run.p95_s <= slo_s and (best is None or rate > best[0]):
             best = rate, settings, clients
 
-    for size in SIZES[:2] if options.quick else SIZES:
+    for size in SIZES[:1] if options.quick else SIZES:
         await try_settings(PeerSettings(size, WAIT_S if size > 1 else 0.0, cores))
     if best is None:
-        raise RuntimeError(f"the peer holds its SLO in no way: {trials}")
+        # Its share of late answers tells so.
+        best = 0.0, PeerSettings(1, 0.0, cores), cores
     if not options.quick:
         await try_settings(PeerSettings(best[1].max_batch, best[1].timeout_s, cores, compiled=True))
     return best[1], slo_s, best[2], trials
@@ -214,7 +215,7 @@ async def best_clients(
     """Return with how many clients thinning alone is fastest within the SLO, the fewest where none is, and all
     trials."""
     thinning, trials, best = ARMS[-1], list[list[object]](), (0.0, CLIENTS[0])
-    for count in CLIENTS[1:3] if options.quick else CLIENTS:
+    for count in CLIENTS[:1] if options.quick else CLIENTS:
         run = SideRun()
         longer = [replace(one, row=one.row + turn * len(trial)) for turn in range(3) for one in trial]
         run.round_s.append(await play(sides.painter(thinning), longer, count, run))

@@ -236,8 +236,8 @@ def _static_orders(rows: Rows, path: DataPath) -> dict[str, bool]:
     orders = {}
     for level in STATIC_LOADS:
         here = [row for row in rows if row["level"] == level and row["path"] == path.name]
-        orders[f"{level}: no point of DiffServe is dominated by one of Proteus"] = not _covers("proteus", here, any)
-        orders[f"{level}: every point of Proteus is dominated by one of DiffServe"] = _covers("diffserve", here, all)
+        orders[f"{level}: no point of DiffServe is dominated by one of Proteus"] = not covers("proteus", here, any)
+        orders[f"{level}: every point of Proteus is dominated by one of DiffServe"] = covers("diffserve", here, all)
         orders[f"{level}: Clipper-heavy violates most"] = _extreme(here, max, "violations") == "clipper-heavy"
         orders[f"{level}: Clipper-light violates least"] = _least(here, "clipper-light")
         orders[f"{level}: Clipper-light has the highest FID"] = _extreme(here, max, "fid") == "clipper-light"
@@ -282,7 +282,7 @@ def _least(rows: Iterable[Mapping[str, Any]], policy: str) -> bool:
     return bool(violations[policy] <= min(violations.values()))
 
 
-def _covers(policy: str, rows: Rows, how_many: Callable[[Iterable[bool]], bool]) -> bool:
+def covers(policy: str, rows: Rows, how_many: Callable[[Iterable[bool]], bool]) -> bool:
     """Whether for so many points of the other system there is one of `policy` that is no worse in quality and in
     violations, a twentieth of a point of FID and half a percent of the requests apart counting as equal."""
     ours = [row for row in rows if row["policy"] == policy]

@@ -81,6 +81,54 @@ def figure_11(quick: bool) -> Comparison:
     return Comparison(rows, orders, note)
 
 
+def shuffled_11(quick: bool) -> Comparison:
+    """Figure 11 once more, with the log's prompts in another order: what comes back comes back late."""
+    content = _log(quick)
+    assert content.embeddings is not None
+    order = np.random.default_rng(SEED).permutation(len(content.prompts))
+    shuffled = replace(content, embeddings=content.embeddings[order])
+    rows: Rows = []
+    for devices in (4, 16) if quick else (4, 16, 32):
+        workload = prompt_load(1.0, (20 if quick else 300) * devices, shuffled, SEED)
+        records = run(_busy(_scenario("modm", devices, 0, 2.0 * devices)), workload, SEED)
+        answered = 60 * len(records) / max(record.ended_s for record in records)
+        rows.append({"devices": devices, "answered_per_minute": answered, "hit_share": hit_share(records)})
+    orders = {
+        "more devices find more in the cache": _rises([row["hit_share"] for row in rows]),
+        "throughput grows faster than the number of devices": _rises(
+            [row["answered_per_minute"] / row["devices"] for row in rows]
+        ),
+    }
+    note = (
+        "cause: the log's order. In DiffusionDB's published order, and in the made-up log, what comes back comes back "
+        "within a few prompts, so that a small cache finds it. Shuffled, it grows with the cache."
+    )
+    return Comparison(rows, orders, note)
+
+
+def unrounded_12(quick: bool) -> Comparison:
+    """The four A40s of figure 12 with 55 s an image, which the artefact's SLOs of 120 and 240 s allow as well as 60."""
+    seconds = {model: 55.0 * each / MI210_SECONDS["large"] for model, each in MI210_SECONDS.items()}
+    rows: Rows = []
+    for rate in (4, 10) if quick else (4, 5, 6, 7, 8, 9, 10):
+        for name in SYSTEMS if rate == 4 else ("modm",):
+            scenario = _scenario(name, 4, CACHE, rate, seconds)
+            seeds = range(1) if quick else range(3)
+            by_seed = [run(scenario, _timed(rate, quick, seed), seed) for seed in seeds]
+            latencies = [[record.latency_s for record in records] for records in by_seed]
+            over = {slo: mean(mean(each > slo for each in one) for one in latencies) for slo in (120, 240)}
+            rows.append({"policy": name, "per_minute": rate, "over_2x": over[120], "over_4x": over[240]})
+    orders = {
+        "all hold the 4x SLO at the lowest load": all(row["over_4x"] <= HELD for row in rows if row["per_minute"] == 4),
+        "MoDM holds the 2x SLO up to 10": all(row["over_2x"] <= HELD for row in rows if row["policy"] == "modm"),
+    }
+    note = (
+        "cause: rounding. 60 s were worked out from SLOs of twice and four times its time, 120 and 240 s; "
+        "at 60 s four devices carry 4.0 a minute, the lowest load, and vanilla's queue grows for ever."
+    )
+    return Comparison(rows, orders, note)
+
+
 def figure_12_13(quick: bool) -> Comparison:
     """SLO violations (2 and 4 times the large model's time) by load, on 4 A40s and 16 MI210s."""
     rows: Rows = []

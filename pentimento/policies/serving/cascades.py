@@ -89,7 +89,7 @@ class CascadeAllocator:
         elapsed_s = context.now_s - before.at_s if context.last.memory else 0.0
         demand = averaged_demand(light.arrivals_per_s, known, self.settings.demand_weight, elapsed_s)
         bend = _bend(context, self.settings, light, before.bend)
-        batches = _aimd(before, light, heavy, max(self.settings.batch_sizes))
+        batches = next_batches((before.light_batch, before.heavy_batch), light, heavy, max(self.settings.batch_sizes))
         return replace(
             _CascadeMemory(demand, bend, *batches) if self.aimd else _CascadeMemory(demand, bend), at_s=context.now_s
         )
@@ -185,9 +185,12 @@ def _bend(context: AllocationContext, settings: ServingSettings, light: ModelDem
     return smoothed(min(max(seen, 0.2), 5.0), before, _CURVE_WEIGHT * settings.deferral.tells(threshold))
 
 
-def _aimd(before: _CascadeMemory, light: ModelDemand, heavy: ModelDemand, limit: int) -> tuple[float, float]:
-    """Clipper's rule: one more after a period without violations, half after one with."""
-    return _next_batch(before.light_batch, light, limit), _next_batch(before.heavy_batch, heavy, limit)
+def next_batches(
+    before: tuple[float, float], light: ModelDemand, heavy: ModelDemand, limit: int
+) -> tuple[float, float]:
+    """Return the batches of the light and the heavy model by Clipper's rule: one more after a period without
+    violations, half after one with."""
+    return _next_batch(before[0], light, limit), _next_batch(before[1], heavy, limit)
 
 
 def _next_batch(batch: float, demand: ModelDemand, limit: int) -> float:
