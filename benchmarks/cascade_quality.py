@@ -1,0 +1,238 @@
+"""Quality of a cascade against its latency as the threshold moves (DiffServe, Figures 1a and 7), by who decides.
+
+Held-out prompts were painted by both models of the zoo's cascade from the same noise. At each deferral rate a client
+gets the light picture, or heavy's where the router is least sure of light's. Quality is the share of the attributes
+asked for that a judge sees, and a Fréchet distance from drawings of other scenes, over that judge's features. No router
+has seen its labels.
+
+- the prompt-aware discriminator (`tiny-router`) and DiffServe's (`tiny-discriminator`: real is ground truth)
+- a ResNet, a vision transformer and an EfficientNet of its size, trained here with the heavy model's pictures as real
+- CLIPScore of the light picture; a router that knows nothing, 20 seeds
+
+Latency is that of an idle suite: light, score, and heavy for those that go on, as served, measured here in turns.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.frechet import FrechetReference, Moments, moments
+from benchmarks.report import Figure, Target, informative, parse_options, publish, surely_above
+from benchmarks.router import QUICK_COUNT, RATES, seconds
+from benchmarks.routing_data import (
+    CLIP_SCORE,
+    DIFFSERVE,
+    HEAVY,
+    LIGHT,
+    PROMPT_AWARE,
+    RANDOM,
+    PaintedPairs,
+    Reading,
+    check_reader,
+    held_out_pairs,
+    judged,
+    random_confidences,
+    shipped_confidences,
+)
+from benchmarks.routing_estimates import deferred_weights, figure_of, resampling_weights, served_values
+from benchmarks.routing_networks import NETWORKS, NetworkPlan, real_margins, trained_network
+from pentimento.diffusion.discriminators import open_discriminator
+from zoo.drawing.dataset import as_pixels
+from zoo.drawing.prompts import examination_prompts
+from zoo.evaluate.estimates import Array
+from zoo.evaluate.examination import BATCH
+from zoo.export.prompt_head import shipped_pair, training_prompts
+from zoo.painting.pipeline import load_pipeline, paint
+from zoo.registry import WEIGHTS, entry_of
+from zoo.train.judge import Judge
+from zoo.train.loop import load_trained
+from zoo.train.parts import WORK
+
+SEEDS = 20
+DISTANCE_RESAMPLES = 200
+ENDS = (0.0, *RATES, 1.0)
+Value = Callable[[str, float], Array]
+"""By router and rate: the value of all prompts, then of each resample."""
+
+
+@dataclass(frozen=True)
+class FeaturePairs:
+    """Projected features (n, d) of both models' pictures, and what they are compared with."""
+
+    light: Array
+    heavy: Array
+    reference: FrechetReference
+
+
+def main() -> int:
+    options = parse_options("cascade_quality", __doc__, add_options)
+    rest = options.rest
+    torch.set_num_threads(rest["threads"])
+    check_reader(rest["reader"])
+    count = QUICK_COUNT if options.quick else rest["prompts"]
+    pairs = held_out_pairs(rest["work"], count)
+    confidences = routers(pairs, rest["training"], NetworkPlan(steps=2 if options.quick else rest["steps"]))
+    read = judged(pairs, rest["reader"])
+    features = feature_pairs(pairs, rest["reader"], count if options.quick else rest["drawings"])
+    scores = judge_values(confidences, read)
+    distances = distance_values(confidences, features, 20 if options.quick else DISTANCE_RESAMPLES)
+    figures = [
+        *gains("share of attributes", confidences, scores, sign=1.0),
+        *gains("Fréchet distance", confidences, distances, sign=-1.0),
+    ]
+    costs = latencies(pairs, 1 if options.quick else 5)
+    notes = {"prompts": count, "pictures": 2 * count, "seconds": costs}
+    return publish(options, figures, notes=notes | {"curves": curves(confidences, scores, distances, costs)})
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", type=int, default=2_560)
+    parser.add_argument("--drawings", type=int, default=5_120, help="of other scenes, that pictures are compared with")
+    parser.add_argument("--work", type=Path, default=WORK, help="held-out pictures are kept there")
+    parser.add_argument("--training", type=Path, default=WORK, help="training prompts' pictures and networks, likewise")
+    parser.add_argument(
+        "--reader", type=Path, default=WORK / "reader", help="work folder of a judge that was trained apart"
+    )
+    parser.add_argument("--steps", type=int, default=NetworkPlan().steps, help="of each network's training")
+    parser.add_argument("--threads", type=int, default=1)
+
+
+def routers(pairs: PaintedPairs, training: Path, plan: NetworkPlan) -> dict[str, Array]:
+    """Return by router how sure it is of each light picture; of the random one by seed."""
+    shipped = shipped_confidences(pairs)
+    found = {name: shipped[name] for name in (PROMPT_AWARE, DIFFSERVE, CLIP_SCORE)}
+    prompts, noise = training_prompts(1_600)
+    pair = shipped_pair(LIGHT, HEAVY, WEIGHTS / "tiny-discriminator")
+    seen = [painter.paint(training, list(prompts.captions), noise) for painter in (pair.light, pair.heavy)]
+    for name in NETWORKS:
+        network = trained_network(name, seen[0], seen[1], training / "networks", plan)
+        found[name] = real_margins(network, pairs.light)
+    return found | dict(random_confidences(len(pairs.prompts), SEEDS))
+
+
+def feature_pairs(pairs: PaintedPairs, reader: Path, drawing_count: int) -> FeaturePairs:
+    """Return the judge's features; drawings are of scenes after those that were painted."""
+    judge = load_trained(Judge(), reader / "judge")
+    drawn = examination_prompts(drawing_count, first=len(pairs.prompts)).drawn
+    reference = FrechetReference(judge_features(judge, drawn))
+    light, heavy = (reference.project(judge_features(judge, pictures)) for pictures in (pairs.light, pairs.heavy))
+    return FeaturePairs(light, heavy, reference)
+
+
+@torch.no_grad()
+def judge_features(judge: Judge, pictures: Tensor) -> Array:
+    """Return (n, d) before the judge's heads."""
+    parts = [judge.body(as_pixels(part)) for part in pictures.split(BATCH)]
+    return np.asarray(torch.cat(parts).double().numpy())
+
+
+def judge_values(confidences: Mapping[str, Array], read: Reading) -> Value:
+    """Return the share of attributes that the judge sees in what is served."""
+    weights = resampling_weights(len(read.light))
+
+    def value(router: str, rate: float) -> Array:
+        def drawn(confidence: Array) -> Array:
+            return served_values(confidence, read.light, read.heavy, rate, weights)
+
+        seeds = seeds_of(router, confidences)
+        found: Array = np.mean([drawn(confidences[seed]) for seed in seeds], axis=0)
+        return found
+
+    return value
+
+
+def distance_values(confidences: Mapping[str, Array], features: FeaturePairs, resamples: int) -> Value:
+    """Return the distance of what is served from drawings. A resample of a router with seeds has one of them."""
+    weights = resampling_weights(len(features.light), resamples)
+
+    def one(confidence: Array, rate: float, drawn: Array) -> float:
+        return features.reference.distance(served_moments(confidence, features, rate, drawn))
+
+    def value(router: str, rate: float) -> Array:
+        seeds = [confidences[seed] for seed in seeds_of(router, confidences)]
+        whole = statistics.fmean(one(confidence, rate, weights[0]) for confidence in seeds)
+        rest = (one(seeds[row % len(seeds)], rate, drawn) for row, drawn in enumerate(weights[1:]))
+        return np.array([whole, *rest])
+
+    return value
+
+
+def served_moments(confidence: Array, features: FeaturePairs, rate: float, drawn: Array) -> Moments:
+    """Return the moments of what is served where the least sure share goes on to the heavy model."""
+    order = np.argsort(confidence, kind="stable")
+    deferred = np.empty_like(drawn)
+    deferred[order] = deferred_weights(drawn[None, order], rate)[0]
+    both = np.concatenate([features.heavy, features.light])
+    return moments(both, np.concatenate([deferred, drawn - deferred]))
+
+
+def seeds_of(router: str, confidences: Mapping[str, Array]) -> list[str]:
+    """Return the names of a router's draws: itself, where it is not the random one."""
+    return [name for name in confidences if name.startswith(RANDOM)] if router == RANDOM else [router]
+
+
+def gains(what: str, confidences: Mapping[str, Array], value: Value, sign: float) -> Iterator[Figure]:
+    """How much better the discriminators serve than CLIPScore's and the random router, at each deferral rate; the
+    prompt-aware one is held to it."""
+    for router in (PROMPT_AWARE, DIFFSERVE):
+        target = surely_above(0.0) if router == PROMPT_AWARE else informative()
+        for other in (RANDOM, CLIP_SCORE):
+            for rate in RATES:
+                name = f"{what}, {router} better than {other}, {rate:.0%} deferred"
+                yield gain(name, sign * (value(router, rate) - value(other, rate)), target)
+
+
+def gain(name: str, values: Array, target: Target) -> Figure:
+    """A difference with its interval; its samples are those of the resamples."""
+    found, interval = figure_of(values)
+    return Figure(name, round(found, 5), target, [round(float(each), 5) for each in values[1:]][:200], interval)
+
+
+def latencies(pairs: PaintedPairs, rounds: int) -> dict[str, float]:
+    """Return median seconds of one picture by each model, as served, and of one score, in turns."""
+    network = open_discriminator(WEIGHTS / "tiny-router")
+    pixels = as_pixels(pairs.light[:1]).numpy()[0]
+    calls: dict[str, Callable[[], object]] = {
+        name: painting(name, pairs.prompts.captions[0]) for name in (LIGHT, HEAVY)
+    }
+    calls["score"] = lambda: network.confidences([pixels])
+    timed: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds + 1):
+        for name, call in calls.items():
+            timed[name].append(seconds(call))
+    return {name: round(statistics.median(samples[1:]), 4) for name, samples in timed.items()}
+
+
+def painting(name: str, caption: str) -> Callable[[], object]:
+    """Return what paints one picture by a shipped model as it is served."""
+    entry, pipeline = entry_of(name, WEIGHTS), load_pipeline(WEIGHTS / name)
+    steps, scale = int(entry["default_steps"]), float(entry["default_guidance_scale"])
+    return lambda: paint(pipeline, [caption], [1], steps, scale, 1)
+
+
+def curves(
+    confidences: Mapping[str, Array], scores: Value, distances: Value, costs: Mapping[str, float]
+) -> dict[str, Sequence[dict[str, Any]]]:
+    """Return by router what it serves at each rate: values with their intervals, and the latency."""
+    names = [name for name in confidences if not name.startswith(RANDOM)] + [RANDOM]
+    return {name: [point(name, rate, scores, distances, costs) for rate in ENDS] for name in names}
+
+
+def point(name: str, rate: float, scores: Value, distances: Value, costs: Mapping[str, float]) -> dict[str, Any]:
+    """Return a point of a curve; intervals as [low, high]."""
+    found: dict[str, Any] = {"deferred": rate, "seconds": round(costs[LIGHT] + costs["score"] + rate * costs[HEAVY], 4)}
+    for what, value in (("share of attributes", scores), ("Fréchet distance", distances)):
+        whole, interval = figure_of(value(name, rate))
+        found[what] = [round(whole, 5), interval.low, interval.high]
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

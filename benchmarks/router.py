@@ -1,0 +1,194 @@
+"""Does a discriminator that reads the prompt tell whether the light picture is as good as the heavy one would be?
+
+Held-out prompts, with combinations that no training has seen, were painted by both models of the zoo's cascade from the
+same noise. *As good* is what a reader makes of both pictures: one judge labelled what the shipped prompt head
+(`tiny-router`) was trained on; another judge, trained apart, and an encoder have labelled nothing that it saw.
+
+- AUROC for "light as good as heavy", by each reader, of the prompt-aware discriminator and of what else could route
+- quality of what clients get at equal device-seconds against DiffServe's own confidence: both cascades paint every
+  prompt light and the same share heavy, so that their device-seconds differ by what a score costs, which is measured
+- prompts that would be left out by themselves (`skip-light-below`), and how often that would be wrong
+
+Figures of pictures have a bootstrap over prompts. The three readers are trained on drawings alone (`routing_data`).
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.report import (
+    Figure,
+    Target,
+    at_least,
+    counted,
+    informative,
+    measured,
+    parse_options,
+    publish,
+    surely_above,
+)
+from benchmarks.routing_data import (
+    BY_PROMPT,
+    DIFFSERVE,
+    PROMPT_AWARE,
+    PaintedPairs,
+    Reading,
+    WorkFolders,
+    deferred_rows,
+    held_out_pairs,
+    random_confidences,
+    readings,
+    shipped_confidences,
+)
+from benchmarks.routing_estimates import aurocs, figure_of, resampling_weights, served_values
+from pentimento.diffusion.discriminators import open_discriminator
+from zoo.drawing.dataset import as_pixels
+from zoo.evaluate.estimates import Array
+from zoo.registry import WEIGHTS
+from zoo.train.parts import WORK
+
+RATES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+QUICK_COUNT = 256
+HOW = {
+    "samples of an AUROC": "light's value : heavy's : confidence, one a prompt",
+    "samples of a gain": "row : ours : theirs, of the prompts that the two cascades serve by different models",
+    "readers": "judges: share of the attributes asked for that they see; encoder: cosine of picture and caption",
+}
+
+
+@dataclass(frozen=True)
+class RoutedPrompts:
+    """What readers say of the pictures, and routers of the light ones."""
+
+    readings: Mapping[str, Reading]
+    confidences: Mapping[str, Array]
+    weights: Array
+
+
+def main() -> int:
+    options = parse_options("router", __doc__, add_options)
+    rest = options.rest
+    torch.set_num_threads(rest["threads"])
+    folders = WorkFolders(rest["judge"], rest["reader"], rest["encoder"])
+    folders.check()
+    pairs = held_out_pairs(rest["work"], QUICK_COUNT if options.quick else rest["prompts"])
+    routed = routed_prompts(pairs, folders)
+    figures = [*auroc_figures(routed), *gain_figures(routed), *left_out_figures(routed), deferral_gap(routed)]
+    figures.append(score_cost(pairs))
+    return publish(options, figures, notes={**HOW, "prompts": len(pairs.prompts), "threads": rest["threads"]})
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", type=int, default=2_560)
+    parser.add_argument("--work", type=Path, default=WORK, help="painted pictures are kept there")
+    parser.add_argument("--judge", type=Path, default=WORK, help="work folder of the judge that labelled the training")
+    parser.add_argument(
+        "--reader", type=Path, default=WORK / "reader", help="work folder of a judge that was trained apart"
+    )
+    parser.add_argument("--encoder", type=Path, default=WORK / "others", help="work folder of another dual encoder")
+    parser.add_argument("--threads", type=int, default=1)
+
+
+def routed_prompts(pairs: PaintedPairs, folders: WorkFolders) -> RoutedPrompts:
+    """Return all that the figures are made of."""
+    count = len(pairs.prompts)
+    confidences = shipped_confidences(pairs) | dict(random_confidences(count, 1))
+    return RoutedPrompts(readings(pairs, folders), confidences, resampling_weights(count))
+
+
+def auroc_figures(routed: RoutedPrompts) -> Iterator[Figure]:
+    """The prompt-aware discriminator is held to the target by every reader."""
+    for reader, read in routed.readings.items():
+        for router, confidence in routed.confidences.items():
+            value, interval = figure_of(aurocs(confidence, read.as_good, routed.weights))
+            target = at_least(0.8) if router == PROMPT_AWARE else informative()
+            rows = zip(read.light, read.heavy, confidence, strict=True)
+            samples = [f"{light:.4g}:{heavy:.4g}:{sure:.4g}" for light, heavy, sure in rows]
+            yield Figure(f"AUROC by {reader}: {router}", round(value, 4), target, samples, interval)
+
+
+def gain_figures(routed: RoutedPrompts) -> Iterator[Figure]:
+    """What the prompt-aware discriminator's clients get above DiffServe's, by each reader and share that goes on."""
+    ours, theirs = routed.confidences[PROMPT_AWARE], routed.confidences[DIFFSERVE]
+    for reader, read in routed.readings.items():
+        for rate in RATES:
+            name = f"quality above {DIFFSERVE} at equal device-seconds, {rate:.0%} deferred, by {reader}"
+            yield gain(name, (ours, theirs), read, rate, routed.weights, surely_above(0.0))
+
+
+def gain(
+    name: str, confidences: tuple[Array, Array], read: Reading, rate: float, weights: Array, target: Target
+) -> Figure:
+    """The first router's mean value less the second's, the same share of prompts being painted by the heavy model."""
+    ours, theirs = (served_values(each, read.light, read.heavy, rate, weights) for each in confidences)
+    value, interval = figure_of(ours - theirs)
+    return Figure(name, round(value, 5), target, served_apart(confidences, read, rate), interval)
+
+
+def served_apart(confidences: tuple[Array, Array], read: Reading, rate: float) -> list[str]:
+    """The prompts that two routers serve by different models, with what either's client gets."""
+    served = []
+    for confidence in confidences:
+        values = read.light.copy()
+        rows = deferred_rows(confidence, rate)
+        values[rows] = read.heavy[rows]
+        served.append((set(rows.tolist()), values))
+    (mine, ours), (others, theirs) = served
+    return [f"{row}:{ours[row]:.4g}:{theirs[row]:.4g}" for row in sorted(mine ^ others)]
+
+
+def left_out_figures(routed: RoutedPrompts) -> Iterator[Figure]:
+    """Prompts below the head's own bound for what is sure to be hard."""
+    head = open_discriminator(WEIGHTS / "tiny-router").head
+    assert head is not None
+    foreseen = routed.confidences[BY_PROMPT]
+    hard = np.flatnonzero(foreseen < head.record.hard_below)
+    told = [round(float(value), 4) for value in foreseen]
+    yield counted("prompts that skip the light model", len(hard), len(told), informative("prompts"), told)
+    for reader, read in routed.readings.items():
+        wrong = read.as_good[hard]
+        name = f"of these, light would have been as good, by {reader}"
+        yield counted(name, int(wrong.sum()), max(len(hard), 1), informative("prompts"), wrong.tolist())
+
+
+def deferral_gap(routed: RoutedPrompts) -> Figure:
+    """How far the head's own f(t) is from the shares that go on here."""
+    head = open_discriminator(WEIGHTS / "tiny-router").head
+    assert head is not None
+    confidence = routed.confidences[PROMPT_AWARE]
+    samples = [(share, round(float((confidence <= at).mean()), 4)) for at, share in head.record.deferral]
+    largest = max(abs(told - found) for told, found in samples)
+    return Figure("f(t) of the head, largest gap to held-out prompts", round(largest, 4), informative(), samples, None)
+
+
+def score_cost(pairs: PaintedPairs, rounds: int = 30) -> Figure:
+    """Seconds of a score by picture and prompt ÷ by the picture alone, a picture at a time, taking turns."""
+    network = open_discriminator(WEIGHTS / "tiny-router")
+    assert network.head is not None
+    prompt = np.full(network.head.record.embedding_width, 0.1, np.float32)
+    pixels = [as_pixels(picture[None]).numpy()[0] for picture in pairs.light[: rounds + 1]]
+    alone, reading = network.confidences, network.confidences_with
+    samples = [(seconds(reading, [each], [prompt]), seconds(alone, [each])) for each in pixels][1:]
+    return measured("seconds of a score with the prompt ÷ without", samples, median_ratio, informative())
+
+
+def median_ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return the median of the firsts ÷ that of the seconds."""
+    return statistics.median(ours for ours, _ in pairs) / statistics.median(theirs for _, theirs in pairs)
+
+
+def seconds(work: Callable[..., object], *given: object) -> float:
+    """Return how long a call takes."""
+    began = time.perf_counter()
+    work(*given)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,164 @@
+"""Pictures of a cascade's both models of the same held-out prompts and seeds, what readers make of them, and how sure
+routers are of the light ones.
+
+Painted pictures are taken from the work folder, or painted into it. Readers are never asked while serving:
+
+    pentimento zoo train judge --work JUDGES             the labels that the shipped prompt head was trained by
+    pentimento zoo train judge --seed 9 --work READER    built alike, trained apart: no router has seen its labels
+    pentimento zoo train dual-encoder --seed 5 --work OTHERS
+
+The two judges read attributes, the encoder gives the cosine of picture and caption.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.picture_judges import check_trained
+from pentimento.diffusion.discriminators import PictureDiscriminator, open_discriminator
+from zoo.drawing.captions import UNSAID
+from zoo.drawing.dataset import as_pixels, tokenise
+from zoo.drawing.prompts import Prompts, examination_prompts
+from zoo.drawing.tokenizer import load_tokenizer
+from zoo.evaluate.estimates import Array
+from zoo.evaluate.examination import BATCH, Examiner
+from zoo.export.prompt_head import features_of, share_right, shipped_pair
+from zoo.registry import WEIGHTS
+from zoo.train.dual_encoder import TowersAndHeads
+from zoo.train.judge import Judge
+from zoo.train.loop import load_trained
+
+LIGHT, HEAVY = "tiny-light", "tiny-heavy"
+DIFFSERVE, PROMPT_AWARE, BY_PROMPT = "DiffServe's discriminator", "prompt-aware discriminator", "its prompt alone"
+CLIP_SCORE, THING_COUNT, RANDOM = "CLIPScore of light", "number of things asked for", "random"
+OWN_JUDGE, OTHER_JUDGE, ENCODER = "the judge that labelled its training", "another judge", "another encoder"
+
+
+@dataclass(frozen=True)
+class WorkFolders:
+    """Of the trained readers."""
+
+    judge: Path
+    reader: Path
+    encoder: Path
+
+    def check(self) -> None:
+        """Raise NotFound that says how to train one that is not there."""
+        check_trained(self.judge, "judge", f"--work {self.judge}")
+        check_reader(self.reader)
+        check_trained(self.encoder, "dual-encoder", f"--seed 5 --work {self.encoder}")
+
+
+def check_reader(work: Path) -> None:
+    """Raise NotFound where the judge that labelled nothing is not there."""
+    check_trained(work, "judge", f"--seed 9 --work {work}")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a reader makes of both pictures of each prompt, (n,) each: larger is better."""
+
+    light: Array
+    heavy: Array
+
+    @property
+    def as_good(self) -> Array:
+        """Whether light is as good as heavy or better, bool (n,)."""
+        found: Array = self.light >= self.heavy
+        return found
+
+
+@dataclass(frozen=True)
+class PaintedPairs:
+    """Prompts, and uint8 pictures (n, 3, height, width) of them by both models from the same noise."""
+
+    prompts: Prompts
+    light: Tensor
+    heavy: Tensor
+
+
+def held_out_pairs(work: Path, count: int) -> PaintedPairs:
+    """Return prompts with a combination that no training has seen, painted with one seed each."""
+    prompts = examination_prompts(count)
+    seeds = [drawn[0] for drawn in prompts.seeds(1)]
+    pair = shipped_pair(LIGHT, HEAVY, WEIGHTS / "tiny-discriminator")
+    light, heavy = (painter.paint(work, list(prompts.captions), seeds) for painter in (pair.light, pair.heavy))
+    return PaintedPairs(prompts, light, heavy)
+
+
+def readings(pairs: PaintedPairs, folders: WorkFolders) -> dict[str, Reading]:
+    """Return what each reader says."""
+    cosines = (_cosines(folders.encoder, pictures, pairs.prompts.captions) for pictures in (pairs.light, pairs.heavy))
+    return {
+        OWN_JUDGE: judged(pairs, folders.judge),
+        OTHER_JUDGE: judged(pairs, folders.reader),
+        ENCODER: Reading(*cosines),
+    }
+
+
+def judged(pairs: PaintedPairs, work: Path) -> Reading:
+    """Return the share of the attributes asked for that the judge of a work folder sees."""
+    judge = load_trained(Judge(), work / "judge")
+    said: Array = (pairs.prompts.asked != UNSAID).sum(dim=1).double().numpy()
+    light, heavy = (share_right(judge, pictures, pairs.prompts.asked) for pictures in (pairs.light, pairs.heavy))
+    return Reading(light.double().numpy() / said, heavy.double().numpy() / said)
+
+
+@torch.no_grad()
+def _cosines(work: Path, pictures: Tensor, captions: Sequence[str]) -> Array:
+    tokenizer = load_tokenizer(work / "tokenizer")
+    towers = load_trained(TowersAndHeads(tokenizer), work / "dual-encoder")
+    texts = torch.cat([towers.text(part) for part in tokenise(tokenizer, list(captions)).split(BATCH)])
+    images = torch.cat([towers.image(as_pixels(part)) for part in pictures.split(BATCH)])
+    return np.asarray(functional.cosine_similarity(texts, images).double().numpy())
+
+
+def shipped_confidences(pairs: PaintedPairs) -> dict[str, Array]:
+    """Return by router how sure each is of the light pictures, (n,): larger is surer."""
+    examiner = Examiner(WEIGHTS, WEIGHTS)  # of which no judge is asked
+    captions = list(pairs.prompts.captions)
+    embedded = examiner.embed_texts(captions)
+    plain, reading = (open_discriminator(WEIGHTS / name) for name in ("tiny-discriminator", "tiny-router"))
+    things = [len(scene.things) for scene in pairs.prompts.scenes]
+    return {
+        PROMPT_AWARE: with_prompts(reading, pairs.light, embedded),
+        BY_PROMPT: foreseen(reading, embedded),
+        DIFFSERVE: real_confidences(plain, pairs.light),
+        CLIP_SCORE: examiner.clip_scores(pairs.light, captions).double().numpy(),
+        THING_COUNT: -np.array(things, dtype=np.float64),
+    }
+
+
+def with_prompts(discriminator: PictureDiscriminator, pictures: Tensor, embedded: Tensor) -> Array:
+    """Return the probability that each light picture is as good as heavy's, from picture and prompt."""
+    assert discriminator.head is not None
+    features = features_of(discriminator, pictures)
+    return np.array(discriminator.head.probabilities(features, list(embedded.numpy())))
+
+
+def foreseen(discriminator: PictureDiscriminator, embedded: Tensor) -> Array:
+    """Return the same from the prompt alone."""
+    assert discriminator.head is not None
+    return np.array([told.probability for told in discriminator.head.foresee(list(embedded.numpy()))])
+
+
+def real_confidences(discriminator: PictureDiscriminator, pictures: Tensor) -> Array:
+    """Return the calibrated softmax of 'real' (DiffServe, section 3.2)."""
+    parts = ([*as_pixels(part).numpy()] for part in pictures.split(BATCH))
+    return np.array([value for part in parts for value in discriminator.confidences(part)])
+
+
+def deferred_rows(confidence: Array, rate: float) -> Array:
+    """Return the rows that go on to the heavy model: that share of them that is least sure."""
+    order: Array = np.argsort(confidence, kind="stable")
+    return order[: round(rate * len(order))]
+
+
+def random_confidences(count: int, seeds: int) -> Mapping[str, Array]:
+    """Return one draw of a router that knows nothing for each seed."""
+    return {f"{RANDOM} {seed}": np.random.default_rng(seed).random(count) for seed in range(seeds)}

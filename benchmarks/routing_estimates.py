@@ -1,0 +1,66 @@
+"""What a router's confidences are worth on prompts that both models painted, with bootstrap intervals over prompts.
+
+A resample is a row of weights (how often each prompt was drawn), so that whatever is compared in it stays paired, and
+thresholds are set anew: a deferral rate is a share of the resample's own prompts.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.report import Interval
+from benchmarks.statistics import CONFIDENCE
+from zoo.evaluate.estimates import Array
+
+RESAMPLES = 1_000
+METHOD = "bootstrap percentile over prompts, thresholds set anew"
+
+
+def resampling_weights(count: int, resamples: int = RESAMPLES, seed: int = 0) -> Array:
+    """Return (1 + resamples, count): first every prompt once, then how often each was drawn."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(count, np.full(count, 1.0 / count), size=resamples)
+    return np.concatenate([np.ones((1, count)), drawn]).astype(np.float64)
+
+
+def aurocs(confidence: Array, as_good: Array, weights: Array) -> Array:
+    """Return by resample the share of pairs, one as good and one not, in which the former has the larger confidence;
+    ties count half."""
+    _, groups = np.unique(confidence, return_inverse=True)
+    order = np.argsort(groups, kind="stable")
+    starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    good = np.add.reduceat((weights * as_good)[:, order], starts, axis=1)
+    bad = np.add.reduceat((weights * ~as_good)[:, order], starts, axis=1)
+    below = bad.cumsum(axis=1) - bad
+    found: Array = (good * (below + bad / 2.0)).sum(axis=1) / (good.sum(axis=1) * bad.sum(axis=1))
+    return found
+
+
+def served_values(confidence: Array, light: Array, heavy: Array, rate: float, weights: Array) -> Array:
+    """Return by resample the mean value of what clients get where that share of prompts, the least sure ones, goes on
+    to the heavy model."""
+    order = np.argsort(confidence, kind="stable")
+    drawn = weights[:, order]
+    deferred = deferred_weights(drawn, rate)
+    total: Array = (deferred * heavy[order] + (drawn - deferred) * light[order]).sum(axis=1)
+    return total / weights.sum(axis=1)
+
+
+def deferred_weights(drawn: Array, rate: float) -> Array:
+    """Return how much of each weight, least sure first, is among the first `rate` of their sum."""
+    before = drawn.cumsum(axis=1) - drawn
+    found: Array = np.clip(rate * drawn.sum(axis=1, keepdims=True) - before, 0.0, drawn)
+    return found
+
+
+def figure_of(values: Array) -> tuple[float, Interval]:
+    """Return the first resample's value, which has every prompt once, and the interval of the others."""
+    tail = (1.0 - CONFIDENCE) / 2.0
+    low, high = np.quantile(values[1:], (tail, 1.0 - tail))
+    return float(values[0]), Interval(round(float(low), 5), round(float(high), 5), CONFIDENCE, METHOD)
+
+
+def mean_over(draws: Callable[[int], Array], count: int) -> Array:
+    """Return the mean of what each of a router's seeds gives."""
+    found: Array = np.mean([draws(seed) for seed in range(count)], axis=0)
+    return found
