@@ -16,6 +16,7 @@ import argparse
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,7 @@ def judge_values(confidences: Mapping[str, Array], read: Reading) -> Value:
     """Return the share of attributes that the judge sees in what is served."""
     weights = resampling_weights(len(read.light))
 
+    @cache
     def value(router: str, rate: float) -> Array:
         def drawn(confidence: Array) -> Array:
             return served_values(confidence, read.light, read.heavy, rate, weights)
@@ -155,6 +157,7 @@ def distance_values(confidences: Mapping[str, Array], features: FeaturePairs, re
     def one(confidence: Array, rate: float, drawn: Array) -> float:
         return features.reference.distance(served_moments(confidence, features, rate, drawn))
 
+    @cache
     def value(router: str, rate: float) -> Array:
         seeds = [confidences[seed] for seed in seeds_of(router, confidences)]
         whole = statistics.fmean(one(confidence, rate, weights[0]) for confidence in seeds)
