@@ -15,6 +15,7 @@ from pentimento.clients.errors import domain_errors
 from pentimento.clients.lined_answers import LinedAnswers
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt, ControlNetSelection
+from pentimento.tensors.lines import LineListener
 from pentimento.tensors.negotiation import transport_offer
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
@@ -32,6 +33,8 @@ _GUIDANCE = {1: pb.GUIDANCE_MODE_CONDITIONAL_ONLY, 2: pb.GUIDANCE_MODE_BOTH_HALV
 # Of one answer: more than any network's residuals take, and no more than a machine has.
 MAX_RESIDUAL_BYTES = 1 << 30
 MAX_LAYERS = 256
+# A replica that does not answer a step by a line for so long is lost.
+SILENT_AFTER_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,19 @@ class ResidualStreamRequest:
 
 class ControlNetClient:
     """Calls a replica of the ControlNet service. `directory` is where memory is shared with it, None for chunks; with
-    `lined` steps go by lines through that memory where the replica makes them."""
+    `lined` steps go by lines through that memory where the replica makes them, and `listener` hears their answers, by
+    default the event loop."""
 
-    def __init__(self, channel: grpc.aio.Channel, directory: RegionDirectory | None = None, lined: bool = True) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        directory: RegionDirectory | None = None,
+        lined: bool = True,
+        listener: LineListener | None = None,
+    ) -> None:
         self._stub = ControlNetServiceStub(channel)
         self._lined = lined
+        self._listener = listener
         self._directory = directory
 
     async def watch_credits(self) -> AsyncGenerator[pb.WatchCreditsResponse, None]:
@@ -89,7 +100,8 @@ class ControlNetClient:
     ) -> "ResidualStream":
         """Return an open stream. Raises what the replica refuses it for, and Unavailable where it does not answer in
         time."""
-        stream = ResidualStream(self._stub.StreamResiduals(), request, stream_epoch, self._directory, self._lined)
+        call, directory = self._stub.StreamResiduals(), self._directory
+        stream = ResidualStream(call, request, stream_epoch, directory, self._lined, self._listener)
         try:
             async with asyncio.timeout(timeout_s):
                 await stream.open()
@@ -127,7 +139,9 @@ class ResidualStream:
         stream_epoch: int,
         directory: RegionDirectory | None,
         lined: bool = True,
+        listener: LineListener | None = None,
     ) -> None:
+        self._listener = listener
         self._stream = AnsweredStream(call, "CONTROLNET_GONE", "the ControlNet replica")
         self._request = request
         self._epoch = stream_epoch
@@ -140,7 +154,7 @@ class ResidualStream:
         self._held: dict[int, tensor_pb.SharedMemoryAck] = {}
         self._may_be_lined = lined
         self._line: LinedAnswers | None = None
-        # Called on the event loop when residuals have come by the line.
+        # Called on the event loop when residuals may have come by the line, or none will come any more.
         self.heard: Callable[[], None] = lambda: None
 
     async def open(self) -> None:
@@ -206,6 +220,12 @@ class ResidualStream:
             raise Unavailable("CONTROLNET_GONE", "this stream has no line")
         line.ask(step_index, timestep, latents, keeps_from)
 
+    @property
+    def failed(self) -> bool:
+        """Whether no more residuals will come by the line; on any thread."""
+        line = self._line
+        return line is None or line.failed
+
     def arrived(self, step_index: int) -> ReceivedTensors | None:
         """Return a step's residuals where they have come by the line and are not given up; on any thread."""
         line = self._line
@@ -222,6 +242,7 @@ class ResidualStream:
         """End the stream at once; `in_order` where nothing uses its residuals any more and none are under way."""
         line, self._line = self._line, None
         if line is not None:
+            in_order = in_order and line.idle
             line.close()
         self._stream.cancel()
         self._receiver.close(self._directory.kept if in_order and self._directory is not None else None)
@@ -265,7 +286,7 @@ class ResidualStream:
         except PentimentoError as error:
             logger.info("steps go without a line", extra={"reason": error.reason})
             return
-        self._line = LinedAnswers(line, self._stream, lambda: self.heard())
+        self._line = LinedAnswers(line, self._stream, lambda: self.heard(), self._listener, SILENT_AFTER_S)
 
     def _expected(self, step_index: int) -> list[ExpectedTensor]:
         return [

@@ -14,6 +14,7 @@ from pentimento.clients.answered_stream import AnsweredStream
 from pentimento.clients.lined_answers import LinedAnswers
 from pentimento.domain.errors import Aborted, PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt, LoraSelection
+from pentimento.tensors.lines import LineListener
 from pentimento.tensors.negotiation import transport_offer
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
@@ -49,17 +50,25 @@ class HalfStreamRequest:
 
 class GuidanceHalfClient:
     """Calls a peer. `directory` is where memory is shared with it, None for chunks; with `lined` steps go by lines
-    through that memory where the peer makes them."""
+    through that memory where the peer makes them, and `listener` hears their answers, by default the event loop."""
 
-    def __init__(self, channel: grpc.aio.Channel, directory: RegionDirectory | None = None, lined: bool = True) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        directory: RegionDirectory | None = None,
+        lined: bool = True,
+        listener: LineListener | None = None,
+    ) -> None:
         self._stub = UnetWorkerServiceStub(channel)
         self._lined = lined
+        self._listener = listener
         self._directory = directory
 
     async def open_stream(self, request: HalfStreamRequest, stream_epoch: int, timeout_s: float) -> "HalfStream":
         """Return an open stream. Raises what the peer refuses it for, and Unavailable where it does not answer in
         time."""
-        stream = HalfStream(self._stub.PredictHalf(), request, stream_epoch, self._directory, self._lined)
+        call, directory = self._stub.PredictHalf(), self._directory
+        stream = HalfStream(call, request, stream_epoch, directory, self._lined, self._listener)
         try:
             async with asyncio.timeout(timeout_s):
                 await stream.open()
@@ -83,7 +92,9 @@ class HalfStream:
         stream_epoch: int,
         directory: RegionDirectory | None,
         lined: bool,
+        listener: LineListener | None = None,
     ) -> None:
+        self._listener = listener
         self._stream = AnsweredStream(call, "PEER_GONE", "the peer")
         self._request = request
         self._epoch = stream_epoch
@@ -95,7 +106,7 @@ class HalfStream:
         self._line: LinedAnswers | None = None
         # What a step's prediction has to be: as the latents that were sent last.
         self._latent: OutgoingTensor | None = None
-        # Called on the event loop when a prediction has come by the line.
+        # Called on the event loop when a prediction may have come by the line, or none will come any more.
         self.heard: Callable[[], None] = lambda: None
 
     async def open(self) -> None:
@@ -159,6 +170,12 @@ class HalfStream:
             raise Unavailable("PEER_GONE", "this stream has no line")
         line.ask(step_index, timestep, latent, step_index)
 
+    @property
+    def failed(self) -> bool:
+        """Whether no more predictions will come by the line; on any thread."""
+        line = self._line
+        return line is None or line.failed
+
     def arrived(self, step_index: int) -> ReceivedTensors | None:
         """Return a step's prediction where it has come by the line; on any thread."""
         line = self._line
@@ -205,7 +222,7 @@ class HalfStream:
         except PentimentoError as error:
             logger.info("steps go without a line", extra={"reason": error.reason})
             return
-        self._line = LinedAnswers(line, self._stream, lambda: self.heard())
+        self._line = LinedAnswers(line, self._stream, lambda: self.heard(), self._listener)
 
     def _expected(self, step_index: int) -> list[ExpectedTensor]:
         assert self._latent is not None

@@ -1,31 +1,63 @@
 """Answers to steps that went by a line: who waits for them, and until when they are kept."""
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.clients.answered_stream import AnsweredStream
-from pentimento.domain.errors import PentimentoError
+from pentimento.domain.errors import PentimentoError, Unavailable
+from pentimento.tensors.lines import LineListener, LoopListener
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.tensors.step_lines import AskingLine
 
+# How often somebody looks whether an answer is overdue.
+LOOK_S = 1.0
+
 
 class LinedAnswers:
-    """One stream's, which ends every wait when it ends. `heard` is called when something has come. On the event loop
-    only, but for what says otherwise."""
+    """One stream's, which ends every wait when it ends, and a step that was not answered for `silent_after_s` ends it.
+    `listener` hears what comes, by default the event loop; `heard` is called where somebody who asks `arrived` and
+    `failed` is to ask again. On the event loop only, but for what says otherwise."""
 
-    def __init__(self, line: AskingLine, stream: AnsweredStream[Any, Any], heard: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        line: AskingLine,
+        stream: AnsweredStream[Any, Any],
+        heard: Callable[[], None],
+        listener: LineListener | None = None,
+        silent_after_s: float = 60.0,
+    ) -> None:
         self._line = line
         self._heard = heard
         self._loop = asyncio.get_running_loop()
         self._found: dict[int, ReceivedTensors] = {}
         self._waiting: dict[int, asyncio.Future[ReceivedTensors]] = {}
+        self._asked_at: dict[int, float] = {}
+        self._silent_after_s = silent_after_s
         self._kept_from = 0
         self._error: PentimentoError | None = None
-        self._loop.add_reader(line.fileno(), self._hear)
+        self._closed = False
+        # One reads at a time, and nobody while the line is closed.
+        self._reading = threading.Lock()
+        self._hears_on_loop = listener is None
+        self._listener = listener or LoopListener()
+        self._listener.listen(line.fileno(), self._hear)
         self._following = asyncio.create_task(self._follow(stream), name="lined-stream")
+        self._look = self._loop.call_later(LOOK_S, self._look_for_silence)
+
+    @property
+    def failed(self) -> bool:
+        """Whether no more answers will come; on any thread."""
+        return self._error is not None or self._closed
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was asked was answered; on any thread."""
+        return not self._asked_at
 
     def ask(self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> None:
         """Send a step's latents, and give answers of steps before `keeps_from` up, on any thread, one at a time.
@@ -35,44 +67,76 @@ class LinedAnswers:
         for step in [step for step in list(self._found) if step < keeps_from or step == step_index]:
             found = self._found.pop(step)
             given_back += [found.ack] if found.ack is not None else []
-        self._line.ask(step_index, timestep, latents, given_back)
+        self._asked_at[step_index] = time.monotonic()
+        try:
+            self._line.ask(step_index, timestep, latents, given_back)
+        except PentimentoError:
+            del self._asked_at[step_index]
+            raise
 
     def arrived(self, step_index: int) -> ReceivedTensors | None:
         """Return a step's answer where it has come and is not given up, on any thread."""
-        return self._found.get(step_index)
+        found = self._found.get(step_index)
+        if found is None and step_index in self._asked_at:
+            self._hear()
+            found = self._found.get(step_index)
+        return found
 
     async def of(self, step_index: int) -> ReceivedTensors:
         """Return a step's answer; nothing for one that is given up by now: whoever asked for it took it as it arrived.
         Raises what the stream ends with, Aborted (STALE_FRAME) for an answer to anything else."""
-        found = self._found.get(step_index)
-        if found is not None or step_index < self._kept_from:
-            return found or ReceivedTensors(())
-        if self._error is not None:
-            raise self._error
-        self._waiting[step_index] = self._loop.create_future()
+        waiting: asyncio.Future[ReceivedTensors] = self._loop.create_future()
+        # Before it looks: what is heard on another thread from here on is told to those who wait.
+        self._waiting[step_index] = waiting
         try:
-            return await self._waiting[step_index]
+            found = self._found.get(step_index)
+            if found is not None or step_index < self._kept_from:
+                return found or ReceivedTensors(())
+            if self._error is not None:
+                raise self._error
+            return await waiting
         finally:
             del self._waiting[step_index]
 
     def close(self) -> None:
         """Let go of the line; who waits is cancelled, as by a call that is."""
-        self._loop.remove_reader(self._line.fileno())
-        self._line.close()
+        self._listener.forget(self._line.fileno())
+        with self._reading:
+            self._closed = True
+            self._line.close()
+        self._look.cancel()
         self._following.cancel()
         for waiting in self._waiting.values():
             waiting.cancel()
 
     def _hear(self) -> None:
-        try:
-            for step_index, found in self._line.read():
-                self._found[step_index] = found
-                waiting = self._waiting.get(step_index)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(found)
-        except PentimentoError as error:
-            self._loop.remove_reader(self._line.fileno())
-            self._fail(error)
+        """On the listener's thread, and on that of whoever asks what arrived."""
+        with self._reading:
+            if self.failed:
+                return
+            try:
+                self._read()
+            except PentimentoError as error:
+                self._listener.forget(self._line.fileno())
+                self._error = error
+        # Whoever hears on a thread of its own asks there what arrived.
+        if self._hears_on_loop or self._waiting or self._error is not None:
+            self._loop.call_soon_threadsafe(self._tell)
+
+    def _read(self) -> None:
+        for step_index, found in self._line.read():
+            self._found[step_index] = found
+            self._asked_at.pop(step_index, None)
+
+    def _tell(self) -> None:
+        for step_index, waiting in self._waiting.items():
+            found = self._found.get(step_index)
+            if waiting.done():
+                continue
+            if found is not None:
+                waiting.set_result(found)
+            elif self._error is not None:
+                waiting.set_exception(self._error)
         self._heard()
 
     async def _follow(self, stream: AnsweredStream[Any, Any]) -> None:
@@ -81,8 +145,12 @@ class LinedAnswers:
         except PentimentoError as error:
             self._fail(error)
 
+    def _look_for_silence(self) -> None:
+        self._look = self._loop.call_later(LOOK_S, self._look_for_silence)
+        oldest = min(list(self._asked_at.values()), default=None)
+        if oldest is not None and time.monotonic() - oldest >= self._silent_after_s:
+            self._fail(Unavailable("LINE_SILENT", "a step was not answered in time"))
+
     def _fail(self, error: PentimentoError) -> None:
         self._error = self._error or error
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(error)
+        self._tell()

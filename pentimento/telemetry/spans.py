@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -43,7 +43,14 @@ class SpanLog:
     def _write(self, span: Span) -> None:
         """One write a line: those of several threads and processes do not mix."""
         assert self._file is not None
-        os.write(self._file, (json.dumps(asdict(span)) + "\n").encode())
+        os.write(self._file, _line(span))
+
+
+def _line(span: Span) -> bytes:
+    """Put together by hand: it is written between two passes, and json takes ten times as long."""
+    what, times = json.dumps(span.what), f'"began_s": {span.began_s!r}, "ended_s": {span.ended_s!r}'
+    line = f'{{"what": {what}, "process_id": {span.process_id}, {times}, "row_count": {span.row_count}}}\n'
+    return line.encode()
 
 
 def read_spans(path: Path) -> list[Span]:

@@ -1,48 +1,62 @@
-"""The answering end of a line on an event loop: steps as they come, and how what goes wrong there ends the stream."""
+"""The answering end of a line: steps as they come, and how what goes wrong there ends the stream."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from pentimento.domain.errors import PentimentoError
+from pentimento.tensors.lines import LineListener
 from pentimento.tensors.step_lines import AnsweringLine, LinedLatents
 
 M = TypeVar("M")
 
 
 class LinedSteps:
-    """Judges each step by `begin` (its number and timestep) and gives it to `take`, both on the event loop; what they
-    raise ends the stream."""
+    """Judges each step by `begin` (its number and timestep) and gives it to `take`, both on the thread of `listener`;
+    what they raise ends the stream. On the event loop only, but for what says otherwise."""
 
     def __init__(
-        self, line: AnsweringLine, begin: Callable[[int, float], None], take: Callable[[LinedLatents], None]
+        self,
+        line: AnsweringLine,
+        begin: Callable[[int, float], None],
+        take: Callable[[LinedLatents], None],
+        listener: LineListener,
     ) -> None:
         self._line = line
         self._begin = begin
         self._take = take
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(line.fileno(), self._readable)
+        self._closed = False
+        # Once it is closed nothing is taken any more.
+        self._taking = threading.Lock()
+        listener.listen(line.fileno(), self._readable)
 
     def close(self) -> None:
         """Take nothing more from the line, and let go of it. Harmless twice."""
-        self._loop.remove_reader(self._line.fileno())
+        self._listener.forget(self._line.fileno())
+        with self._taking:
+            self._closed = True
+            self._line.close()
         self._failed.cancel()
-        self._line.close()
 
     def settled(self, future: "Future[Any]") -> None:
         """End the stream with what a step's future failed with; on any thread."""
-        if future.cancelled() or self._loop.is_closed():
-            return
-        error = future.exception()
+        error = None if future.cancelled() else future.exception()
         if isinstance(error, PentimentoError):
-            self._loop.call_soon_threadsafe(self.fail, error)
+            self.fail(error)
 
     def fail(self, error: PentimentoError) -> None:
-        """End the stream with an error."""
+        """End the stream with an error; on any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: PentimentoError) -> None:
         if not self._failed.done():
-            self._loop.remove_reader(self._line.fileno())
+            self._listener.forget(self._line.fileno())
             self._failed.set_exception(error)
 
     async def until_failed(self, messages: AsyncIterator[M]) -> AsyncGenerator[M, None]:
@@ -64,11 +78,14 @@ class LinedSteps:
                 upcoming.cancel()
 
     def _readable(self) -> None:
-        try:
-            for step in self._line.read(self._begin):
-                self._take(step)
-        except PentimentoError as error:
-            self.fail(error)
+        with self._taking:
+            if self._closed:
+                return
+            try:
+                for step in self._line.read(self._begin):
+                    self._take(step)
+            except PentimentoError as error:
+                self.fail(error)
 
 
 async def _next(messages: AsyncIterator[M]) -> M | None:

@@ -6,6 +6,7 @@ a write and a read. The answering end of a stream makes a line under two random 
 end opens it and takes the names away. It serves that one stream, and tells nobody when an end is gone: the stream does.
 """
 
+import asyncio
 import fcntl
 import os
 import secrets
@@ -13,9 +14,11 @@ import select
 import stat
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
@@ -26,6 +29,34 @@ _LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = select.PIPE_BUF - _LENGTH.size
 _READ_BYTES = 64 * 1024
 _OPEN = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class LineListener(Protocol):
+    """Who hears what comes by lines, on a thread of its own. Called on any thread."""
+
+    def listen(self, descriptor: int, hear: Callable[[], None]) -> None:
+        """Call `hear` from now on when the descriptor is readable; it reads all there is."""
+        ...
+
+    def forget(self, descriptor: int) -> None:
+        """Listen to it no longer; a call of `hear` may be under way. Before the descriptor is closed. Harmless
+        twice."""
+        ...
+
+
+class LoopListener:
+    """Hears on the running event loop. See `LineListener`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def listen(self, descriptor: int, hear: Callable[[], None]) -> None:
+        """On the event loop only."""
+        self._loop.add_reader(descriptor, hear)
+
+    def forget(self, descriptor: int) -> None:
+        """On the event loop only."""
+        self._loop.remove_reader(descriptor)
 
 
 @dataclass

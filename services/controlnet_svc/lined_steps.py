@@ -20,7 +20,8 @@ ANSWER_LAYER = "residuals"
 
 
 class LinedResiduals:
-    """Of one stream, from now on. `steps` says when something goes wrong."""
+    """Of one stream, from now on: the compute thread takes each step, computes and answers it. `steps` says when
+    something goes wrong."""
 
     def __init__(
         self, line: AnsweringLine, stream: OpenedStream, outgoing: Callable[[Tensor, Binding], OutgoingTensor]
@@ -28,7 +29,7 @@ class LinedResiduals:
         self._line = line
         self._stream = stream
         self._outgoing = outgoing
-        self.steps = LinedSteps(line, self._begin, self._take)
+        self.steps = LinedSteps(line, self._begin, self._take, stream.listener)
 
     def _begin(self, step_index: int, timestep: float) -> None:
         if self._stream.under_way_count >= MAX_UNDER_WAY:

@@ -17,6 +17,7 @@ from pentimento.diffusion.images import condition_of_size
 from pentimento.domain.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.domain.reasons import Reason
+from pentimento.tensors.lines import LineListener
 from services.controlnet_svc import metrics
 from services.controlnet_svc.compute.layers import ResidualLayer, layers_of
 from services.controlnet_svc.compute.thread import ComputeThread, StreamStep
@@ -67,10 +68,14 @@ class OpenedStream:
     _submitted: "set[Future[Any]]" = field(default_factory=set, repr=False)
 
     @property
+    def listener(self) -> LineListener:
+        """Who hears steps that come by a line: the thread that computes them."""
+        return self._compute.waiting
+
+    @property
     def under_way_count(self) -> int:
-        """Steps that are being computed, or written, or wait for it."""
-        self._submitted = {future for future in self._submitted if not future.done()}
-        return len(self._submitted)
+        """Steps that are being computed, or written, or wait for it; on any thread."""
+        return sum(not future.done() for future in self._submitted)
 
     def begin(self, step_index: int, timestep: float) -> None:
         """Judge a step before its latent is read. Raises Aborted (STALE_FRAME) for one that was there, InvalidArgument
@@ -89,8 +94,8 @@ class OpenedStream:
         return await asyncio.wrap_future(self.submit(timestep, latents, deliver))
 
     def submit(self, timestep: float, latents: Tensor, deliver: Callable[[ControlResiduals], T]) -> "Future[T]":
-        """Have a step computed; `deliver` takes its residuals, scaled, on the compute thread, and what it returns is
-        the future's. Raises Unavailable once the service stops."""
+        """Have a step computed, on one thread at a time; `deliver` takes its residuals, scaled, on the compute thread,
+        and what it returns is the future's. Raises Unavailable once the service stops."""
         network = self._network
         inputs = _inputs(latents.to(network.device, network.dtype), timestep, self._conditioning)
         setting = ControlSetting(self.order.controlnet.conditioning_scale)

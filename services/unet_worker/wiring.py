@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -22,6 +23,7 @@ from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.telemetry.spans import SpanLog
 from pentimento.tensors.cuda import region_directory
+from pentimento.tensors.lines import LineListener
 from pentimento.tensors.regions import RegionDirectory
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
@@ -148,7 +150,7 @@ class CheckpointLoader:
         shared_device = model.device if settings.share_device_memory else None
         directory = region_directory(settings.shared_memory_dir, shared_device)
         energy = _energy_meter(model.device)
-        replicas = _replicas(settings, self._source.summing, directory)
+        replicas = _replicas(settings, self._source.summing, directory, engine.waiting)
         model_runner = EngineModelRunner(
             self._identity.instance_id,
             held,
@@ -161,7 +163,7 @@ class CheckpointLoader:
             replicas,
             loras,
             ConditionEncoder(model, engine, replicas),
-            PeerWorkers(lambda address: open_channel(address, settings.channels), directory, settings.step_lines),
+            _peers(settings, directory, engine.waiting),
         )
         # What the engine does while nobody is here may go on.
         runner = AttemptRunner(model_runner, objects, store_threads, settings.upload_timeout_s, engine.wake)
@@ -223,9 +225,15 @@ def _uploaded_loras(model: DiffusionModel, objects: ObjectStore, settings: UnetW
     return UploadedLoras(objects, settings.lora_cache_dir, max_bytes, base, model.dtype)
 
 
-def _replicas(settings: UnetWorkerSettings, summing: Summing, directory: RegionDirectory | None) -> ControlNetReplicas:
-    lined = settings.step_lines
-    return ControlNetReplicas(lambda address: open_channel(address, settings.channels), directory, summing, lined)
+def _replicas(
+    settings: UnetWorkerSettings, summing: Summing, directory: RegionDirectory | None, listener: LineListener
+) -> ControlNetReplicas:
+    opening, lined = partial(open_channel, settings=settings.channels), settings.step_lines
+    return ControlNetReplicas(opening, directory, summing, lined, listener)
+
+
+def _peers(settings: UnetWorkerSettings, directory: RegionDirectory | None, listener: LineListener) -> PeerWorkers:
+    return PeerWorkers(partial(open_channel, settings=settings.channels), directory, settings.step_lines, listener)
 
 
 def _energy_meter(device: torch.device) -> EnergyMeter | None:

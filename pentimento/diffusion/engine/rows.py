@@ -23,6 +23,7 @@ from pentimento.diffusion.families.model import (
 )
 from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.painting import Painting, fill_model_input
+from pentimento.diffusion.schedulers import SamplerState, Schedule
 
 
 class RowBuffers:
@@ -46,6 +47,9 @@ class RowBuffers:
         self._timestep_slots = self._timesteps.split(self.rows_each)
         self._conditioning_slots = _slots(self._conditioning, self.rows_each)
         self._term_slots = self._terms.split(self.rows_each) if self._terms is not None else ()
+        # By slot the state and schedule whose step's input it holds.
+        self._filled: list[tuple[SamplerState, Schedule] | None] = [None] * len(self._latent_slots)
+        self._filled_terms: list[Tensor | None] = [None] * len(self._latent_slots)
         self._inputs: dict[int, DenoiserInput] = {}
         self._seats: list[EngineJob | None] = []
         self._adapter_rows: list[PerSampleAdapters | None] = []
@@ -66,15 +70,13 @@ class RowBuffers:
     def leave(self, job: EngineJob) -> None:
         """Forget a request that is over."""
         self._seats = [None if seated is job else seated for seated in self._seats]
+        self._filled = [None] * len(self._filled)
 
     def input(self, jobs: Sequence[EngineJob], *, controlled: bool = True) -> DenoiserInput:
         """Return the input of the next step of all `jobs`, which sit in this order; without their residuals where it
         is not `controlled`."""
-        for job, latents, timesteps in zip(jobs, self._latent_slots, self._timestep_slots, strict=False):
-            fill_model_input(job.begun, latents, timesteps)
-        for job, slot in zip(jobs, self._term_slots, strict=False):
-            if (terms := self._model.time_terms(job.begun.timestep, self.rows_each)) is not None:
-                slot.copy_(terms)
+        for place, job in enumerate(jobs):
+            self._fill(place, job.begun)
         rows = self._padded(len(jobs)) * self.rows_each
         plain = self._inputs.get(rows) or self._view(rows)
         parts = [job.residuals if controlled else None for job in jobs]
@@ -82,6 +84,20 @@ class RowBuffers:
         adapters = self._stacked([job.adapter_row for job in jobs], rows)
         as_alone = self._as_alone(jobs)
         return replace(plain, residuals=residuals, adapters=adapters, as_alone=as_alone)
+
+    def _fill(self, place: int, painting: Painting) -> None:
+        """Nothing where it holds what it did for the first half of the same step."""
+        step = (painting.state, painting.schedule)
+        filled = self._filled[place]
+        if filled is None or filled[0] is not step[0] or filled[1] is not step[1]:
+            self._filled[place] = step
+            fill_model_input(painting, self._latent_slots[place], self._timestep_slots[place])
+        if self._term_slots:
+            terms = self._model.time_terms(painting.timestep, self.rows_each)
+            # Others once the weights that they are made with have changed.
+            if terms is not None and terms is not self._filled_terms[place]:
+                self._filled_terms[place] = terms
+                self._term_slots[place].copy_(terms)
 
     def _stacked(self, parts: list[PerSampleAdapters | None], rows: int) -> PerSampleAdapters | None:
         """The LoRAs of all rows: what was put together last, as long as the same requests sit in the same places."""

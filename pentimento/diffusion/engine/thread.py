@@ -19,11 +19,15 @@ from pentimento.diffusion.engine.loop import StepLoop
 from pentimento.diffusion.engine.settings import EngineSettings
 from pentimento.diffusion.families.model import BatchKey, DiffusionModel, batch_key
 from pentimento.diffusion.painting import PaintingRequest
+from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.domain.errors import Unavailable
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# More than the kernel takes is no time to wait.
+MAX_WAIT_S = 3600.0
 
 
 class StepEngine:
@@ -45,7 +49,9 @@ class StepEngine:
             model, denoiser or EagerDenoiser(model), self.limits, settings, observer or SilentObserver(), monotonic
         )
         self._calls: deque[Callable[[], None]] = deque()
-        self._changed = threading.Condition()
+        # Also of descriptors by which its pictures hear from elsewhere.
+        self.waiting = ThreadWait()
+        self._held = threading.Lock()
         self._idle_work: Callable[[Callable[[], bool]], bool] | None = None
         self._news = self._closing = False
         self._thread = threading.Thread(target=self._run, name="step-engine", daemon=True)
@@ -59,7 +65,7 @@ class StepEngine:
         budget, Unavailable once the engine is closed."""
         self.limits.check(batch_key(request.spec))
         ticket = PaintingTicket(request, listener, self._monotonic(), self.wake)
-        with self._changed:
+        with self._held:
             if self._closing:
                 raise Unavailable("ENGINE_CLOSED", "the engine has stopped")
             self._loop.submit(ticket)
@@ -69,7 +75,7 @@ class StepEngine:
     def call(self, act: Callable[[], T]) -> "Future[T]":
         """Run `act` on the engine's thread between two steps. Raises Unavailable once the engine is closed."""
         future: Future[T] = Future()
-        with self._changed:
+        with self._held:
             if self._closing:
                 raise Unavailable("ENGINE_CLOSED", "the engine has stopped")
             self._calls.append(lambda: _settle(future, act))
@@ -84,9 +90,8 @@ class StepEngine:
 
     def wake(self) -> None:
         """Wake the engine: a request, a stop or late residuals have come."""
-        with self._changed:
-            self._news = True
-            self._changed.notify()
+        self._news = True
+        self.waiting.wake()
 
     def pairing_pays(self, size: BatchKey) -> bool:
         """Return whether guided pictures of that size gain by a peer, as far as that is known."""
@@ -104,18 +109,21 @@ class StepEngine:
 
     def close(self) -> None:
         """Stop after the step at hand; what is left fails with Unavailable."""
-        with self._changed:
+        with self._held:
             self._closing = True
         self.wake()
         if self._thread.is_alive():
             self._thread.join()
+        self.waiting.close()
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # OpenMP keeps the number per thread
         with torch.inference_mode():
             while not self._closing:
                 self._run_calls()
-                if not self._tick():
+                if self._tick():
+                    self.waiting.hear_now()
+                else:
                     self._work_while_idle()
                     self._wait_for_news()
         self._run_calls()
@@ -152,11 +160,15 @@ class StepEngine:
         return self._news or self._closing
 
     def _wait_for_news(self) -> None:
-        with self._changed:
-            if not self._news and not self._closing:
-                deadline = self._loop.next_deadline()
-                self._changed.wait(max(deadline - self._monotonic(), 0.0) if deadline is not None else None)
-            self._news = False
+        wanted = self._wanted()
+        # Before it waits: what comes from here on ends the wait.
+        self._news = False
+        self.waiting.wait(0.0 if wanted else self._until_deadline())
+
+    def _until_deadline(self) -> float | None:
+        """Seconds; None where nothing is due."""
+        deadline = self._loop.next_deadline()
+        return None if deadline is None else min(max(deadline - self._monotonic(), 0.0), MAX_WAIT_S)
 
 
 def _settle(future: "Future[T]", act: Callable[[], T]) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from pentimento.diffusion.controlnets import ControlNet, ControlStep
 from pentimento.diffusion.families.model import ControlResiduals
+from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.domain.errors import Internal, PentimentoError, Unavailable
 from pentimento.domain.reasons import Reason
 from pentimento.telemetry.spans import SpanLog
@@ -67,7 +68,9 @@ class ComputeThread:
         self._busy = busy
         self._waiting: deque[_Waiting] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._arrival = threading.Condition()
+        # Also of the lines by which steps come.
+        self.waiting = ThreadWait()
+        self._held = threading.Lock()
         self._closed = False
         self.step_count = 0
         self._thread = threading.Thread(target=self._run, name="controlnets", daemon=True)
@@ -77,27 +80,32 @@ class ComputeThread:
         """Return what the step's `deliver` will; a future cancelled in time costs nothing. Raises Unavailable once
         it is closed."""
         waiting = _Waiting(step, time.monotonic())
-        with self._arrival:
+        with self._held:
             self._check_open()
             self._waiting.append(waiting)
-            self._arrival.notify()
+        self._wake()
         return waiting.future
 
     def call(self, act: Callable[[], T]) -> "Future[T]":
         """Run `act` on the thread, before what waits. Raises Unavailable once it is closed."""
         future: Future[T] = Future()
-        with self._arrival:
+        with self._held:
             self._check_open()
             self._calls.append((act, future))
-            self._arrival.notify()
+        self._wake()
         return future
 
     def close(self) -> None:
         """Take nothing more, finish what waits, end the thread."""
-        with self._arrival:
+        with self._held:
             self._closed = True
-            self._arrival.notify()
+        self._wake()
         self._thread.join()
+        self.waiting.close()
+
+    def _wake(self) -> None:
+        if threading.current_thread() is not self._thread:
+            self.waiting.wake()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -115,13 +123,20 @@ class ComputeThread:
 
     def _next(self) -> "list[_Waiting] | tuple[Callable[[], Any], Future[Any]] | None":
         """Blocks for work; None when closed and all is done."""
-        with self._arrival:
-            while not self._waiting and not self._calls:
-                if self._closed:
-                    return None
-                self._arrival.wait()
+        # Steps that came by lines while it computed may share the next pass.
+        self.waiting.hear_now()
+        while (work := self._taken()) is None:
+            if self._closed:
+                return self._taken()
+            self.waiting.wait()
+        return work
+
+    def _taken(self) -> "list[_Waiting] | tuple[Callable[[], Any], Future[Any]] | None":
+        with self._held:
             if self._calls:
                 return self._calls.popleft()
+            if not self._waiting:
+                return None
             key = self._waiting[0].step.batch_of
             batch = [item for item in self._waiting if item.step.batch_of == key][: self._max_batch]
             taken = {id(item) for item in batch}

@@ -14,6 +14,9 @@ from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.wire.tensors import Binding, DeviceBytes
 from pentimento.wire.torch_tensors import WIRE_DTYPES
 
+# By its bytes: numpy knows no bfloat16.
+_BITS = {2: torch.int16, 4: torch.int32}
+
 
 class PacedControlNet:
     """See `controlnets.ControlNet`. Its residuals have the dims of the pace's UNet; each row of them is one number,
@@ -52,8 +55,8 @@ def stamped_tensor(tensor: Tensor, binding: Binding) -> OutgoingTensor:
     """Return a residual to be sent of which the first element of each row is written. A device writes its residuals
     where they are read, within its pass: what is left of them costs this machine nothing, as it would cost that one."""
 
-    firsts = tensor[:, 0, 0, 0].contiguous().view(torch.uint8).numpy().tobytes()
     item_bytes = tensor.dtype.itemsize
+    firsts = _first_of_rows(tensor).view(_BITS[item_bytes]).numpy().tobytes()
 
     def fill(target: memoryview | DeviceBytes) -> None:
         assert isinstance(target, memoryview), "a paced device has the host's memory"
@@ -63,3 +66,7 @@ def stamped_tensor(tensor: Tensor, binding: Binding) -> OutgoingTensor:
             target[row * row_bytes : row * row_bytes + item_bytes] = first
 
     return OutgoingTensor(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), binding, fill)
+
+
+def _first_of_rows(tensor: Tensor) -> Tensor:
+    return tensor.as_strided((tensor.shape[0],), (tensor.stride(0),))

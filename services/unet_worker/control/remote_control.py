@@ -56,9 +56,21 @@ class _StepToAsk(NamedTuple):
     latents: OutgoingTensor
 
 
+@dataclass(frozen=True)
+class _LinedStep:
+    """A step that this thread sent by lines, and on which stream by the ControlNet's place. What has come of it is in
+    `found`."""
+
+    step: _StepToAsk
+    inputs: DenoiserInput
+    sent_on: Mapping[int, ResidualStream]
+    found: dict[int, ReceivedTensors]
+
+
 class RemoteControl:
-    """A `ControlSource`. The engine's thread asks and takes; what goes over the wire does so on the event loop. `wake`
-    is called from there when residuals have come. Make it, and close it, on the event loop."""
+    """A `ControlSource`. The engine's thread asks and takes. What goes by lines does so on that thread, the event loop
+    sees to the rest: to streams that are to be opened, or were lost. `wake` is called from there when residuals have
+    come. Make it, and close it, on the event loop."""
 
     def __init__(
         self,
@@ -78,7 +90,7 @@ class RemoteControl:
         # By ControlNet, once the first step that is painted is known.
         self._steps: tuple[ResidualSteps, ...] = ()
         # By step: what comes of it, by the ControlNet's place.
-        self._asked: dict[int, Future[dict[int, ReceivedTensors]]] = {}
+        self._asked: dict[int, Future[dict[int, ReceivedTensors]] | _LinedStep] = {}
         # The last of those that the event loop may still have to send.
         self._unsent: Future[dict[int, ReceivedTensors]] | None = None
         self._closed = False
@@ -96,19 +108,34 @@ class RemoteControl:
             self._ask_all(step_index, inputs, asked)
 
     def _ask_all(self, step_index: int, inputs: DenoiserInput, places: Sequence[int]) -> None:
-        """By lines from this thread, where they are open and nothing that was asked before waits to be sent; the event
-        loop sees to the rest."""
-        step = _StepToAsk(step_index, float(inputs.timesteps.flatten()[0]), outgoing_tensor(inputs.latents, UNBOUND))
-        sent_on: dict[int, ResidualStream | None] = {}
+        """By lines from this thread, where they are open and nothing that was asked before waits to be sent."""
+        step = _StepToAsk(step_index, float(inputs.timesteps[0]), outgoing_tensor(inputs.latents, UNBOUND))
+        sent_on: dict[int, ResidualStream] = {}
         if self._streams and (self._unsent is None or self._unsent.done()):
-            sent_on = {
-                place: self._streams[place].ask_now(*step, self._keeps_from(place, step_index)) for place in places
-            }
+            for place in places:
+                stream = self._streams[place].ask_now(*step, self._keeps_from(place, step_index))
+                if stream is not None:
+                    sent_on[place] = stream
+        if places and len(sent_on) == len(places):
+            self._asked[step_index] = _LinedStep(step, inputs, sent_on, {})
+            return
+        self._leave_to_loop()
+        self._asked[step_index] = self._unsent = self._ask_on_loop(step, inputs, places, sent_on)
+
+    def _ask_on_loop(
+        self, step: _StepToAsk, inputs: DenoiserInput, places: Sequence[int], sent_on: Mapping[int, ResidualStream]
+    ) -> "Future[dict[int, ReceivedTensors]]":
         asking = asyncio.run_coroutine_threadsafe(self._ask(step, inputs, places, sent_on), self._loop)
-        self._asked[step_index] = asking
-        if not places or not all(sent_on.get(place) for place in places):
-            self._unsent = asking
         asking.add_done_callback(lambda _: self._wake())
+        return asking
+
+    def _leave_to_loop(self) -> None:
+        """Have the event loop see to all steps that went by lines and are not answered, in their order: it asks them
+        again where their streams are lost."""
+        for step_index, asked in self._asked.items():
+            if isinstance(asked, _LinedStep) and len(asked.found) < len(asked.sent_on):
+                self._unsent = self._ask_on_loop(asked.step, asked.inputs, list(asked.sent_on), asked.sent_on)
+                self._asked[step_index] = self._unsent
 
     def _keeps_from(self, place: int, step_index: int) -> int:
         used = self._steps[place].used_in(step_index)
@@ -117,14 +144,33 @@ class RemoteControl:
     def take(self, step_index: int) -> ControlResiduals | None:
         """Return the sum of what is used in the step, valid until the next step is asked for; None while something of
         it is under way. Raises what the picture cannot go on for."""
+        if not self._hear():
+            self._leave_to_loop()
         used = [(place, steps.used_in(step_index)) for place, steps in enumerate(self._steps)]
         answers = [self._answer(place, step) for place, step in used if step is not None]
         if any(answer is None for answer in answers):
             return None
         return self._replicas.summing([answer for answer in answers if answer is not None])
 
+    def _hear(self) -> bool:
+        """Take what has come of steps that went by lines; False where something of them will not come."""
+        goes_on = True
+        for step_index, asked in self._asked.items():
+            if not isinstance(asked, _LinedStep):
+                continue
+            for place in [place for place in asked.sent_on if place not in asked.found]:
+                # Before it looks: what came before a stream was lost is as good as any.
+                will_answer = self._streams[place].will_answer(asked.sent_on[place])
+                found = asked.sent_on[place].arrived(step_index)
+                if found is not None:
+                    asked.found[place] = found
+                goes_on = goes_on and (found is not None or will_answer)
+        return goes_on
+
     def _answer(self, place: int, step_index: int) -> ReceivedTensors | None:
         asked = self._asked[step_index]
+        if isinstance(asked, _LinedStep):
+            return asked.found.get(place)
         if asked.done():
             return asked.result()[place]
         return self._streams[place].arrived(step_index) if place < len(self._streams) else None
@@ -150,7 +196,7 @@ class RemoteControl:
         step: "_StepToAsk",
         inputs: DenoiserInput,
         places: Sequence[int],
-        sent_on: Mapping[int, ResidualStream | None],
+        sent_on: Mapping[int, ResidualStream],
     ) -> dict[int, ReceivedTensors]:
         if not self._streams and not self._closed:
             self._open(inputs)

@@ -74,8 +74,8 @@ class ReplayedStream:
     def ask_now(
         self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int
     ) -> ResidualStream | None:
-        """Send a step on the calling thread, before `residuals` is called for it, where all steps before it have been
-        sent and a line is open; return the stream that has it."""
+        """Send a step on the calling thread where all steps before it have been sent and a line is open; return the
+        stream that has it. What it answers has `arrived`; where it will not, `residuals` is called for the step."""
         stream = self._stream
         if stream is None or not stream.lined:
             return None
@@ -89,6 +89,10 @@ class ReplayedStream:
         """Return a step's residuals where they have come by a line; on any thread."""
         stream = self._stream
         return None if stream is None else stream.arrived(step_index)
+
+    def will_answer(self, sent_on: ResidualStream) -> bool:
+        """Return whether residuals of steps that went by that stream's line may still come by it; on any thread."""
+        return self._stream is sent_on and not sent_on.failed
 
     async def residuals(
         self,

@@ -14,6 +14,7 @@ from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.generation import ControlNetSelection
 from pentimento.domain.reasons import Reason
 from pentimento.policies.replica_choice import ReplicaCandidate, best_replica
+from pentimento.tensors.lines import LineListener
 from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.tensors.regions import RegionDirectory
 from services.unet_worker.control.answers import summed_answers
@@ -26,7 +27,8 @@ Summing = Callable[[Sequence[ReceivedTensors]], ControlResiduals]
 
 class ControlNetReplicas:
     """On the event loop only. A replica that no picture was sent to for a while is left, and its channel closed.
-    `summing` makes the residuals of a step of what its ControlNets answered; `lined` as in `ControlNetClient`."""
+    `summing` makes the residuals of a step of what its ControlNets answered; `lined` and `listener` as in
+    `ControlNetClient`."""
 
     def __init__(
         self,
@@ -34,9 +36,11 @@ class ControlNetReplicas:
         directory: RegionDirectory | None,
         summing: Summing = summed_answers,
         lined: bool = True,
+        listener: LineListener | None = None,
     ) -> None:
         self.summing = summing
         self._lined = lined
+        self._listener = listener
         self._open_channel = open_channel
         self._directory = directory
         self._watches: dict[str, ReplicaWatch] = {}
@@ -65,7 +69,7 @@ class ControlNetReplicas:
 
     def _begin(self, address: str) -> None:
         channel = self._open_channel(address)
-        watch = ReplicaWatch(channel, ControlNetClient(channel, self._directory, self._lined))
+        watch = ReplicaWatch(channel, ControlNetClient(channel, self._directory, self._lined, self._listener))
         watch.mention()
         self._watches[address] = watch
         task = asyncio.create_task(self._run(address, watch), name="controlnet-replica")

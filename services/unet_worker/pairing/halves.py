@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from pentimento.domain.errors import (
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, LoraSelection, Route, Scheduler
 from pentimento.domain.reasons import Reason
+from pentimento.tensors.lines import LineListener
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.wire.tensors import Dtype
 from pentimento.wire.torch_tensors import WIRE_DTYPES
@@ -69,6 +69,11 @@ class GuidanceHalves:
         self._loras = loras
         self._open: set[OpenHalf] = set()
         self.opening_shapes = engine.call(self._shapes).result()
+
+    @property
+    def listener(self) -> LineListener:
+        """Who hears steps that come by a line: the thread that computes them."""
+        return self._engine.waiting
 
     @property
     def open_count(self) -> int:
@@ -155,8 +160,9 @@ class OpenHalf:
         self._last_step = -1
         self._failure: PentimentoError | None = None
         self._answered: asyncio.Future[Tensor] = self._loop.create_future()
-        # Where answers go by a line.
+        # Where answers go by a line, and what it is told that it failed.
         self._answer_now: Callable[[Tensor], None] | None = None
+        self._tell_failure: Callable[[PentimentoError], None] = lambda error: None
 
     @property
     def computes(self) -> bool:
@@ -179,6 +185,7 @@ class OpenHalf:
         the half with."""
         self._answered = self._loop.create_future()
         self._compute(timestep, latent)
+        self._engine.wake()
         return await self._answered
 
     def predict_now(
@@ -188,12 +195,10 @@ class OpenHalf:
         answer: Callable[[Tensor], None],
         failed: Callable[[PentimentoError], None],
     ) -> None:
-        """Have the network's prediction for the step that was begun given to `answer` on the engine's thread; what that
-        raises, and what the engine ends the half with, goes to `failed` on the event loop. Raises what ended the half
-        before."""
-        self._answered = self._loop.create_future()
-        self._answered.add_done_callback(partial(_tell_failure, failed))
-        self._answer_now = answer
+        """On the engine's thread: have the network's prediction for the step that was begun given to `answer`, on that
+        thread; what that raises, and what the engine ends the half with, goes to `failed` on the event loop. Raises
+        what ended the half before."""
+        self._answer_now, self._tell_failure = answer, failed
         self._compute(timestep, latent)
 
     def _compute(self, timestep: float, latent: Tensor) -> None:
@@ -202,12 +207,11 @@ class OpenHalf:
         self._steps.ask(AskedStep(self._last_step, timestep, latent))
         if self._ticket is None:
             self._ticket = self._engine.submit(self._request, self)
-        else:
-            self._engine.wake()
 
     def end(self, error: PentimentoError) -> None:
         """Fail what is asked now or later with `error`."""
         self._failure = self._failure or error
+        self._tell_failure(error)
         if not self._answered.done():
             self._answered.set_exception(error)
         if self._ticket is not None:

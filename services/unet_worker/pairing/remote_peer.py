@@ -17,6 +17,7 @@ from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.execution import LatentParallelPeer
 from pentimento.domain.fleet import HeldModel
 from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.lines import LineListener
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.wire.tensors import UNBOUND
@@ -34,32 +35,41 @@ SENDING_S = 0.003
 
 class PeerWorkers:
     """Channels to peers, kept for as long as the process lives; `directory` is where memory is shared with those of
-    this host. On the event loop only."""
+    this host; `lined` and `listener` as in `GuidanceHalfClient`. On the event loop only."""
 
     def __init__(
-        self, open_channel: Callable[[str], grpc.aio.Channel], directory: RegionDirectory | None, lined: bool = True
+        self,
+        open_channel: Callable[[str], grpc.aio.Channel],
+        directory: RegionDirectory | None,
+        lined: bool = True,
+        listener: LineListener | None = None,
     ) -> None:
         self._open_channel = open_channel
         self._directory = directory
         self._lined = lined
+        self._listener = listener
         self._clients: dict[str, GuidanceHalfClient] = {}
 
     def client(self, address: str) -> GuidanceHalfClient:
         """Return the client of a peer."""
         if address not in self._clients:
-            self._clients[address] = GuidanceHalfClient(self._open_channel(address), self._directory, self._lined)
+            channel = self._open_channel(address)
+            self._clients[address] = GuidanceHalfClient(channel, self._directory, self._lined, self._listener)
         return self._clients[address]
 
 
 @dataclass(frozen=True)
 class _AskedStep:
+    """What comes of a step by the event loop; None where this thread sent it by a line."""
+
     step_index: int
-    answer: "Future[Tensor]"
+    answer: "Future[Tensor] | None"
 
 
 class RemotePeer:
-    """A `GuidancePeer`. The engine's thread asks and takes; what goes over the wire does so on the event loop. `wake`
-    is called when a half has come. Make it, and close it, on the event loop."""
+    """A `GuidancePeer`. The engine's thread asks and takes; what goes by a line does so on that thread, what goes over
+    the wire on the event loop. `wake` is called from there when a half has come. Make it, and close it, on the event
+    loop."""
 
     def __init__(
         self,
@@ -84,9 +94,10 @@ class RemotePeer:
         after SENDING_S."""
         if self._over or (self._asked is not None and not self._is_answered(self._asked)):
             return False
-        is_open, sent = self._stream is not None, threading.Event()
         if self._sent_now(step_index, inputs):
-            sent.set()
+            self._asked = _AskedStep(step_index, None)
+            return True
+        is_open, sent = self._stream is not None, threading.Event()
         answer = asyncio.run_coroutine_threadsafe(self._ask(step_index, inputs, sent), self._loop)
         self._asked = _AskedStep(step_index, answer)
         answer.add_done_callback(lambda _: self._wake())
@@ -100,13 +111,25 @@ class RemotePeer:
         asked = self._asked
         if asked is None or asked.step_index != step_index:
             raise Unavailable("PEER_LOST", "this step was not asked for")
-        if not asked.answer.done():
-            found = None if self._stream is None else self._stream.arrived(step_index)
-            return None if found is None else tensor_over(found.tensors[0])
+        if asked.answer is None or not asked.answer.done():
+            return self._arrived(asked)
         try:
             return asked.answer.result()
         except CancelledError:
             raise Unavailable("PEER_LOST", "the stream to the peer was closed") from None
+
+    def _arrived(self, asked: _AskedStep) -> Tensor | None:
+        stream = self._stream
+        # Before it looks: what came before the stream was lost is as good as any.
+        will_answer = stream is not None and not stream.failed
+        found = None if stream is None else stream.arrived(asked.step_index)
+        if found is not None:
+            return tensor_over(found.tensors[0])
+        if asked.answer is None and not will_answer:
+            error = Unavailable("PEER_GONE", "the line to the peer is gone")
+            self._loop.call_soon_threadsafe(self._lose, error)
+            raise error
+        return None
 
     def close(self) -> None:
         """End the stream. Harmless twice."""
@@ -115,8 +138,10 @@ class RemotePeer:
             self._stream.close()
 
     def _is_answered(self, asked: _AskedStep) -> bool:
+        if asked.answer is not None and asked.answer.done():
+            return True
         stream = self._stream
-        return asked.answer.done() or (stream is not None and stream.arrived(asked.step_index) is not None)
+        return stream is not None and stream.arrived(asked.step_index) is not None
 
     def _sent_now(self, step_index: int, inputs: DenoiserInput) -> bool:
         """From this thread, where the stream has a line."""
@@ -134,9 +159,8 @@ class RemotePeer:
         try:
             stream = self._stream or await self._open(inputs)
             async with asyncio.timeout(STEP_TIMEOUT_S):
-                if not sent.is_set():
-                    await stream.send(step_index, float(inputs.timesteps[0]), latent)
-                    sent.set()
+                await stream.send(step_index, float(inputs.timesteps[0]), latent)
+                sent.set()
                 found = await stream.receive(step_index, latent)
             # Nothing where the step is over by now: it was taken as it arrived.
             return tensor_over(found.tensors[0]) if found.tensors else torch.empty(0)

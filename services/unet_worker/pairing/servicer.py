@@ -52,8 +52,7 @@ class HalfServicer:
             expected = ExpectedTensor(*latents, _binding(message, 0, "latent"))
             conversation = _HalfConversation(message, half, expected, sender)
             line, told = make_answering_line(directory, sender, conversation.wanted, conversation.answered)
-            lined = None if line is None else LinedSteps(line, conversation.begin, conversation.lined(line))
-            conversation.steps = lined
+            lined = conversation.steps = self._lined(line, conversation)
             try:
                 yield conversation.opened(region, told)
                 followed = messages if lined is None else lined.until_failed(messages)
@@ -64,6 +63,11 @@ class HalfServicer:
                 if lined is not None:
                     lined.close()
                 sender.close()
+
+    def _lined(self, line: AnsweringLine | None, conversation: "_HalfConversation") -> LinedSteps | None:
+        if line is None:
+            return None
+        return LinedSteps(line, conversation.begin, conversation.lined(line), self._halves.listener)
 
 
 async def _opening(messages: Requests) -> pb.OpenHalf:
