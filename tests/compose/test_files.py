@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from deploy.make_secrets import main as make_secrets
+from deploy.requirements import requirements_of
 from pentimento.domain.identity import Role
 from pentimento.rpc.tokens import TokenFile
 from pentimento.settings.declaration import by_name
-from tests.compose.declared import Service, read, services
+from tests.compose.declared import ROOT, Service, read, services
 
 EMBEDDED, REAL = "docker-compose.embedded.yml", "docker-compose.yml"
 SETTINGS = {
@@ -129,6 +130,57 @@ def test_in_the_real_form_gateway_and_workers_share_the_key_of_grants_and_nobody
     assert holders == {"vectordb-gateway", "unet-worker-heavy", "unet-worker-light"}
     for name in holders:
         assert services(REAL)[name]["environment"]["PENTIMENTO_COMMON_GRANT_KEY_FILE"] == "/run/secrets/grant_key"
+
+
+def object_store(service: Service) -> tuple[str, set[str]]:
+    """Where its objects are, and the volumes that hold them where they are files."""
+    environment = service["environment"]
+    url = next(value for key, value in environment.items() if key.endswith("_OBJECTS_URL"))
+    mounted = (volume.split(":") for volume in service.get("volumes", ()))
+    return url, {name for name, target, *_ in mounted if url == f"file://{target}"}
+
+
+@pytest.mark.parametrize("file", [EMBEDDED, REAL])
+def test_what_the_controller_is_sent_lies_where_workers_and_the_frontdoor_find_it(file: str) -> None:
+    found = services(file)
+    others = [name for name in SETTINGS if name.startswith("unet-worker")] + ["frontdoor"]
+
+    url, volumes = object_store(found["controller"])
+
+    assert bool(volumes) == url.startswith("file:")
+    for name in others:
+        assert object_store(found[name]) == (url, volumes)
+    assert "PENTIMENTO_CONTROLLER_LEDGER_URL" in found["controller"]["environment"]
+
+
+def test_in_the_real_form_the_controller_reaches_the_object_store_with_its_credentials() -> None:
+    controller = services(REAL)["controller"]
+
+    assert "stores" in controller["networks"]
+    assert "s3_credentials" in controller["secrets"]
+    assert any(requirement.startswith("boto3") for requirement in requirements_of(["controller"]))
+
+
+@pytest.mark.parametrize("file", [EMBEDDED, REAL])
+def test_the_controller_has_the_memory_for_the_largest_lora_that_it_takes(file: str) -> None:
+    limit = services(file)["controller"]["deploy"]["resources"]["limits"]["memory"]
+    largest_bytes = declared_settings("controller")["max_lora_mib"].default * 2**20
+
+    assert int(limit[:-1]) * UNITS[limit[-1]] >= largest_bytes + 256 * 2**20
+
+
+@pytest.mark.parametrize("file", [EMBEDDED, REAL])
+def test_workers_keep_uploaded_loras_in_a_volume_that_they_may_write_to(file: str) -> None:
+    made = re.search(r"for directory in (.*?); do install -d -o pentimento", (ROOT / "deploy/Dockerfile").read_text())
+    assert made is not None
+    owned = {f"/var/lib/pentimento/{name}" for name in made[1].split()}
+    for name in ("unet-worker-heavy", "unet-worker-light"):
+        service = services(file)[name]
+        directory = service["environment"]["PENTIMENTO_UNET_WORKER_LORA_CACHE_DIR"]
+        volumes = {target: volume for volume, target, *_ in (one.split(":") for one in service["volumes"])}
+
+        assert volumes[directory] in read(file)["volumes"]
+        assert directory in owned
 
 
 def test_the_gpu_form_gives_each_worker_a_device_of_its_own() -> None:
