@@ -13,11 +13,12 @@ ADAPTER_CAPABILITIES = frozenset({Capability.LORA, Capability.UPLOADED_LORA, Cap
 
 @dataclass(frozen=True, slots=True)
 class AdapterNeeds:
-    """What a request asks of its worker: what it must be able to do, and the digests of the LoRAs that it must have.
-    ControlNets are served elsewhere; a worker must only know how to use them."""
+    """What a request asks of its worker: what it must be able to do, the digests of the LoRAs that it must have, and of
+    those that it would fetch. ControlNets are served elsewhere; a worker must only know how to use them."""
 
     capabilities: frozenset[Capability] = frozenset()
     loras: frozenset[str] = frozenset()
+    uploaded: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
         """Return whether anything is asked at all."""
@@ -53,6 +54,7 @@ def needs_of(loras: Iterable[LoraSelection], controlnets: Iterable[ControlNetSel
     return AdapterNeeds(
         frozenset(capability for capability, needed in asked.items() if needed),
         frozenset(lora.digest for lora in selected if lora.object is None),
+        frozenset(lora.digest for lora in selected if lora.object is not None),
     )
 
 
@@ -62,8 +64,8 @@ def can_paint(needs: AdapterNeeds, holdings: AdapterHoldings) -> bool:
 
 
 def load_count(needs: AdapterNeeds, holdings: AdapterHoldings) -> int:
-    """Return how many LoRAs the worker would have to load for the request."""
-    return len(needs.loras - holdings.resident)
+    """Return how many LoRAs the worker would have to load, or fetch, for the request."""
+    return len((needs.loras | needs.uploaded) - holdings.resident)
 
 
 def least_missed(holdings: Sequence[AdapterHoldings]) -> int:

@@ -57,6 +57,11 @@ class AdapterCatalogue:
             self._placements[key] = (*self._placements.get(key, ()), placement)
             self._remember(placement.adapter)
 
+    @property
+    def uploaded(self) -> frozenset[Adapter]:
+        """The LoRAs in the object store that requests may ask for."""
+        return self._uploaded
+
     def takes(self, kind: AdapterKind) -> bool:
         """Return whether any worker ever said that it paints with adapters of that kind."""
         return any(_CAPABILITIES[kind] & capabilities for capabilities in self._capabilities.values())

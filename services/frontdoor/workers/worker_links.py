@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
 import grpc.aio
@@ -196,7 +196,7 @@ class WorkerLinks:
         self._by_worker[link.worker_id] = link
         self._catalogue.learn(credits.held)
         self._adapters.learn(credits)
-        self._submit(_reported(credits, link.pinned, link.adapters.news(credits)))
+        self._submit(_reported(credits, link.pinned, link.adapters.news(credits, self._adapters.uploaded)))
         WORKERS.set(len(self._by_worker))
         self._leave_if_idle(link)
 
@@ -215,15 +215,18 @@ class LinkAdapters:
         self._known: tuple[Adapter, ...] = ()
         self._told: AdapterHoldings | None = None
 
-    def news(self, credits: WorkerCredits) -> AdapterHoldings | None:
-        """Return what the worker has, where that is news; else None."""
+    def news(self, credits: WorkerCredits, uploaded: Iterable[Adapter] = ()) -> AdapterHoldings | None:
+        """Return what the worker has, where that is news; else None. It tells by name what need not be loaded first:
+        of `uploaded` LoRAs those that it fetched."""
         if credits.known_adapters is not None:
             self._known = credits.known_adapters
         resident = set(credits.resident_components)
+        own = {adapter.name for adapter in self._known}
+        resident_loras = [*self._known, *(adapter for adapter in uploaded if adapter.name not in own)]
         holdings = AdapterHoldings(
             credits.capabilities & ADAPTER_CAPABILITIES,
             frozenset(adapter.digest for adapter in self._known),
-            frozenset(adapter.digest for adapter in self._known if adapter.name in resident),
+            frozenset(adapter.digest for adapter in resident_loras if adapter.name in resident),
         )
         if holdings == self._told:
             return None

@@ -75,6 +75,16 @@ def test_where_a_lora_is_resident_is_preferred_among_workers_that_idle(driver: D
     assert started(driver.queue("b", needs=MOSAIC)) == [("b", "cold")]
 
 
+def test_who_has_fetched_an_uploaded_lora_is_preferred_and_anybody_who_fetches_will_do(driver: Driver) -> None:
+    fetches = frozenset({Capability.UPLOADED_LORA})
+    needs = AdapterNeeds(fetches, uploaded=frozenset({"ink"}))
+    driver.worker("cold", holdings=AdapterHoldings(fetches))
+    driver.worker("warm", holdings=AdapterHoldings(fetches, resident=frozenset({"ink"})))
+
+    assert started(driver.queue("a", needs=needs)) == [("a", "warm")]
+    assert started(driver.queue("b", needs=needs)) == [("b", "cold")]
+
+
 @pytest.mark.parametrize(("load_s", "chosen"), [(5.0, "warm"), (0.5, "cold")])
 def test_a_load_is_weighed_against_the_seconds_of_a_fuller_batch(load_s: float, chosen: str) -> None:
     """Alone a picture takes 10 s, beside another one 14 s each."""

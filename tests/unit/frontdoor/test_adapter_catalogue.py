@@ -197,3 +197,17 @@ def test_loras_are_served_where_a_worker_fetches_them_alone() -> None:
     catalogue.learn(credits(capabilities=frozenset({Capability.UPLOADED_LORA})))
 
     assert catalogue.takes(AdapterKind.LORA) and not catalogue.takes(AdapterKind.CONTROLNET)
+
+
+def test_of_uploaded_loras_the_dataplane_hears_which_a_worker_has_fetched() -> None:
+    link, catalogue = LinkAdapters(), known_adapters()
+    catalogue.follow(plan(AdapterPlacement(UPLOADED, ("w1",))))
+    told = replace(credits(NEON), resident_components=("ink",))
+
+    fetched = link.news(told, catalogue.uploaded)
+
+    assert fetched is not None
+    assert (fetched.loras, fetched.resident) == ({NEON.digest}, {UPLOADED.digest})
+    # One of its own directory has the name.
+    own = link.news(replace(credits(NEON), resident_components=("neon",)), [replace(UPLOADED, name="neon")])
+    assert own is not None and own.resident == {NEON.digest}

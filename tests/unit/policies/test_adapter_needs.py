@@ -24,8 +24,17 @@ def test_a_request_without_adapters_needs_nothing() -> None:
 def test_what_lies_in_the_object_store_is_there_for_every_worker_that_fetches_such() -> None:
     both = frozenset({Capability.LORA, Capability.UPLOADED_LORA})
 
-    assert needs_of((NEON, STORED), ()) == AdapterNeeds(both, frozenset({"sha256:n"}))
-    assert needs_of((STORED,), ()) == AdapterNeeds(frozenset({Capability.UPLOADED_LORA}))
+    assert needs_of((NEON, STORED), ()) == AdapterNeeds(both, frozenset({"sha256:n"}), frozenset({"sha256:u"}))
+    needs = needs_of((STORED,), ())
+    assert needs == AdapterNeeds(frozenset({Capability.UPLOADED_LORA}), uploaded=frozenset({"sha256:u"}))
+    assert can_paint(needs, AdapterHoldings(frozenset({Capability.UPLOADED_LORA})))
+
+
+@pytest.mark.parametrize(("resident", "count"), [("", 2), ("u", 1), ("ua", 0)])
+def test_what_was_fetched_need_not_be_fetched_again(resident: str, count: int) -> None:
+    needs = AdapterNeeds(frozenset({Capability.UPLOADED_LORA}), frozenset("a"), frozenset("u"))
+
+    assert load_count(needs, AdapterHoldings(resident=frozenset(resident))) == count
 
 
 def test_a_controlnet_asks_for_the_capability_alone() -> None:
