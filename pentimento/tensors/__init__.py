@@ -8,7 +8,7 @@ that both ends have. Nothing here knows torch but `device` and
 | `regions` | memory that two processes share: made, opened, unlinked, swept |
 | `slots` | places in a region, each written once a generation and free again when acknowledged |
 | `lines` | FIFOs between two processes of a host, for messages that say what lies in which slot |
-| `step_lines`, `lined_steps` | steps and answers over such a line, at both ends; the answering end on an event loop |
+| `step_lines`, `lined_steps` | steps and answers over such a line, at both ends; how a failed step ends its stream |
 | `kept_regions` | regions of streams that ended, for the next ones |
 | `chunks` | a bundle cut into messages of 1 MiB, and put together again |
 | `negotiation` | what an end can do, and what both can |

@@ -36,7 +36,12 @@ def test_a_wake_ends_the_next_wait_and_no_other(wait: ThreadWait) -> None:
     wait.wait(GUARD_S)
 
     began = threading.Event()
-    waiting = threading.Thread(target=lambda: (began.set(), wait.wait(GUARD_S)), daemon=True)
+
+    def wait_again() -> None:
+        began.set()
+        wait.wait(GUARD_S)
+
+    waiting = threading.Thread(target=wait_again, daemon=True)
     waiting.start()
     began.wait(GUARD_S)
     assert waiting.is_alive()

@@ -1,6 +1,7 @@
 """What a picture asks of its ControlNets' streams, step by step."""
 
 import asyncio
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, cast
 
@@ -62,7 +63,7 @@ async def test_residuals_are_kept_for_as_long_as_a_step_uses_them(
     for step in range(8):
         control.ask(step, INPUTS)
         if step in control._asked:
-            await asyncio.wrap_future(control._asked[step])
+            await asyncio.wrap_future(cast("Future[Any]", control._asked[step]))
 
     assert Recorded.asked == asked
 
