@@ -260,6 +260,7 @@ def half_of(parts: Parts, **changes: Any) -> HalfStreamRequest:
     return replace(half, **changes)
 
 
+LITTLE = outgoing_tensor(torch.zeros(1, 8), UNBOUND)
 BAD_OPENINGS: dict[str, tuple[dict[str, Any], type[PentimentoError], str]] = {
     "another model": ({"model_digest": "sha256:other"}, FailedPrecondition, "MODEL_DIGEST_MISMATCH"),
     "a LoRA that is not here": ({"loras": (LoraSelection("none", 1.0, "sha256:no"),)}, NotFound, "UNKNOWN_LORA"),
@@ -267,7 +268,8 @@ BAD_OPENINGS: dict[str, tuple[dict[str, Any], type[PentimentoError], str]] = {
     "no steps": ({"step_count": 0}, InvalidArgument, "INVALID_FIELD"),
     "more steps than anybody has": ({"step_count": 2**31}, InvalidArgument, "INVALID_FIELD"),
     "two rows": ({"states": outgoing_tensor(torch.zeros(2, 77, 64), UNBOUND)}, InvalidArgument, "INVALID_FIELD"),
-    "pooled states": ({"pooled": outgoing_tensor(torch.zeros(1, 8), UNBOUND)}, InvalidArgument, "INVALID_FIELD"),
+    # Refused as soon as the opening is read: whoever still writes chunks then may see the call end without its status.
+    "pooled states": ({"pooled": LITTLE, "states": LITTLE}, InvalidArgument, "INVALID_FIELD"),
 }
 
 
