@@ -23,12 +23,13 @@ from pentimento.emulation.device import EmulatedDevice
 from pentimento.emulation.jobs import EmulatedJob
 from pentimento.policies.serving.entry import NOISE, request_stages, stages_from
 from pentimento.policies.serving.policy import CacheUse
-from pentimento.reports import Outcome, RequestRecord, StageSpan
+from pentimento.reports import RequestRecord, StageSpan
 from pentimento.simulator.adapters import SimulatedAdapters
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.controller import SimulatedController
+from pentimento.simulator.endings import Endings
 from pentimento.simulator.fleet import RETRIEVAL_POOL, SimulatedFleet
-from pentimento.simulator.ledger import SimulatedPicture, SimulatedRequest, draws_of, record_of
+from pentimento.simulator.ledger import SimulatedPicture, SimulatedRequest, draws_of
 from pentimento.simulator.reuse import Reuse
 from pentimento.simulator.scenario import Outage, Scenario
 from pentimento.workloads import Arrival, Workload
@@ -37,13 +38,6 @@ from pentimento.workloads import Arrival, Workload
 NEVER_S = 1e9
 # How often the controller hears of the queues between two plans (DiffServe's artefact: every second of five).
 LOOKS_A_PLAN = 5
-
-_OUTCOME_OF = {
-    effects.End.FAILED: Outcome.FAILED,
-    effects.End.CANCELLED: Outcome.CANCELLED,
-    effects.End.EXPIRED: Outcome.DROPPED,
-    effects.End.DROPPED: Outcome.DROPPED,
-}
 
 
 class Simulation:
@@ -59,7 +53,6 @@ class Simulation:
         self.events_count = 0
         self._events: deque[events.Event] = deque()
         self._requests: dict[str, SimulatedRequest] = {}
-        self._records: list[RequestRecord] = []
         self._adapters = SimulatedAdapters(scenario.adapters, workload.arrivals)
         self._fleet = SimulatedFleet(scenario, self._agenda, self, rng)
         self._controller = SimulatedController(
@@ -70,10 +63,9 @@ class Simulation:
             self._fleet.profiles,
         )
         self._reuse = Reuse(scenario, workload, self._fleet, self.dataplane.service_s)
-        # The request that Deliver has just taken away; CommitCacheEntries comes right after it.
-        self._delivered: tuple[SimulatedRequest, SimulatedPicture]
+        self._endings = Endings(scenario, self._agenda, rng, self._fleet, self._controller, self._reuse, self._requests)
         self._performers: Mapping[type, Callable[[Any], None]] = {
-            effects.Reject: self._reject,
+            effects.Reject: self._endings.reject,
             effects.PersistAccepted: self._persist_accepted,
             effects.PrepareRoute: _nothing,
             effects.Announce: _nothing,
@@ -86,12 +78,12 @@ class Simulation:
             effects.StopAttempt: self._stop_attempt,
             effects.Score: self._score,
             effects.CommitResult: self._commit_result,
-            effects.CommitCacheEntries: self._commit_cache,
+            effects.CommitCacheEntries: self._endings.commit_cache,
             effects.ReleaseGrant: _nothing,
             effects.PersistEnd: self._persist_end,
             effects.Drop: self._drop,
-            effects.Deliver: self._deliver,
-            effects.DeliverEnd: self._deliver_end,
+            effects.Deliver: self._endings.deliver,
+            effects.DeliverEnd: self._endings.deliver_end,
             effects.DeliverRecorded: _nothing,
             effects.Drained: _nothing,
         }
@@ -117,7 +109,7 @@ class Simulation:
                 self._agenda.now = max(wakeup_s, self._agenda.now)
                 self.submit(events.TimePassed())
             self._settle()
-        return self._records
+        return self._endings.records
 
     def _comes_at_s(self, arrival: Arrival) -> float | None:
         """When the next request arrives; None while a closed loop is full."""
@@ -375,43 +367,11 @@ class Simulation:
         committed = events.ResultCommitted(effect.request_id, effect.fencing_token, won=True)
         self._later(self._scenario.delays.commit, committed)
 
-    def _commit_cache(self, effect: effects.CommitCacheEntries) -> None:
-        request, painted = self._delivered
-        if request.request_id == effect.request_id:
-            self._reuse.remember(request, painted)
-
     def _persist_end(self, effect: effects.PersistEnd) -> None:
         self._later(self._scenario.delays.end, events.EndPersisted(effect.request_id, won=True))
 
     def _drop(self, effect: effects.Drop) -> None:
         self._later(self._scenario.delays.end, events.EndPersisted(effect.request_id, won=True))
-
-    def _reject(self, effect: effects.Reject) -> None:
-        self._end(effect.request_id, Outcome.REJECTED)
-
-    def _deliver(self, effect: effects.Deliver) -> None:
-        request = self._requests[effect.request_id]
-        painted = request.painted[effect.picture_token]
-        ended_s = self._agenda.now
-        cost = self._scenario.delays.answer
-        if cost.mean_s > 0.0:
-            ended_s += cost.draw(self._random)
-        late = ended_s > request.arrival.at_s + request.arrival.deadline_s
-        if late:
-            self._controller.count_late(painted.pool)
-        self._delivered = (request, painted)
-        self._end(effect.request_id, Outcome.LATE if late else Outcome.COMPLETED, ended_s, painted)
-
-    def _deliver_end(self, effect: effects.DeliverEnd) -> None:
-        self._end(effect.request_id, _OUTCOME_OF[effect.end])
-
-    def _end(
-        self, request_id: str, outcome: Outcome, ended_s: float | None = None, painted: SimulatedPicture | None = None
-    ) -> None:
-        request = self._requests.pop(request_id)
-        quality = self._fleet.quality_of(request, painted) if painted is not None else None
-        at_s = self._agenda.now if ended_s is None else ended_s
-        self._records.append(record_of(request, outcome, at_s, painted, quality))
 
     def _steps_left(self, request: SimulatedRequest, model: str) -> int:
         """On that model: a start at k of T leaves its share of the model's own steps."""
