@@ -23,7 +23,7 @@ def request_of(
     return ImageRequest(
         prompt=arrival.prompt,
         model=arrival.model,
-        num_inference_steps=arrival.steps,
+        num_inference_steps=arrival.steps or None,
         seed=arrival.seed,
         loras=tuple(AskedLora(name) for name in arrival.loras),
         controlnets=tuple(AskedControlNet(name, conditioning_image) for name in arrival.controlnets),

@@ -14,8 +14,8 @@ Embeddings = npt.NDArray[np.float32]
 class Arrival:
     """One request: sent `at_s` seconds after the run begins, worth an answer for `deadline_s` seconds from then.
 
-    `model` empty lets the deployment choose. `embedding_row` is the prompt's row in the workload's `embeddings`, -1
-    for none. `repr` holds no prompt.
+    `model` empty lets the deployment choose; `steps` 0 leaves each model its own. `embedding_row` is the prompt's row
+    in the workload's `embeddings`, -1 for none. `repr` holds no prompt.
     """
 
     at_s: float

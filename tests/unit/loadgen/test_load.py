@@ -52,6 +52,10 @@ def provenance(start: Start | None = None, timings: tuple[StageTiming, ...] = ()
     return Provenance("r", SPEC, route, "sha256:0", "w", 1, 1, 50, 0, "1", timings, 0.7, 1.5)
 
 
+def test_steps_of_nobody_are_left_to_the_model() -> None:
+    assert request_of(replace(ARRIVAL, steps=0), None).num_inference_steps is None
+
+
 def test_the_request_carries_what_the_arrival_asks_for() -> None:
     request = request_of(ARRIVAL, 2.5)
 

@@ -1,0 +1,147 @@
+"""The systems of slo_trace on live suites: an emulated fleet of sixteen, and two real workers.
+
+    python -m benchmarks.slo_trace_live [--only real] [--segment 3]
+
+Each system plans a suite of its own (`pentimento up --policy`), and every suite is asked for the same requests at the
+same times: DiffServe's Azure shape, from a quarter of the peak to the peak, which is `ABOVE` times what the static
+cascade is provisioned for. That and the SLO are set beforehand: for the emulated fleet by its file, for real workers by
+what a few lone pictures take. Quality is that of answered requests, by the model that painted them: 1 for the heavy
+one, `LIGHT_QUALITY` for the light one.
+"""
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.emulated_runs import FLEETS, PROMPTS, clients_of, played
+from benchmarks.paper_constants import AZURE_SHAPE
+from benchmarks.report import Options, parse_options, publish
+from benchmarks.slo_trace import ABOVE, LIGHT_QUALITY, SWING, TraceRun, figures_of, mean
+from pentimento.domain.image_request import CacheMode, ImageRequest
+from pentimento.reports import RequestRecord
+from pentimento.sdk import Client
+from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.workloads import Content, Segment, SloClass, Workload, fluctuating
+
+SYSTEMS = ("clipper-light", "clipper-heavy", "proteus", "static-cascade", "diffserve", "joint")
+FLEET = FLEETS / "cascade-16-half.toml"
+# Of the emulated fleet: what its static cascade is provisioned for, and DiffServe's SLO on devices half as fast.
+EMULATED_PER_S, EMULATED_SLO_S = 20.0, 10.0
+# Of two real workers, in units of a lone picture of the heavy model: half of what comes is sent on.
+REAL_PICTURES, REAL_SLO = 2.0, 8.0
+LONE_COUNT = 5
+
+
+@dataclass(frozen=True)
+class LiveSide:
+    """A suite that systems plan: its flags, the models of its cascade, requests a second that a static system is
+    provisioned for, and the SLO."""
+
+    name: str
+    flags: tuple[str, ...]
+    light: str
+    heavy: str
+    provisioned_per_s: float
+    slo_s: float
+
+    def trace(self, segment_s: float, seed: int) -> Workload:
+        """Return the requests of its trace."""
+        peak = ABOVE * self.provisioned_per_s
+        segments = [Segment(segment_s, peak / SWING + share * (peak - peak / SWING)) for share in AZURE_SHAPE]
+        slo = (SloClass("standard", self.slo_s),)
+        content = Content(prompts=PROMPTS, slo_classes=slo, first_prompt=seed * 1_000)
+        plain = fluctuating(np.random.default_rng(seed), content, segments)
+        # Each model of the cascade takes its own steps.
+        return replace(plain, arrivals=tuple(replace(arrival, steps=0) for arrival in plain.arrivals))
+
+
+def main() -> int:
+    options = parse_options("slo_trace_live", __doc__, add_options)
+    runs = [run for side in sides(options) for run in runs_of(options, side)]
+    notes = {"shape": "azure", "segment_s": options.rest["segment"], "above": ABOVE, "swing": SWING}
+    figures = [
+        # One round: nothing is known of how much it differs from another.
+        replace(figure, name=f"{side}: {figure.name}", interval=None)
+        for side in dict.fromkeys(run.trace for run in runs)
+        for figure in figures_of([run for run in runs if run.trace == side], SYSTEMS[-1])
+    ]
+    return publish(options, figures, notes=notes)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", choices=("emulated", "real"))
+    parser.add_argument("--segment", type=float, default=3.0, help="seconds of each of the trace's 28 segments")
+
+
+def sides(options: Options) -> Iterator[LiveSide]:
+    """Yield those that are asked for."""
+    if options.rest["only"] != "real":
+        yield LiveSide("emulated", ("--emulate", str(FLEET)), "sd-turbo", "sd15", EMULATED_PER_S, EMULATED_SLO_S)
+    if options.rest["only"] != "emulated":
+        flags = ("--cascade", "tiny-light,tiny-heavy", "--device", "cpu")
+        lone_s = lone_picture_s(flags, "tiny-heavy")
+        yield LiveSide("real", flags, "tiny-light", "tiny-heavy", REAL_PICTURES / lone_s, REAL_SLO * lone_s)
+
+
+def lone_picture_s(flags: Sequence[str], model: str) -> float:
+    """Return the median seconds of a lone picture, asked of a suite of its own."""
+    with local_suite(flags) as suite, Client(suite.endpoint.public) as client:
+        return sorted(seconds_of(client, model, seed) for seed in range(LONE_COUNT))[LONE_COUNT // 2]
+
+
+def seconds_of(client: Client, model: str, seed: int) -> float:
+    """Return the seconds until a picture is there."""
+    began = time.monotonic()
+    client.generate(ImageRequest(PROMPTS[seed], model=model, seed=seed, cache=CacheMode.OFF))
+    return time.monotonic() - began
+
+
+def runs_of(options: Options, side: LiveSide) -> Iterator[TraceRun]:
+    """Yield how every system fares on a suite."""
+    workload = side.trace(0.5 if options.quick else options.rest["segment"], seed=1)
+    for system in SYSTEMS[-2:] if options.quick else SYSTEMS:
+        with planned_suite(side, system) as suite:
+            records = asyncio.run(play(suite, workload))
+        found = TraceRun(system, side.name, violations(records), quality(records, side), len(records))
+        print(found.row(), flush=True)
+        yield found
+
+
+@contextmanager
+def planned_suite(side: LiveSide, system: str) -> Iterator[LocalSuite]:
+    """Yield the suite with that system, once its plan is in force."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "settings.toml"
+        settings.write_text(f"[controller]\npeak_per_s = {side.provisioned_per_s}\n")
+        flags = [*side.flags, "--policy", system, "--slo-s", str(side.slo_s), "--config", str(settings)]
+        # A late picture is no picture, and no light one stands in for a heavy one that would be late.
+        with local_suite(flags, environment={"PENTIMENTO_FRONTDOOR_FALL_BACK": "false"}) as suite:
+            yield suite
+
+
+async def play(suite: LocalSuite, workload: Workload) -> list[RequestRecord]:
+    """Return what became of every request."""
+    async with clients_of(suite, {"": ""}) as clients:
+        return await played(workload, clients)
+
+
+def violations(records: Sequence[RequestRecord]) -> float:
+    """Return the share of requests that were late, dropped, rejected or failed."""
+    return mean([float(record.outcome.violation) for record in records])
+
+
+def quality(records: Sequence[RequestRecord], side: LiveSide) -> float:
+    """Return the mean of answered requests, 0 where there is none."""
+    of: Mapping[str, float] = {side.light: LIGHT_QUALITY, side.heavy: 1.0}
+    return mean([of[record.model] for record in records if record.outcome.answered] or [0.0])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
