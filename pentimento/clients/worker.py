@@ -108,6 +108,15 @@ class WorkerClient:
         with domain_errors():
             return (await self._stub.CancelAttempt(request, timeout=timeout_s)).found
 
+    async def thin(
+        self, request_id: str, fencing_token: int, thinned_steps: Sequence[int], timeout_s: float | None = None
+    ) -> bool:
+        """Ask the attempt to take these steps alone, from the first of them on; True when it was queued or running
+        there. Its result says which it took. Raises InvalidArgument for steps that are none of its schedule."""
+        request = pb.ThinAttemptRequest(request_id=request_id, fencing_token=fencing_token, thinned_steps=thinned_steps)
+        with domain_errors():
+            return (await self._stub.ThinAttempt(request, timeout=timeout_s)).found
+
     async def prefetch(self, names: Sequence[str], timeout_s: float | None = None) -> tuple[str, ...]:
         """Have LoRAs loaded ahead of need; return what the worker holds then."""
         with domain_errors():

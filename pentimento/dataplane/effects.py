@@ -124,6 +124,17 @@ class StopAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinAttempt:
+    """Ask the worker to take, from the first of `thinned_steps` on, these steps of a running attempt alone; it does not
+    where the attempt has passed that one."""
+
+    request_id: str
+    fencing_token: int
+    worker_id: str
+    thinned_steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """Ask the discriminator for its confidence in the attempt's picture; answered by Scored, whatever is down."""
 
@@ -233,6 +244,7 @@ Effect = (
     | Execute
     | Attach
     | StopAttempt
+    | ThinAttempt
     | Score
     | CommitResult
     | CommitCacheEntries

@@ -131,6 +131,15 @@ class AttemptYielded:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptProgressed:
+    """The worker has done so many steps of the attempt's schedule."""
+
+    request_id: str
+    fencing_token: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptFinished:
     """The picture of an attempt is here, not yet committed. `painted_work` is what it really took, in pixel steps,
     where that is not what the request was routed with; 0 where it is."""
@@ -322,6 +331,7 @@ Event = (
     | AttemptPersisted
     | AttemptStarted
     | AttemptYielded
+    | AttemptProgressed
     | AttemptFinished
     | AttemptFailed
     | Scored

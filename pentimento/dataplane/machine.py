@@ -13,6 +13,7 @@ from pentimento.dataplane import (
     events,
     fleet,
     recovery,
+    thinning,
     timers,
 )
 from pentimento.dataplane.dispatch import dispatch
@@ -21,7 +22,6 @@ from pentimento.dataplane.pools import Pool
 from pentimento.dataplane.predictions import predicted_wait_s, service_s
 from pentimento.dataplane.settings import DataplaneSettings
 from pentimento.dataplane.state import State
-from pentimento.dataplane.thinning import foreseen_pressure
 from pentimento.policies.thinning import Pressure
 
 Handler = Callable[[State, float, Any], list[Effect]]
@@ -35,6 +35,7 @@ _HANDLERS: Mapping[type, Handler] = {
     events.AttemptPersisted: attempts.on_attempt_persisted,
     events.AttemptStarted: attempts.on_attempt_started,
     events.AttemptYielded: attempts.on_attempt_yielded,
+    events.AttemptProgressed: thinning.on_attempt_progressed,
     events.AttemptFinished: attempts.on_attempt_finished,
     events.AttemptFailed: attempts.on_attempt_failed,
     events.Scored: cascade.on_scored,
@@ -87,4 +88,4 @@ class Dataplane:
 
     def foreseen_pressure(self, pool: Pool, work: float, step_count: int, deadline_s: float) -> Pressure:
         """Return how much time there would be for so many steps of a request that came to the pool now."""
-        return foreseen_pressure(self.state, pool, work, step_count, deadline_s)
+        return thinning.foreseen_pressure(self.state, pool, work, step_count, deadline_s)

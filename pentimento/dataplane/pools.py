@@ -139,6 +139,13 @@ class Pool:
         else:
             del self.ends[bisect_left(self.ends, request.ends_at)]
 
+    def expect_credit(self, request: Request, at: float) -> None:
+        """Expect a running request to give its credit back at another time; nothing where it has already."""
+        if request.ends_at is not None:
+            del self.ends[bisect_left(self.ends, request.ends_at)]
+            request.ends_at = at
+            insort(self.ends, at)
+
     def expect_no_credit(self, request: Request) -> None:
         """Forget when a running request gives its credit back: it has."""
         if request.ends_at is not None:

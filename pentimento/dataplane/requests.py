@@ -75,6 +75,8 @@ class Request:
     thinning: ThinningOffer = WHOLE
     thinned_steps: tuple[int, ...] = ()
     thinned_work: float = 0.0
+    # Of its newest attempt: the first step that it was seen at, and when; None before.
+    seen: tuple[int, float] | None = None
     losses: int = 0
     excluded: frozenset[tuple[str, int]] = frozenset()
     suspect_until: float = 0.0

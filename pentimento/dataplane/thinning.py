@@ -1,10 +1,15 @@
-"""Which steps an attempt leaves out, decided when it gets its worker: by its deadline and the load of its pool."""
+"""Which steps an attempt leaves out, by its deadline and the load of its pool: decided when it gets its worker, and
+again while it runs."""
 
+from dataclasses import replace
+
+from pentimento.dataplane.effects import Effect, ThinAttempt
+from pentimento.dataplane.events import AttemptProgressed
 from pentimento.dataplane.pools import Pool, Worker
 from pentimento.dataplane.predictions import predicted_wait_s
-from pentimento.dataplane.requests import Request
+from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
-from pentimento.policies.thinning import Pressure, choose, thinned_steps
+from pentimento.policies.thinning import Pressure, ThinningOption, choose, thinned_steps
 
 # Of the credits of a pool: where others wait for more, they wait for longer than that share of a picture's time.
 OVERLOADED_SHARE = 0.25
@@ -12,15 +17,67 @@ OVERLOADED_SHARE = 0.25
 
 def settle_thinning(state: State, now: float, request: Request, worker: Worker) -> None:
     """Decide which steps the attempt that is about to start on the worker takes, and what work that is."""
-    request.thinned_steps, request.thinned_work = (), 0.0
+    request.thinned_steps, request.thinned_work, request.seen = (), 0.0, None
     offer = request.thinning
     if not state.thins or not offer.options:
         return
     option = choose(state.settings.thinning, offer, _pressure(state, now, request, worker))
     if option is not None:
-        request.thinned_steps = thinned_steps(option, offer.step_count)
-        request.thinned_work = request.work * offer.remaining_with(option) / offer.remaining_count
-        state.counters.thinned += 1
+        _take(state, request, option)
+
+
+def _take(state: State, request: Request, option: ThinningOption) -> None:
+    offer = request.thinning
+    request.thinned_steps = thinned_steps(option, offer.step_count)
+    request.thinned_work = request.work * offer.remaining_with(option) / offer.remaining_count
+    state.counters.thinned += 1
+
+
+def on_attempt_progressed(state: State, now: float, event: AttemptProgressed) -> list[Effect]:
+    """Thin a picture that runs already where its deadline or the load of its pool asks for it now. One that takes fewer
+    steps already goes on; one that was asked too late is asked again."""
+    request = state.requests.get(event.request_id)
+    key = (event.request_id, event.fencing_token)
+    worker = state.workers.get(state.attempt_workers.get(key, ""))
+    if not state.thins or worker is None or request is None or request.attempt_key != key:
+        return []
+    if request.phase is not Phase.RUNNING or not request.thinning.options or _is_followed(request, event.step):
+        return []
+    if request.thinned_steps:
+        # It had passed the first of them.
+        request.thinned_steps, request.thinned_work = (), 0.0
+        state.counters.thinned -= 1
+    request.seen = request.seen or (event.step, now)
+    # The next step may have begun when the worker hears of it.
+    offer = replace(request.thinning, next_step=max(event.step + 1, request.thinning.next_step))
+    pressure = _pressure_midway(state, now, request, worker, event.step)
+    option = choose(state.settings.thinning, offer, pressure)
+    if option is None:
+        return []
+    _take(state, request, option)
+    if pressure.step_s:
+        expected_s = offer.remaining_with(option) * pressure.step_s
+        state.pool(request.pool).expect_credit(request, now + expected_s)
+    return [ThinAttempt(*key, worker.worker_id, request.thinned_steps)]
+
+
+def _is_followed(request: Request, step: int) -> bool:
+    """Whether it takes the steps that it was asked to, as far as can be told."""
+    thinned = request.thinned_steps
+    return bool(thinned) and (step <= thinned[0] or step in thinned or step >= request.thinning.step_count)
+
+
+def _pressure_midway(state: State, now: float, request: Request, worker: Worker, step: int) -> Pressure:
+    """Seconds of a step are those foretold, or those that were seen where it takes longer."""
+    pool, margin = state.pool(request.pool), state.settings.prediction_margin
+    batch, left_s = max(worker.used_credits, 1), request.deadline - now
+    overloaded, count = is_overloaded(state, pool, pool.waiting_count), request.thinning.remaining_count
+    told = _pressure_in(pool, request.work, count, batch, worker.slowdown, margin, left_s, overloaded)
+    since, at = request.seen or (step, now)
+    seen_s = (now - at) / (step - since) if step > since else 0.0
+    if told.step_s is None or told.remaining_s is None:
+        return Pressure(seen_s, left_s, overloaded) if seen_s else told
+    return replace(told, step_s=max(told.step_s, seen_s))
 
 
 def least_work(state: State, request: Request) -> float:

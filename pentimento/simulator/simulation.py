@@ -76,6 +76,8 @@ class Simulation:
             effects.Execute: self._execute,
             effects.Attach: _nothing,
             effects.StopAttempt: self._stop_attempt,
+            # Its devices tell nothing of their steps, so that nobody is asked.
+            effects.ThinAttempt: _nothing,
             effects.Score: self._score,
             effects.CommitResult: self._commit_result,
             effects.CommitCacheEntries: self._endings.commit_cache,

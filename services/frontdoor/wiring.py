@@ -69,6 +69,7 @@ PERFORMERS: Mapping[type, Callable[[FrontdoorParts, Any], None]] = {
     effects.Execute: attempts.execute,
     effects.Attach: attempts.attach,
     effects.StopAttempt: attempts.stop_attempt,
+    effects.ThinAttempt: attempts.thin_attempt,
     effects.CommitResult: journalling.commit_result,
     effects.CommitCacheEntries: cache_writes.commit_entries,
     effects.ReleaseGrant: cache_writes.release_grant,

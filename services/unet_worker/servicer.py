@@ -66,6 +66,11 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
     async def CancelAttempt(self, request: pb.CancelAttemptRequest, context: Context) -> pb.CancelAttemptResponse:
         return pb.CancelAttemptResponse(found=self._worker.attempts.cancel(request.request_id, request.fencing_token))
 
+    async def ThinAttempt(self, request: pb.ThinAttemptRequest, context: Context) -> pb.ThinAttemptResponse:
+        steps = tuple(request.thinned_steps)
+        found = self._worker.attempts.thin(request.request_id, request.fencing_token, steps)
+        return pb.ThinAttemptResponse(found=found)
+
     async def Prefetch(self, request: pb.PrefetchRequest, context: Context) -> pb.PrefetchResponse:
         return pb.PrefetchResponse(resident_components=await self._worker.prefetch(request.components))
 

@@ -78,6 +78,8 @@ class Execution:
     confidence: float | None = None
     bound_at: float = 0.0
     sent_at: float = 0.0
+    # Its worker was asked to leave out steps while it ran.
+    asked_midway: bool = False
     result: AttemptResult | None = None
     completed: Completed | None = None
 

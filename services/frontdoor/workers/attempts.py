@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from pentimento.clients.worker import WorkerClient
-from pentimento.dataplane.effects import Attach, Execute, Hedge, ReservePair, StopAttempt
+from pentimento.dataplane.effects import Attach, Execute, Hedge, ReservePair, StopAttempt, ThinAttempt
 from pentimento.dataplane.events import (
     AttemptFailed,
     AttemptFinished,
+    AttemptProgressed,
     AttemptStarted,
     AttemptYielded,
     FailureKind,
@@ -83,6 +84,14 @@ def stop_attempt(parts: FrontdoorParts, effect: StopAttempt) -> None:
     link = parts.links.of_worker(effect.worker_id)
     if link is not None:
         parts.jobs.spawn_background(_stop(link, effect), effect)
+
+
+def thin_attempt(parts: FrontdoorParts, effect: ThinAttempt) -> None:
+    execution = parts.jobs.get(effect.request_id).executions[effect.fencing_token]
+    execution.asked_midway = True
+    link = parts.links.of_worker(effect.worker_id)
+    if link is not None:
+        parts.jobs.spawn_background(_thin(link, effect), effect)
 
 
 def _run(
@@ -171,6 +180,8 @@ def _pass_on(
         case PlaceYielded():
             parts.submit(AttemptYielded(attempt.request_id, attempt.fencing_token))
         case StepProgress():
+            if parts.dataplane.state.thins:
+                parts.submit(AttemptProgressed(attempt.request_id, attempt.fencing_token, event.step))
             job.audience.tell(Progress(event.step, event.step_count, event.preview, attempt.attempt_number))
 
 
@@ -197,13 +208,30 @@ def _account_start(parts: FrontdoorParts, job: Job, execution: Execution, result
     STARTS.labels("passed_over" if passed_over else kind_of(taken)).inc()
     report_start(parts, route, not passed_over)
     if not passed_over:
-        return 0.0
+        return _work_midway(execution, result)
     routed = job.routed[execution.stage]
     if routed.counted is not None:
         parts.starts.correct(*routed.counted)
         # Another attempt of the same stage is no other request.
         routed.counted = None
     return work_left(resolved, taken)
+
+
+def _work_midway(execution: Execution, result: AttemptResult) -> float:
+    """What an attempt that was asked to leave out steps while it ran has really done; 0 for others."""
+    if not execution.asked_midway:
+        return 0.0
+    spec = execution.resolved.spec
+    if result.thinned_steps:
+        THINNED_STEPS.inc(spec.num_inference_steps - taken_count(result.thinned_steps, spec.num_inference_steps))
+    return float(spec.width_px * spec.height_px * max(result.steps_run, 1))
+
+
+async def _thin(link: WorkerLink, effect: ThinAttempt) -> None:
+    try:
+        await link.client.thin(effect.request_id, effect.fencing_token, effect.thinned_steps, STOP_TIMEOUT_S)
+    except PentimentoError as error:
+        logger.debug("could not thin an attempt", extra={"worker": effect.worker_id, "reason": error.reason})
 
 
 async def _stop(link: WorkerLink, effect: StopAttempt) -> None:

@@ -29,6 +29,7 @@ from services.unet_worker import metrics
 from services.unet_worker.attempts.bounded_memory import remember
 from services.unet_worker.attempts.frontdoors import KnownFrontdoors
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
+from services.unet_worker.attempts.validation import check_asked_steps
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,10 @@ KEPT_RESULTS = 64
 class HeldAttempt:
     """One attempt and what its reader still has to hear: progress is overwritten, start and end are not."""
 
-    def __init__(self, attempt: Attempt) -> None:
-        self.attempt = attempt
+    def __init__(self, order: ExecuteOrder) -> None:
+        # Until it has ended: results are kept for longer than the images that a request came with.
+        self.order: ExecuteOrder | None = order
+        self.attempt = attempt = order.attempt
         self.reader_epoch = attempt.frontdoor_epoch
         self.task: asyncio.Task[None] | None = None
         self.expiry: asyncio.TimerHandle | None = None
@@ -84,7 +87,7 @@ class HeldAttempt:
     def settle(self, outcome: AttemptOutcome | PentimentoError) -> None:
         """The end; only the first one counts."""
         if self.outcome is None:
-            self.outcome = outcome
+            self.outcome, self.order = outcome, None
             self._news.set()
 
     async def read(self) -> AsyncGenerator[StreamEvent, None]:
@@ -180,6 +183,16 @@ class AttemptBook:
             return False
         return self._stop(held, Cancelled("CANCELLED", "the attempt was cancelled"))
 
+    def thin(self, request_id: str, fencing_token: int, steps: tuple[int, ...]) -> bool:
+        """Ask a queued or running attempt to take these steps alone from the first of them on; True where there is such
+        an attempt. Raises InvalidArgument for steps that it cannot take."""
+        held = self._held.get((request_id, fencing_token))
+        if held is None or held.order is None:
+            return False
+        check_asked_steps(held.order, steps)
+        held.order.asked_steps.ask(steps)
+        return True
+
     async def drain(self) -> None:
         """Takes nothing more, and returns when every running attempt has ended and its stream has told so."""
         self.draining = True
@@ -201,7 +214,7 @@ class AttemptBook:
     def _admit(self, order: ExecuteOrder) -> HeldAttempt:
         attempt = order.attempt
         self.meet_frontdoor(attempt.frontdoor_id, attempt.frontdoor_epoch, order.journal_id)
-        held = HeldAttempt(attempt)
+        held = HeldAttempt(order)
         if held.key in self._cancelled_early:
             raise Cancelled("CANCELLED", "the attempt was cancelled before it arrived")
         self._fence(attempt)

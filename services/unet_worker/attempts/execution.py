@@ -14,7 +14,7 @@ from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.replay import thinned_steps_of
+from pentimento.domain.replay import taken_of, thinned_steps_of
 from pentimento.domain.thinned_steps import thinned_note
 from pentimento.policies.residual_pipelining import wait_share
 from pentimento.wire.tensors import Binding, WireTensor
@@ -248,6 +248,8 @@ class EngineModelRunner:
             request.thinned_steps,
         )
         ticket = self._engine.submit(request, bridge)
+        if taken_of(order.route.start, start.saved_steps) == order.route.start:
+            order.asked_steps.listen(ticket.thin)
         try:
             return await bridge.done
         finally:

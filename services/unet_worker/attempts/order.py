@@ -1,10 +1,31 @@
 """What Execute asks for, and what comes of it, as values."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from pentimento.domain.execution import AttemptResult, ControlNetEndpoint, LatentParallelPeer
 from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
 from pentimento.wire.tensors import WireTensor
+
+
+class MidwayThinning:
+    """Which steps an attempt is asked to take alone while it runs already; whoever paints it listens."""
+
+    def __init__(self) -> None:
+        self._steps: tuple[int, ...] = ()
+        self._listener: Callable[[tuple[int, ...]], None] | None = None
+
+    def ask(self, steps: tuple[int, ...]) -> None:
+        """Tell the listener, now or once there is one."""
+        self._steps = steps
+        if self._listener is not None:
+            self._listener(steps)
+
+    def listen(self, listener: Callable[[tuple[int, ...]], None]) -> None:
+        """Be told from now on, and of what was asked before."""
+        self._listener = listener
+        if self._steps:
+            listener(self._steps)
 
 
 @dataclass(frozen=True)
@@ -28,6 +49,7 @@ class ExecuteOrder:
     notes: tuple[str, ...] = ()
     # In which the attempt's epoch was claimed.
     journal_id: str = ""
+    asked_steps: MidwayThinning = field(default_factory=MidwayThinning, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

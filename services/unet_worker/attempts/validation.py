@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pentimento.domain.adapters import is_digest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -151,16 +151,27 @@ def _check_pipelining(route: Route, step_count: int) -> None:
     _check_range("route.pipelined_from_step", route.pipelined_from_step, least, most)
 
 
-def _check_thinning(route: Route, step_count: int) -> None:
+def check_asked_steps(order: ExecuteOrder, steps: tuple[int, ...]) -> None:
+    """Raise InvalidArgument for steps that an attempt cannot be asked to take alone: none of its schedule, or where it
+    is to have residuals a step old or the bits of another picture."""
+    if not steps:
+        raise InvalidArgument.of("thinned_steps", "must not be empty")
+    if order.route.replay_of:
+        raise InvalidArgument.of("thinned_steps", "must be empty for a replay")
+    route = replace(order.route, thinned_steps=steps)
+    _check_thinning(route, order.spec.num_inference_steps, "thinned_steps")
+
+
+def _check_thinning(route: Route, step_count: int, field: str = "route.thinned_steps") -> None:
     """Residuals a step old are those of a step that was taken: nothing is left out of a pipelined picture."""
     if not route.thinned_steps:
         return
     try:
         check_thinned_steps(route.thinned_steps, step_count)
     except ValueError as error:
-        raise InvalidArgument.of("route.thinned_steps", str(error)) from None
+        raise InvalidArgument.of(field, str(error)) from None
     if route.pipelined_from_step:
-        raise InvalidArgument.of("route.thinned_steps", "must be empty where residuals are a step old")
+        raise InvalidArgument.of(field, "must be empty where residuals are a step old")
 
 
 def _check_start(spec: GenerationSpec, start: Start, noise_form: NoiseForm) -> None:

@@ -76,6 +76,7 @@ MAY_CALL = {
     "worker.v1.UnetWorkerService.Execute": SUITE,
     "worker.v1.UnetWorkerService.Attach": SUITE,
     "worker.v1.UnetWorkerService.CancelAttempt": SUITE,
+    "worker.v1.UnetWorkerService.ThinAttempt": SUITE,
     "worker.v1.UnetWorkerService.Prefetch": SUITE_AND_OPERATORS,
     "worker.v1.UnetWorkerService.PredictHalf": SUITE,
     "worker.v1.UnetWorkerService.GetStatus": SUITE_AND_OPERATORS,

@@ -1,15 +1,22 @@
 """Steps left out under load: a real frontdoor and a real worker with a tiny model's weights and its shipped profile."""
 
 import asyncio
+import threading
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from pentimento.domain.image_request import Completed, ImageRequest, ReplayRequest
 from pentimento.policies.thinning import ThinningMode
+from pentimento.policies.thinning_profiles import ThinnedRow, read_thinning_profiles, thinning_to_json
 from pentimento.supervisor.models import find_model, shipped_thinning_profiles
-from pentimento.testing.frontdoor_suite import running_suite
-from tests.integration.unet_worker.conftest import serve
+from pentimento.testing.frontdoor_suite import running_suite, until
+from services.unet_worker.attempts.attempt_book import AttemptBook
+from tests.integration.unet_worker.conftest import at_step, serve
 
 PLAIN = ImageRequest("a small yellow cross")
+LIMIT_S = 60.0
 
 
 async def test_under_load_pictures_leave_out_what_their_profile_allows_and_are_replayed(folder: Path) -> None:
@@ -43,3 +50,54 @@ async def test_under_load_pictures_leave_out_what_their_profile_allows_and_are_r
     assert isinstance(again, Completed)
     assert again.image == thinned.image and again.provenance.replay_equal
     assert again.provenance.route.thinned_steps == thinned.provenance.route.thinned_steps
+
+
+async def test_a_picture_that_runs_is_thinned_once_others_wait_and_is_replayed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its steps are taken at first; others come at the second, and behind the sixth it leaves out some."""
+    write_late_profile(folder / "late.json")
+    asked, thin = threading.Event(), AttemptBook.thin
+
+    def seen(book: AttemptBook, request_id: str, token: int, steps: tuple[int, ...]) -> bool:
+        found = thin(book, request_id, token, steps)
+        asked.set()
+        return found
+
+    monkeypatch.setattr(AttemptBook, "thin", seen)
+    async with (
+        serve(find_model("tiny-light").path, folder, max_batch=1),
+        running_suite(
+            folder,
+            worker_addresses=(f"unix:{folder / 'w'}",),
+            thinning=ThinningMode.LOAD,
+            thinning_profiles=(folder / "late.json",),
+        ) as suite,
+    ):
+        loop, others = asyncio.get_running_loop(), list[asyncio.Task[Completed]]()
+
+        async def come() -> None:
+            others.extend(asyncio.create_task(suite.paint(ImageRequest(PLAIN.prompt, seed=seed))) for seed in range(3))
+            pools = suite.frontdoor.parts.dataplane.state.pools
+            await until(lambda: sum(pool.waiting_count for pool in pools.values()) == len(others))
+
+        def crowd() -> None:
+            asyncio.run_coroutine_threadsafe(come(), loop).result(LIMIT_S)
+
+        with at_step(2, crowd), at_step(3, lambda: asked.wait(LIMIT_S)):
+            first = await suite.paint(PLAIN)
+        await asyncio.gather(*others)
+        *_, again = [event async for event in suite.client.replay(ReplayRequest(first.request_id))]
+
+    assert asked.is_set()
+    assert first.provenance.route.thinned_steps == (6, 9)
+    assert first.provenance.steps_run == 8
+    assert isinstance(again, Completed)
+    assert again.image == first.image and again.provenance.replay_equal
+
+
+def write_late_profile(path: Path) -> None:
+    """Of tiny-light, that allows two of the last six steps and nothing else."""
+    (shipped,) = (one for one in read_thinning_profiles(shipped_thinning_profiles()) if one.model == "tiny-light")
+    row = ThinnedRow(6, 2, 100, 100, 1.0, (shipped.rule,))
+    path.write_text(thinning_to_json(replace(shipped, rows=(row,))))

@@ -141,3 +141,85 @@ def test_a_request_that_has_not_come_is_foreseen_as_it_would_be_thinned() -> Non
 
     assert idle == Pressure(1.0, 30.0, False)
     assert crowded == Pressure(1.0, 10.0, True)
+
+
+def running(mode: ThinningMode, deadline_s: float = 1000.0) -> tuple[Driver, int]:
+    """A picture of ten seconds and ten steps, all of them taken so far."""
+    driver = driver_in(mode, prediction_margin=0.0)
+    execute = started(driver, deadline_s)
+    assert execute.thinned_steps == ()
+    return driver, execute.fencing_token
+
+
+def progressed(driver: Driver, token: int, step: int, after_s: float = 0.0) -> list[effects.Effect]:
+    driver.now += after_s
+    return driver.send(events.AttemptProgressed("r1", token, step))
+
+
+def crowd(driver: Driver) -> None:
+    driver.queue("r2", deadline=driver.now + 1000.0, work=10.0)
+
+
+@pytest.mark.parametrize(("step", "steps"), [(0, (2, 4, 7)), (1, (2, 4, 7)), (2, (4, 5, 7, 8)), (3, (4, 5, 7, 8))])
+def test_a_picture_that_runs_is_thinned_behind_its_next_step_once_others_wait(
+    step: int, steps: tuple[int, ...]
+) -> None:
+    driver, token = running(ThinningMode.LOAD)
+    assert progressed(driver, token, 0) == []
+    crowd(driver)
+
+    assert progressed(driver, token, step) == [effects.ThinAttempt("r1", token, "w1", steps)]
+    assert driver.dataplane.state.counters.thinned == 1
+    # It takes them, and is not asked again.
+    for seen in (*range(step, steps[0] + 1), *steps, 10):
+        assert progressed(driver, token, seen) == []
+
+
+def test_where_every_option_lies_behind_it_all_steps_are_taken() -> None:
+    driver, token = running(ThinningMode.LOAD)
+    crowd(driver)
+
+    assert progressed(driver, token, 4) == []
+    assert driver.dataplane.state.requests["r1"].attempt_work == 10.0
+
+
+def test_a_device_that_is_slower_than_foretold_thins_for_the_deadline() -> None:
+    """Ten steps in eleven seconds; the second took two."""
+    driver, token = running(ThinningMode.DEADLINE, deadline_s=11.0)
+    assert progressed(driver, token, 1, after_s=1.0) == []
+
+    assert only(effects.ThinAttempt, progressed(driver, token, 2, after_s=2.0)).thinned_steps == (4, 5, 7, 8)
+    assert running(ThinningMode.OFF, 11.0)[0].send(events.AttemptProgressed("r1", token, 2)) == []
+
+
+def test_asked_too_late_it_is_asked_again_of_what_lies_ahead_or_takes_all() -> None:
+    driver, token = running(ThinningMode.LOAD)
+    crowd(driver)
+    assert only(effects.ThinAttempt, progressed(driver, token, 1)).thinned_steps == (2, 4, 7)
+
+    assert only(effects.ThinAttempt, progressed(driver, token, 3)).thinned_steps == (4, 5, 7, 8)
+    assert progressed(driver, token, 6) == []
+    request = driver.dataplane.state.requests["r1"]
+    assert (request.thinned_steps, request.attempt_work) == ((), 10.0)
+    assert driver.dataplane.state.counters.thinned == 0
+
+
+def test_a_retry_of_a_thinned_picture_decides_anew() -> None:
+    driver, token = running(ThinningMode.LOAD)
+    crowd(driver)
+    progressed(driver, token, 1)
+    driver.send(events.CancelRequested("r2"))
+    driver.send(events.WorkerLost("w1", 1))
+    second = driver.start(driver.worker(generation=2))
+
+    assert (second.request_id, second.thinned_steps) == ("r1", ())
+    assert progressed(driver, token, 5) == []
+
+
+def test_its_credit_is_expected_earlier() -> None:
+    driver, token = running(ThinningMode.LOAD)
+    before = list(driver.dataplane.state.pool("m").ends)
+    crowd(driver)
+    progressed(driver, token, 1)
+
+    assert (before, driver.dataplane.state.pool("m").ends) == ([driver.now + 10.0], [driver.now + 3.0])

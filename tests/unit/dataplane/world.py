@@ -391,6 +391,10 @@ class World:
             self.replies.append(events.AttemptFailed(*key, FailureKind.GONE))
 
     @_interpret.register
+    def _thin(self, effect: effects.ThinAttempt) -> None:
+        """Its pictures take no notice."""
+
+    @_interpret.register
     def _stop(self, effect: effects.StopAttempt) -> None:
         worker = self.workers[effect.worker_id]
         key = (effect.request_id, effect.fencing_token)

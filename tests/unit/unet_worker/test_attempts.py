@@ -13,6 +13,7 @@ from pentimento.domain.errors import (
     Cancelled,
     FailedPrecondition,
     Internal,
+    InvalidArgument,
     NotFound,
     ResourceExhausted,
     Unavailable,
@@ -20,7 +21,7 @@ from pentimento.domain.errors import (
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, Started, StepProgress
 from pentimento.domain.generation import CapturedEntries
 from services.unet_worker.attempts.attempt_book import KEPT_RESULTS, AttemptBook
-from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
+from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder, MidwayThinning
 from tests.unit.unet_worker.orders import ORDER, order_with
 
 
@@ -282,3 +283,35 @@ async def test_draining_waits_for_a_stream_that_has_not_told_its_end() -> None:
     assert (await read_all(stream))[-1] == outcome_of(ORDER)
     await draining
     assert not was_done
+
+
+async def test_a_running_attempt_is_asked_to_leave_out_steps_whenever_its_painter_listens() -> None:
+    runner, heard = Runner(), list[tuple[int, ...]]()
+    book, order = make_book(runner), replace(ORDER, asked_steps=MidwayThinning())
+    stream = await started(book, order)
+
+    assert book.thin("request", 10, (4, 6))
+    order.asked_steps.listen(heard.append)
+    assert book.thin("request", 10, (5, 7))
+    assert heard == [(4, 6), (5, 7)]
+    for steps in ((), (7, 4), (4, 8)):
+        with pytest.raises(InvalidArgument):
+            book.thin("request", 10, steps)
+    assert not book.thin("request", 11, (4, 6))
+    runner.finish.set()
+    await read_all(stream)
+    assert not book.thin("request", 10, (4, 6))
+    assert heard == [(4, 6), (5, 7)]
+
+
+async def test_neither_a_replay_nor_residuals_of_the_step_before_are_thinned() -> None:
+    for number, change in enumerate(({"replay_of": "r-1"}, {"pipelined_from_step": 3})):
+        runner = Runner()
+        book = make_book(runner)
+        order = replace(order_with(attempt={"request_id": f"r{number}"}), route=replace(ORDER.route, **change))
+        stream = await started(book, order)
+
+        with pytest.raises(InvalidArgument):
+            book.thin(f"r{number}", 10, (4, 6))
+        runner.finish.set()
+        await read_all(stream)

@@ -712,6 +712,54 @@ class CancelAttemptResponse(_message.Message):
 Global___CancelAttemptResponse: _TypeAlias = CancelAttemptResponse  # noqa: Y015
 
 @_typing.final
+class ThinAttemptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    THINNED_STEPS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    fencing_token: _builtins.int
+    @_builtins.property
+    def thinned_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ascending."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        fencing_token: _builtins.int = ...,
+        thinned_steps: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "request_id", b"request_id", "thinned_steps", b"thinned_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ThinAttemptRequest: _TypeAlias = ThinAttemptRequest  # noqa: Y015
+
+@_typing.final
+class ThinAttemptResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOUND_FIELD_NUMBER: _builtins.int
+    found: _builtins.bool
+    """True when the attempt was queued or running here."""
+    def __init__(
+        self,
+        *,
+        found: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ThinAttemptResponse: _TypeAlias = ThinAttemptResponse  # noqa: Y015
+
+@_typing.final
 class PrefetchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

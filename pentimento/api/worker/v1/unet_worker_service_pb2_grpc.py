@@ -57,6 +57,11 @@ class UnetWorkerServiceStub:
                 request_serializer=pentimento_dot_api_dot_worker_dot_v1_dot_unet__worker__service__pb2.CancelAttemptRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_worker_dot_v1_dot_unet__worker__service__pb2.CancelAttemptResponse.FromString,
                 _registered_method=True)
+        self.ThinAttempt = channel.unary_unary(
+                '/pentimento.api.worker.v1.UnetWorkerService/ThinAttempt',
+                request_serializer=pentimento_dot_api_dot_worker_dot_v1_dot_unet__worker__service__pb2.ThinAttemptRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_worker_dot_v1_dot_unet__worker__service__pb2.ThinAttemptResponse.FromString,
+                _registered_method=True)
         self.Prefetch = channel.unary_unary(
                 '/pentimento.api.worker.v1.UnetWorkerService/Prefetch',
                 request_serializer=pentimento_dot_api_dot_worker_dot_v1_dot_unet__worker__service__pb2.PrefetchRequest.SerializeToString,
@@ -108,6 +113,13 @@ class UnetWorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ThinAttempt(self, request, context):
+        """Leaves out steps of an attempt that runs already: from the first of `thinned_steps` on it takes these alone, as its result says. It does not where it has passed that one, or leaves out steps already. INVALID_ARGUMENT for steps that are none of its schedule.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Prefetch(self, request, context):
         """Brings components closer to the device ahead of need.
         """
@@ -151,6 +163,11 @@ def add_UnetWorkerServiceServicer_to_server(servicer, server):
                     servicer.CancelAttempt,
                     request_deserializer=pentimento_dot_api_dot_worker_dot_v1_dot_unet__worker__service__pb2.CancelAttemptRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_worker_dot_v1_dot_unet__worker__service__pb2.CancelAttemptResponse.SerializeToString,
+            ),
+            'ThinAttempt': grpc.unary_unary_rpc_method_handler(
+                    servicer.ThinAttempt,
+                    request_deserializer=pentimento_dot_api_dot_worker_dot_v1_dot_unet__worker__service__pb2.ThinAttemptRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_worker_dot_v1_dot_unet__worker__service__pb2.ThinAttemptResponse.SerializeToString,
             ),
             'Prefetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Prefetch,
@@ -279,6 +296,33 @@ class UnetWorkerService:
             '/pentimento.api.worker.v1.UnetWorkerService/CancelAttempt',
             pentimento_dot_api_dot_worker_dot_v1_dot_unet__worker__service__pb2.CancelAttemptRequest.SerializeToString,
             pentimento_dot_api_dot_worker_dot_v1_dot_unet__worker__service__pb2.CancelAttemptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ThinAttempt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.worker.v1.UnetWorkerService/ThinAttempt',
+            pentimento_dot_api_dot_worker_dot_v1_dot_unet__worker__service__pb2.ThinAttemptRequest.SerializeToString,
+            pentimento_dot_api_dot_worker_dot_v1_dot_unet__worker__service__pb2.ThinAttemptResponse.FromString,
             options,
             channel_credentials,
             insecure,

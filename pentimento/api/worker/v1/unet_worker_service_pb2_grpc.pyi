@@ -44,6 +44,8 @@ class UnetWorkerServiceStub:
     """Re-attaches to a running or just finished attempt whose stream broke; NOT_FOUND when it is gone."""
     CancelAttempt: _grpc.UnaryUnaryMultiCallable[_unet_worker_service_pb2.CancelAttemptRequest, _unet_worker_service_pb2.CancelAttemptResponse]
     """Stops an attempt at the next step boundary. Unknown attempts are remembered, so that a Cancel that overtakes its Execute wins."""
+    ThinAttempt: _grpc.UnaryUnaryMultiCallable[_unet_worker_service_pb2.ThinAttemptRequest, _unet_worker_service_pb2.ThinAttemptResponse]
+    """Leaves out steps of an attempt that runs already: from the first of `thinned_steps` on it takes these alone, as its result says. It does not where it has passed that one, or leaves out steps already. INVALID_ARGUMENT for steps that are none of its schedule."""
     Prefetch: _grpc.UnaryUnaryMultiCallable[_unet_worker_service_pb2.PrefetchRequest, _unet_worker_service_pb2.PrefetchResponse]
     """Brings components closer to the device ahead of need."""
     PredictHalf: _grpc.StreamStreamMultiCallable[_unet_worker_service_pb2.PredictHalfRequest, _unet_worker_service_pb2.PredictHalfResponse]
@@ -68,6 +70,8 @@ class UnetWorkerServiceAsyncStub(UnetWorkerServiceStub):
     """Re-attaches to a running or just finished attempt whose stream broke; NOT_FOUND when it is gone."""
     CancelAttempt: _aio.UnaryUnaryMultiCallable[_unet_worker_service_pb2.CancelAttemptRequest, _unet_worker_service_pb2.CancelAttemptResponse]  # type: ignore[assignment]
     """Stops an attempt at the next step boundary. Unknown attempts are remembered, so that a Cancel that overtakes its Execute wins."""
+    ThinAttempt: _aio.UnaryUnaryMultiCallable[_unet_worker_service_pb2.ThinAttemptRequest, _unet_worker_service_pb2.ThinAttemptResponse]  # type: ignore[assignment]
+    """Leaves out steps of an attempt that runs already: from the first of `thinned_steps` on it takes these alone, as its result says. It does not where it has passed that one, or leaves out steps already. INVALID_ARGUMENT for steps that are none of its schedule."""
     Prefetch: _aio.UnaryUnaryMultiCallable[_unet_worker_service_pb2.PrefetchRequest, _unet_worker_service_pb2.PrefetchResponse]  # type: ignore[assignment]
     """Brings components closer to the device ahead of need."""
     PredictHalf: _aio.StreamStreamMultiCallable[_unet_worker_service_pb2.PredictHalfRequest, _unet_worker_service_pb2.PredictHalfResponse]  # type: ignore[assignment]
@@ -113,6 +117,14 @@ class UnetWorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_unet_worker_service_pb2.CancelAttemptResponse, _abc.Awaitable[_unet_worker_service_pb2.CancelAttemptResponse]]:
         """Stops an attempt at the next step boundary. Unknown attempts are remembered, so that a Cancel that overtakes its Execute wins."""
+
+    @_abc_1.abstractmethod
+    def ThinAttempt(
+        self,
+        request: _unet_worker_service_pb2.ThinAttemptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_unet_worker_service_pb2.ThinAttemptResponse, _abc.Awaitable[_unet_worker_service_pb2.ThinAttemptResponse]]:
+        """Leaves out steps of an attempt that runs already: from the first of `thinned_steps` on it takes these alone, as its result says. It does not where it has passed that one, or leaves out steps already. INVALID_ARGUMENT for steps that are none of its schedule."""
 
     @_abc_1.abstractmethod
     def Prefetch(
