@@ -3,7 +3,6 @@
 `pentimento bench profile` writes it; the controller solves with it, the simulator and emulated devices live by it.
 """
 
-import json
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.json_values import ValueRange, from_json, to_json
+from pentimento.files.documents import document_from_json, document_to_json, read_document
+from pentimento.files.json_values import ValueRange
 
 FORMAT = 1
 
@@ -185,30 +185,19 @@ def run_seconds(
 
 def read_profile(path: Path) -> ModelProfile:
     """InvalidArgument naming the file, and what is wrong with it; at least one batch is in it."""
-    try:
-        profile = profile_from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument.of("profiles", f"must be files that can be read: {path}: {error}") from None
-    except InvalidArgument as error:
-        raise InvalidArgument.of("profiles", f"{path}: {error.message}") from None
+    profile = read_document(path, profile_from_json, "profiles")
     if not profile.batches:
         raise InvalidArgument.of("profiles", f"{path}: profile.batches must have at least one entry")
     return profile
 
 
 def profile_to_json(profile: ModelProfile) -> str:
-    return json.dumps({"format": FORMAT, **to_json(profile)}, indent=1) + "\n"
+    return document_to_json(profile, FORMAT)
 
 
 def profile_from_json(text: str) -> ModelProfile:
     """Raises InvalidArgument naming the field that is missing, of another type, or outside its limits."""
-    try:
-        document = json.loads(text)
-    except ValueError:
-        raise InvalidArgument.of("profile", "must be JSON") from None
-    if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
-        raise InvalidArgument.of("profile.format", f"must be {FORMAT}")
-    profile = from_json(ModelProfile, document, "profile")
+    profile = document_from_json(ModelProfile, text, FORMAT, "profile")
     for index, batch in enumerate(profile.batches):
         if not batch.steps:
             raise InvalidArgument.of(f"profile.batches[{index}].steps", "must have at least one entry")

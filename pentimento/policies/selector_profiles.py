@@ -5,7 +5,6 @@ one and compared with the large one from scratch (MoDM, section 5.2). `pentiment
 files; the gateway reads them. A profile belongs to its models and its encoder, which it names by their digests.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import Annotated
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
-from pentimento.files.json_values import ValueRange, from_json, to_json
+from pentimento.files.documents import document_from_json, document_to_json, json_files, read_document
+from pentimento.files.json_values import ValueRange
 from pentimento.policies.cache_selection import Threshold, Thresholds
 from pentimento.policies.selector_profiling import StepThresholds, ThresholdRule
 
 FORMAT = 1
-SUFFIX = ".json"
 
 Count = Annotated[int, ValueRange(1)]
 Similarity = Annotated[float, ValueRange(-1.0, 1.0)]
@@ -130,21 +129,13 @@ def _up(similarity: float | None) -> float | None:
 
 def profile_to_json(profile: SelectorProfile) -> str:
     """Return the text of its file."""
-    return json.dumps({"format": FORMAT, **to_json(profile)}, indent=1) + "\n"
+    return document_to_json(profile, FORMAT)
 
 
 def profile_from_json(text: str) -> SelectorProfile:
     """Return the profile. Raises InvalidArgument naming the line of what is no JSON, or the field that is missing,
     unknown, of another type or outside its limits."""
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidArgument.of("profile", f"must be JSON: line {error.lineno}: {error.msg}") from None
-    except ValueError as error:
-        raise InvalidArgument.of("profile", f"must be JSON: {error}") from None
-    if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
-        raise InvalidArgument.of("profile.format", f"must be {FORMAT}")
-    profile = from_json(SelectorProfile, document, "profile")
+    profile = document_from_json(SelectorProfile, text, FORMAT, "profile")
     _check(profile)
     return profile
 
@@ -168,29 +159,20 @@ def _check(profile: SelectorProfile) -> None:
 
 def read_selector_profile(path: Path) -> SelectorProfile:
     """Return the profile of a file. Raises InvalidArgument naming the file, and what is wrong with it."""
-    try:
-        return profile_from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument.of("selector_profiles", f"must be files that can be read: {path}: {error}") from None
-    except InvalidArgument as error:
-        raise InvalidArgument.of("selector_profiles", f"{path}: {error.message}") from None
+    return read_document(path, profile_from_json, "selector_profiles")
 
 
 def read_selector_profiles(paths: Iterable[Path]) -> "SelectorProfiles":
     """Return the profiles of files, and of all files (.json) of directories. Raises InvalidArgument naming the file:
     for one that is wrong, and for the second of two that speak of the same models, kind and encoder."""
     found: dict[tuple[object, ...], SelectorProfile] = {}
-    for path in _files(paths):
+    for path in json_files(paths):
         profile = read_selector_profile(path)
         key = (profile.kind, profile.model_digest, profile.reference_model_digest, profile.encoder_digest)
         if key in found:
             raise InvalidArgument.of("selector_profiles", f"{path}: there is another one of {profile.name}")
         found[key] = profile
     return SelectorProfiles(tuple(found.values()))
-
-
-def _files(paths: Iterable[Path]) -> list[Path]:
-    return [file for path in paths for file in (sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path])]
 
 
 @dataclass(frozen=True)

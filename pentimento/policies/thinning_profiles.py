@@ -5,7 +5,6 @@ digest it names, to the scheduler, the guidance, the LoRAs and the ControlNets t
 pictures from noise or to hits that resume at one step: of everything else nothing was measured, and nothing is thinned.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,14 @@ from typing import Annotated
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, Route, Scheduler, Start
-from pentimento.files.json_values import ValueRange, from_json, to_json
+from pentimento.files.documents import document_from_json, document_to_json, json_files, read_document
+from pentimento.files.json_values import ValueRange
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning import ThinningOption, ThinningRefusal, WholeReason, scaled
 from pentimento.policies.thinning_adapters import MeasuredAdapter, measured_adapters, ordered
 from pentimento.policies.thinning_profiling import ThinnedSample, allows, mean_share, without_luck
 
 FORMAT = 1
-SUFFIX = ".json"
 DIGITS = 4
 
 Count = Annotated[int, ValueRange(1)]
@@ -230,19 +229,13 @@ def thinned_row(
 
 def thinning_to_json(profile: ThinningProfile) -> str:
     """Return the text of its file."""
-    return json.dumps({"format": FORMAT, **to_json(profile)}, indent=1) + "\n"
+    return document_to_json(profile, FORMAT)
 
 
 def thinning_from_json(text: str) -> ThinningProfile:
     """Return the profile. Raises InvalidArgument naming the line of what is no JSON, or the field that is missing,
     unknown, of another type or outside its limits."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument.of("profile", f"must be JSON: {error}") from None
-    if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
-        raise InvalidArgument.of("profile.format", f"must be {FORMAT}")
-    profile = from_json(ThinningProfile, document, "profile")
+    profile = document_from_json(ThinningProfile, text, FORMAT, "profile")
     if not profile.model_digest:
         raise InvalidArgument.of("profile.model_digest", "must name a digest")
     if profile.adapters != ordered(profile.adapters):
@@ -259,23 +252,10 @@ def read_thinning_profiles(paths: Iterable[Path]) -> tuple[ThinningProfile, ...]
     """Return the profiles of files, and of all files (.json) of directories. Raises InvalidArgument naming the file:
     for one that is wrong, and for the second of two of the same model, scheduler, LoRAs and ControlNets."""
     found: dict[tuple[object, ...], ThinningProfile] = {}
-    for path in _files(paths):
-        profile = _read(path)
+    for path in json_files(paths):
+        profile = read_document(path, thinning_from_json, "thinning_profiles")
         key = (profile.model_digest, profile.scheduler, profile.adapters)
         if key in found:
             raise InvalidArgument.of("thinning_profiles", f"{path}: speaks of {profile.model} as another file does")
         found[key] = profile
     return tuple(found.values())
-
-
-def _files(paths: Iterable[Path]) -> list[Path]:
-    return [file for path in paths for file in (sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path])]
-
-
-def _read(path: Path) -> ThinningProfile:
-    try:
-        return thinning_from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument.of("thinning_profiles", f"must be files that can be read: {path}: {error}") from None
-    except InvalidArgument as error:
-        raise InvalidArgument.of("thinning_profiles", f"{path}: {error.message}") from None

@@ -1,0 +1,66 @@
+"""Files of one dataclass, and what is said of those that are none."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.files.documents import document_from_json, document_to_json, json_files, read_document
+
+
+@dataclass(frozen=True)
+class Measured:
+    model: str
+    steps: int
+
+
+ONE = Measured("heavy", 50)
+parse = partial(document_from_json, Measured, format_number=3, field="profile")
+
+
+def test_a_document_comes_back_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "heavy.json"
+    file.write_text(document_to_json(ONE, 3))
+
+    assert read_document(file, parse, "profiles") == ONE
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{\n"model"', "profile: must be JSON: line 2: "),
+        ("[" * 100_000, "profile: must be JSON: "),
+        ("1" * 10_000, "profile: must be JSON: "),
+        ("[]", "profile.format: must be 3"),
+        ('{"format": 4, "model": "a", "steps": 1}', "profile.format: must be 3"),
+        ('{"format": 3, "model": "a"}', "profile.steps: is missing"),
+        ('{"format": 3, "model": "a", "steps": 1, "typo": 2}', "profile.typo: is not known"),
+    ],
+)
+def test_what_is_no_such_document_is_told_with_file_field_and_limit(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "wrong.json"
+    file.write_text(text)
+
+    with pytest.raises(InvalidArgument) as refused:
+        read_document(file, parse, "profiles")
+
+    assert str(refused.value).startswith(f"profiles: {file}: {message}")
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "wrong.json"
+    if content is not None:
+        file.write_bytes(content)
+
+    with pytest.raises(InvalidArgument, match=f"profiles: must be files that can be read: {file}"):
+        read_document(file, parse, "profiles")
+
+
+def test_directories_stand_for_their_json_files_in_order(tmp_path: Path) -> None:
+    for name in ("b.json", "a.json", "c.txt"):
+        (tmp_path / name).touch()
+
+    assert json_files([tmp_path / "c.txt", tmp_path]) == [tmp_path / name for name in ("c.txt", "a.json", "b.json")]
