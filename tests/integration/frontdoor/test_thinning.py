@@ -1,4 +1,4 @@
-"""Steps left out under load: a real frontdoor and a real worker with a tiny model's weights and its shipped profile."""
+"""Steps left out under load: a real frontdoor and a real worker with a tiny model's weights."""
 
 import asyncio
 import threading
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.image_request import Completed, ImageRequest, ReplayRequest
+from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning import ThinningMode
 from pentimento.policies.thinning_profiles import ThinnedRow, read_thinning_profiles, thinning_to_json
 from pentimento.supervisor.models import find_model, shipped_thinning_profiles
@@ -20,14 +21,14 @@ LIMIT_S = 60.0
 
 
 async def test_under_load_pictures_leave_out_what_their_profile_allows_and_are_replayed(folder: Path) -> None:
-    profiles = shipped_thinning_profiles()
+    write_profile(folder / "half.json", ThinnedRow(1, 6, 100, 100, 1.0, (ThresholdRule.LOWER_BOUND,)))
     async with (
         serve(find_model("tiny-light").path, folder, max_batch=1),
         running_suite(
             folder,
             worker_addresses=(f"unix:{folder / 'w'}",),
             thinning=ThinningMode.LOAD,
-            thinning_profiles=profiles,
+            thinning_profiles=(folder / "half.json",),
         ) as suite,
     ):
         alone = await suite.paint(PLAIN)
@@ -56,7 +57,7 @@ async def test_a_picture_that_runs_is_thinned_once_others_wait_and_is_replayed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of its steps are taken at first; others come at the second, and behind the sixth it leaves out some."""
-    write_late_profile(folder / "late.json")
+    write_profile(folder / "late.json", ThinnedRow(6, 2, 100, 100, 1.0, (ThresholdRule.LOWER_BOUND,)))
     asked, thin = threading.Event(), AttemptBook.thin
 
     def seen(book: AttemptBook, request_id: str, token: int, steps: tuple[int, ...]) -> bool:
@@ -96,8 +97,7 @@ async def test_a_picture_that_runs_is_thinned_once_others_wait_and_is_replayed(
     assert again.image == first.image and again.provenance.replay_equal
 
 
-def write_late_profile(path: Path) -> None:
-    """Of tiny-light, that allows two of the last six steps and nothing else."""
+def write_profile(path: Path, row: ThinnedRow) -> None:
+    """Of tiny-light as it is shipped, that allows this and nothing else."""
     (shipped,) = (one for one in read_thinning_profiles(shipped_thinning_profiles()) if one.model == "tiny-light")
-    row = ThinnedRow(6, 2, 100, 100, 1.0, (shipped.rule,))
-    path.write_text(thinning_to_json(replace(shipped, rows=(row,))))
+    path.write_text(thinning_to_json(replace(shipped, rule=ThresholdRule.LOWER_BOUND, rows=(row,))))

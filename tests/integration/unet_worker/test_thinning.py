@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import Scheduler
+from pentimento.domain.generation import FromLatent, ObjectReference, Scheduler
 from tests.integration.unet_worker.conftest import Served, at_step
-from tests.integration.unet_worker.requests import SPEC, attempt, execute, result_of, route
+from tests.integration.unet_worker.requests import DONOR, SPEC, attempt, execute, result_of, route
 
 LIMIT_S = 60.0
 
@@ -74,3 +74,16 @@ async def test_steps_that_are_none_of_the_schedule_are_refused_and_the_picture_g
 
     assert [error.violations[0].field for error in refused] == ["thinned_steps"]
     assert result.steps_run == 8
+
+
+async def test_a_hit_whose_donor_is_gone_takes_all_steps_from_noise(worker: Served) -> None:
+    """What was measured of hits allowed it, from its start and on its way."""
+    gone = FromLatent(ObjectReference("gone", "sha256:" + "0" * 64, 100), 3, 8, 1.0, DONOR)
+    hit, found = replace(route(worker, gone), thinned_steps=(4, 6)), list[bool]()
+    generation = worker.held.worker_generation
+    routed = await result_of(worker.client.execute(attempt(request_id="routed"), SPEC, hit, generation))
+    with at_step(2, asking(worker, (4, 6), "asked", found)):
+        asked = await result_of(execute(worker, attempt=attempt(request_id="asked"), start=gone))
+
+    assert found == [True]
+    assert [(one.thinned_steps, one.steps_run) for one in (routed, asked)] == [((), 8), ((), 8)]
