@@ -68,6 +68,7 @@ GATE = QualityGate(0.95)
 CLIENTS = (16, 24, 32, 48)
 SIZES = (1, 2, 4, 8)
 WAIT_S = 0.02
+COMPILE_LIMIT_S = 300.0
 
 
 def main() -> int:
@@ -205,7 +206,12 @@ async def best_peer(
         # Its share of late answers tells so.
         best = 0.0, PeerSettings(1, 0.0, cores), cores
     if not options.quick:
-        await try_settings(PeerSettings(best[1].max_batch, best[1].timeout_s, cores, compiled=True))
+        compiled = PeerSettings(best[1].max_batch, best[1].timeout_s, cores, compiled=True)
+        try:
+            async with asyncio.timeout(COMPILE_LIMIT_S):
+                await try_settings(compiled)
+        except TimeoutError:
+            trials.append([compiled.name, f"not up within {COMPILE_LIMIT_S:g} s"])
     return best[1], slo_s, best[2], trials
 
 

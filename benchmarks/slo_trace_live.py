@@ -37,6 +37,9 @@ EMULATED_PER_S, EMULATED_SLO_S = 20.0, 10.0
 # Of two real workers, in units of a lone picture of the heavy model: half of what comes is sent on.
 REAL_PICTURES, REAL_SLO = 2.0, 8.0
 LONE_COUNT = 5
+# Until a policy plans for a suite that has just started, and has loaded what it wants; requests of that time do not
+# count.
+SETTLING_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,10 @@ class LiveSide:
     slo_s: float
 
     def trace(self, segment_s: float, seed: int) -> Workload:
-        """Return the requests of its trace."""
+        """Return the requests of its trace, after those of its low while the suite settles."""
         peak = ABOVE * self.provisioned_per_s
-        segments = [Segment(segment_s, peak / SWING + share * (peak - peak / SWING)) for share in AZURE_SHAPE]
+        segments = [Segment(SETTLING_S, peak / SWING)]
+        segments += [Segment(segment_s, peak / SWING + share * (peak - peak / SWING)) for share in AZURE_SHAPE]
         slo = (SloClass("standard", self.slo_s),)
         content = Content(prompts=PROMPTS, slo_classes=slo, first_prompt=seed * 1_000)
         plain = fluctuating(np.random.default_rng(seed), content, segments)
@@ -108,7 +112,7 @@ def runs_of(options: Options, side: LiveSide) -> Iterator[TraceRun]:
     workload = side.trace(0.5 if options.quick else options.rest["segment"], seed=1)
     for system in SYSTEMS[-2:] if options.quick else SYSTEMS:
         with planned_suite(side, system) as suite:
-            records = asyncio.run(play(suite, workload))
+            records = [one for one in asyncio.run(play(suite, workload)) if one.arrived_s >= SETTLING_S]
         found = TraceRun(system, side.name, violations(records), quality(records, side), len(records))
         print(found.row(), flush=True)
         yield found
@@ -116,7 +120,7 @@ def runs_of(options: Options, side: LiveSide) -> Iterator[TraceRun]:
 
 @contextmanager
 def planned_suite(side: LiveSide, system: str) -> Iterator[LocalSuite]:
-    """Yield the suite with that system, once its plan is in force."""
+    """Yield the suite with that system."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "settings.toml"
         settings.write_text(f"[controller]\npeak_per_s = {side.provisioned_per_s}\n")
