@@ -37,7 +37,7 @@ from pentimento.telemetry.request_id import accept_request_id, request_id
 T = TypeVar("T")
 Tasks = set[asyncio.Task[Any]]
 Context = grpc.aio.ServicerContext[Any, Any]
-LAST_ANSWER_S = 0.5
+LAST_ANSWER_S = 3.0
 # Calls that need no token, of all peers and of one; those through a unix socket are not counted.
 OPEN_CALLS = 256
 OPEN_CALLS_OF_A_PEER = 64

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 # What is still open after the drain are watches, which end only with the server: time to flush a last answer, no more.
 STREAM_GRACE_S = 0.5
 # For last answers that are on their way; gRPC waits no longer than they take.
-FLUSH_S = 0.5
+FLUSH_S = 3.0
 SWITCH_INTERVAL_S = 0.0005
 
 

@@ -17,6 +17,9 @@ MIN_PING_INTERVAL_MS = 500
 MAX_CONCURRENT_STREAMS = 1024
 MAX_CONCURRENT_STREAMS_OF_TENANTS = 100
 MAX_PENDING_CALLS = 4096
+# What has waited longer for the event loop gRPC ends as CANCELLED, without a reason; by default after 30 s, which a
+# burst may take on a busy machine. A call's own deadline says how long it may wait.
+MAX_PENDING_S = 3600
 UNREAD_BYTES = 16 * 1024
 MAX_IDLE_MS = 300_000
 HANDSHAKE_TIMEOUT_MS = 10_000
@@ -57,6 +60,7 @@ def bounds(max_connections: int, *, shared: bool) -> Options:
         # Calls that wait for our event loop. Beyond, gRPC resets them at random, without a reason.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_S),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,27 +20,39 @@ pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 STEPS = 50
-LOOK_S = 0.001
 MS_REMOUNT = 32
 PART = "style-judge"  # needs no other part, and is the smallest of those
 TRIAL = ("--steps", str(STEPS), "--checkpoint-every", "4", "--count", "4", "--batch", "2", "--threads", "1")
 
 
-@contextmanager
-def training(work: Path) -> Iterator["subprocess.Popen[str]"]:
-    """`python -m zoo.train` in a process that does not outlive the block."""
-    command = [sys.executable, "-m", "zoo.train", PART, "--work", str(work), "--device", "cpu", *TRIAL]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+# Of its own command's arguments, how many checkpoints it writes before, and how much of the next one, in bytes less.
+KILLED_WHILE_WRITING = """
+import os, runpy, signal, sys
+import zoo.files
+from zoo.train.loop import CHECKPOINT
+
+left, missing_bytes = int(sys.argv.pop(1)), int(sys.argv.pop(1))
+flush_tree = zoo.files.flush_tree
+
+def flushed_or_killed(path):
+    global left
+    if path.name.startswith(CHECKPOINT):
+        if left == 0:
+            os.truncate(path, path.stat().st_size - missing_bytes)
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+    flush_tree(path)
+
+zoo.files.flush_tree = flushed_or_killed
+runpy.run_module("zoo.train", run_name="__main__", alter_sys=True)
+"""
 
 
-def finish(work: Path) -> tuple[int, str]:
-    with training(work) as process:
-        _, errors = process.communicate()
-    return process.returncode, errors
+def train(work: Path, *program: str) -> tuple[int, str]:
+    """Exit code and errors of `python -m zoo.train`, or of what runs it."""
+    command = [sys.executable, *(program or ("-m", "zoo.train")), PART, "--work", str(work), "--device", "cpu", *TRIAL]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The work folder of a training that nothing happened to."""
     work = tmp_path_factory.mktemp("whole")
     build_tokenizer(work / "tokenizer", count=50, merges=10)
-    assert finish(work) == (0, "")
+    assert train(work) == (0, "")
     return work
 
 
@@ -61,31 +72,17 @@ def logged_steps(work: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (work / PART / LOG).read_text(encoding="utf-8").splitlines()]
 
 
-def await_moment(process: "subprocess.Popen[str]", folder: Path, checkpoints: int, half_written: bool) -> None:
-    """After so many new checkpoints; then, if asked for, while the next is being written."""
-    seen, last = 0, None
-    while process.poll() is None and seen < checkpoints:
-        with suppress(subprocess.TimeoutExpired, FileNotFoundError):
-            process.wait(LOOK_S)
-        with suppress(FileNotFoundError):
-            changed = (folder / CHECKPOINT).stat().st_mtime_ns
-            seen, last = seen + (changed != last), changed
-    while half_written and process.poll() is None and not list(folder.glob("*.partial")):
-        pass
-
-
 def test_a_training_that_is_killed_again_and_again_ends_with_the_same_weights(whole: Path, tmp_path: Path) -> None:
     begin_like(whole, tmp_path)
     chance = random.Random(3)
     reached = []
-    for half_written in (True, False):
-        with training(tmp_path) as process:
-            await_moment(process, tmp_path / PART, 1 + chance.randrange(3), half_written)
-            process.kill()
-        assert process.returncode == -signal.SIGKILL
+    for missing_bytes in (1000, 0):
+        killed, _ = train(tmp_path, "-c", KILLED_WHILE_WRITING, str(1 + chance.randrange(3)), str(missing_bytes))
+        assert killed == -signal.SIGKILL
+        assert list((tmp_path / PART).glob("*.partial"))
         reached.append(int(str(read_state(tmp_path / PART)["step"])))
 
-    assert finish(tmp_path) == (0, "")
+    assert train(tmp_path) == (0, "")
 
     assert 0 < reached[0] <= reached[-1] < STEPS
     assert (tmp_path / PART / CHECKPOINT).read_bytes() == (whole / PART / CHECKPOINT).read_bytes()
@@ -120,11 +117,11 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(whole: Path, disk: D
     disk.sized(others + 2**20 + checkpoint_bytes * 3 // 2, MS_REMOUNT)  # room for one checkpoint, not for two
     begin_like(whole, disk.mount)
 
-    code, errors = finish(disk.mount)
+    code, errors = train(disk.mount)
     left = sorted(file.name for file in (disk.mount / PART).iterdir())
     step = read_state(disk.mount / PART)["step"]
     disk.sized(2**20 + others + checkpoint_bytes * 3, MS_REMOUNT)
-    again = finish(disk.mount)
+    again = train(disk.mount)
 
     assert (code, len(errors.splitlines())) == (1, 1)
     assert errors.startswith(f"pentimento: {disk.mount / PART / CHECKPOINT}: cannot be written: No space left")

@@ -4,6 +4,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ from pentimento.domain.errors import FailedPrecondition, NotFound, Unavailable
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaLease, ReplicaReport
 
 FAST = RegistrationTiming(
-    retries=Backoff(0.001, 0.004), call_timeout_s=0.05, close_timeout_s=0.05, min_interval_s=0.001
+    retries=Backoff(0.001, 0.004), call_timeout_s=120.0, close_timeout_s=120.0, min_interval_s=0.001
 )
 REPLICA = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 7)
 LEASE = ReplicaLease(lease_ms=10, report_interval_ms=2, leader_epoch=1)
@@ -63,16 +64,21 @@ class ScriptedController:
             await self.arrived.wait_for(lambda: happened(self.calls))
 
 
-def registration(controller: ScriptedController, **parts: Callable[[], object]) -> Registration:
+def registration(
+    controller: ScriptedController, timing: RegistrationTiming = FAST, **parts: Callable[[], object]
+) -> Registration:
     callbacks = {"replica": lambda: REPLICA, "report": lambda: ReplicaReport("w1", 7), **parts}
-    return Registration(controller, timing=FAST, random_source=random.Random(0), **callbacks)
+    return Registration(controller, timing=timing, random_source=random.Random(0), **callbacks)
 
 
 async def running(
-    controller: ScriptedController, until: Callable[[list[str]], bool], **parts: Callable[[], object]
+    controller: ScriptedController,
+    until: Callable[[list[str]], bool],
+    timing: RegistrationTiming = FAST,
+    **parts: Callable[[], object],
 ) -> None:
     """Run a registration until the calls satisfy `until`, then close it."""
-    kept = registration(controller, **parts)
+    kept = registration(controller, timing, **parts)
     kept.start()
     try:
         await controller.until(until)
@@ -115,7 +121,7 @@ async def test_a_superseded_replica_asks_for_its_place_back_without_end():
 async def test_a_controller_that_hangs_is_asked_again():
     controller = ScriptedController([LEASE], [asyncio.sleep, 1])
 
-    await running(controller, says("register", "report", "report", "report"))
+    await running(controller, says("register", "report", "report", "report"), replace(FAST, call_timeout_s=0.05))
 
 
 async def test_a_report_that_cannot_be_made_does_not_end_the_registration():
@@ -136,7 +142,7 @@ async def test_closing_waits_no_longer_than_its_limit_for_a_controller_that_hang
     controller = ScriptedController([LEASE], [1], deregister=asyncio.sleep)
 
     async with asyncio.timeout(120):
-        await running(controller, says("register"))
+        await running(controller, says("register"), replace(FAST, close_timeout_s=0.5))
 
     assert controller.calls[-1] == "deregister"
 

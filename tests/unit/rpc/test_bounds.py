@@ -31,6 +31,7 @@ def test_a_server_bounds_what_a_peer_may_hold_and_notices_one_that_is_gone() -> 
         "grpc.http.overload_protection": 0,
         "grpc.server.max_pending_requests": 4096,
         "grpc.server.max_pending_requests_hard_limit": 4096,
+        "grpc.server_max_unrequested_time_in_server": 3600,
         "grpc.max_allowed_incoming_connections": 9,
         "grpc.max_connection_idle_ms": 300_000,
         "grpc.server_handshake_timeout_ms": 10_000,
@@ -60,7 +61,7 @@ def test_times_sizes_and_codes_are_as_documented() -> None:
     assert (access.DEFAULT_REQUEST_BYTES, intake.MEBIBYTE) == (64 * KIBIBYTE, MEBIBYTE)
     assert (intake.QUICK_S, intake.SECONDS_PER_MEBIBYTE) == (0.25, 1.0)
     assert (pipeline.OPEN_CALLS, pipeline.OPEN_CALLS_OF_A_PEER) == (256, 64)
-    assert (pipeline.LAST_ANSWER_S, server.STREAM_GRACE_S, server.FLUSH_S) == (0.5, 0.5, 0.5)
+    assert (pipeline.LAST_ANSWER_S, server.STREAM_GRACE_S, server.FLUSH_S) == (3.0, 0.5, 3.0)
     assert (server.SWITCH_INTERVAL_S, probe.DEADLINE_S, watched_file.CHECK_INTERVAL_S) == (0.0005, 3.0, 1.0)
     assert failures.RETRY_AFTER_MS == 250
     assert (process.EXIT_BROKEN, process.EXIT_SETTINGS, process.EXIT_INTERRUPTED) == (1, 2, 130)
