@@ -2,6 +2,10 @@
 
 from pentimento.policies.allocation import AllocationContext, ModelDemand
 
+_SETTLED_COUNT = 40.0
+_SLOWEST_S = 120.0
+_SHARED_COUNT = 50.0
+
 
 def demand_of(context: AllocationContext, model: str) -> ModelDemand:
     """Return the demand for a model over all its pools; zero where nobody asked for it."""
@@ -29,6 +33,18 @@ def smoothed(newest: float, before: float, weight: float) -> float:
     """Return the exponentially weighted moving average after `newest`, which counts `weight`; all of it where nothing
     is known (0)."""
     return before + weight * (newest - before) if before > 0.0 else newest
+
+
+def settled_weight(weight: float, rate: float) -> float:
+    """Return the weight of the newest second in an average of the demand that has been `rate` (requests a second): a
+    smaller one where it would be of fewer than forty requests, but never one of more than two minutes. A few seconds of
+    a slow fleet's demand say little."""
+    return min(weight, max(rate / _SETTLED_COUNT, 1.0 / _SLOWEST_S))
+
+
+def share_weight(request_count: int) -> float:
+    """Return the weight of so many requests in an average over the last fifty or so."""
+    return 1.0 - (1.0 - 1.0 / _SHARED_COUNT) ** request_count
 
 
 def averaged_demand(newest: float, before: float, weight: float, elapsed_s: float) -> float:

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pentimento.policies.allocation import AllocationContext
-from pentimento.policies.serving.demand import demand_of
+from pentimento.policies.serving.demand import demand_of, settled_weight, share_weight
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.serving.settings import ServingSettings
 
-# Weight of the newest second in the trend, and of a look in shares and in the curve.
+# Weight of the newest second in the trend, at most a share of that in the level; of a look in the curve.
 _TREND_WEIGHT = 0.05
-_SHARE_WEIGHT = 0.2
+_TREND_SHARE = 0.2
+_CURVE_WEIGHT = 0.2
 # A forecast is at most so many times the level.
 _MOST_GROWTH = 2.0
 
@@ -71,25 +72,27 @@ def observed_demand(context: AllocationContext, settings: ServingSettings) -> Jo
     came = sum(demand.arrivals_per_s - demand.deferred_per_s for demand in context.demand)
     if before is None:
         rate = settings.expected_per_s or max(came, 0.0)
-        return _with_starts(context, JointDemand(rate=rate, at_s=context.now_s), weight=1.0)
+        return _with_starts(context, JointDemand(rate=rate, at_s=context.now_s), is_first=True)
     elapsed_s = context.now_s - before.at_s
-    weight = 1.0 - (1.0 - settings.demand_weight) ** elapsed_s
+    newest_s = settled_weight(settings.demand_weight, before.rate)
+    weight = 1.0 - (1.0 - newest_s) ** elapsed_s
     expected = before.rate + before.trend * elapsed_s
     rate = max(expected + weight * (max(came, 0.0) - expected), 0.0)
     trend = before.trend
     if elapsed_s > 0.0:
-        share = 1.0 - (1.0 - _TREND_WEIGHT) ** elapsed_s
+        share = 1.0 - (1.0 - min(_TREND_WEIGHT, _TREND_SHARE * newest_s)) ** elapsed_s
         trend += share * ((rate - before.rate) / elapsed_s - trend)
     bend = _bend(context, settings, before.bend)
     known = replace(before, rate=rate, trend=trend, at_s=context.now_s, bend=bend)
-    return _with_starts(context, known, _SHARE_WEIGHT)
+    return _with_starts(context, known, is_first=False)
 
 
-def _with_starts(context: AllocationContext, known: JointDemand, weight: float) -> JointDemand:
+def _with_starts(context: AllocationContext, known: JointDemand, is_first: bool) -> JointDemand:
     starts = [start for demand in context.demand for start in demand.starts]
     total = sum(start.request_count for start in starts)
     if not total:
         return known
+    weight = 1.0 if is_first else share_weight(total)
     shares, saved = {LATENT: known.latent_share, IMAGE: known.image_share}, {}
     for kind, before in ((LATENT, known.latent_saved), (IMAGE, known.image_saved)):
         own = [start for start in starts if start.kind == kind and start.step_count > 0]
@@ -118,5 +121,5 @@ def _bend(context: AllocationContext, settings: ServingSettings, before: float) 
     seen = settings.deferral.bend_towards(edge, below)
     if seen is None:
         return before
-    weight = _SHARE_WEIGHT * settings.deferral.tells(edge) * min(1.0, scored / 20.0)
+    weight = _CURVE_WEIGHT * settings.deferral.tells(edge) * min(1.0, scored / 20.0)
     return before + weight * (min(max(seen, 0.2), 5.0) - before)

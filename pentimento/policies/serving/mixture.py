@@ -11,7 +11,7 @@ from enum import Enum, auto
 from pentimento.domain.fleet import PoolPlan, RouteShare
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, hold_resident
 from pentimento.policies.serving.costs import batch_costs, has_profile
-from pentimento.policies.serving.demand import averaged_demand, demand_of
+from pentimento.policies.serving.demand import averaged_demand, demand_of, settled_weight, share_weight
 from pentimento.policies.serving.entry import EVERY_START, IMAGE, LATENT, NOISE, SPARE
 from pentimento.policies.serving.pid import MODM_GAINS, PidGains, PidMemory, step
 from pentimento.policies.serving.placement import place
@@ -43,9 +43,15 @@ class MixtureLoad:
     def of(cls, rate: float, starts: Sequence[tuple[int, float]], step_count: int) -> "MixtureLoad":
         """Return the load at `rate` requests a second. `starts` are (start step, share of all requests); what they do
         not cover starts from noise."""
-        hit_share = sum(share for start, share in starts if start > 0)
-        refined = sum(share * max(0.0, 1.0 - start / step_count) for start, share in starts if start > 0)
-        return cls(rate * max(0.0, 1.0 - hit_share), rate * refined)
+        misses, refined = work_shares(starts, step_count)
+        return cls(rate * misses, rate * refined)
+
+
+def work_shares(starts: Sequence[tuple[int, float]], step_count: int) -> tuple[float, float]:
+    """Return the full runs of misses and of hits that a request is on average; starts as in `MixtureLoad.of`."""
+    hit_share = sum(share for start, share in starts if start > 0)
+    refined = sum(share * max(0.0, 1.0 - start / step_count) for start, share in starts if start > 0)
+    return max(0.0, 1.0 - hit_share), refined
 
 
 def large_count(mode: MixtureMode, load: MixtureLoad, device_count: int, large: float, small: float) -> int:
@@ -75,22 +81,30 @@ def carries(load: MixtureLoad, device_count: int, count: int, large: float, smal
 
 @dataclass(frozen=True)
 class _MixtureMemory:
+    """`misses` and `refined` as `work_shares` has them; `count` large devices since `moved_at_s`."""
+
     pid: PidMemory
     at_s: float
     rate: float
+    misses: float
+    refined: float
     small_index: int
-    switched_at_s: float
+    count: int
+    moved_at_s: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "_MixtureMemory | None":
-        if not values:
+        if len(values) != _MEMORY_SIZE:
             return None
-        value, integral, error, at_s, rate, index, switched_at_s = values
-        return cls(PidMemory(value, integral, error), at_s, rate, int(index), switched_at_s)
+        value, integral, error, at_s, rate, misses, refined, index, count, moved_at_s = values
+        return cls(PidMemory(value, integral, error), at_s, rate, misses, refined, int(index), int(count), moved_at_s)
 
     def values(self) -> tuple[float, ...]:
-        pid = self.pid
-        return (pid.value, pid.integral, pid.error or 0.0, self.at_s, self.rate, self.small_index, self.switched_at_s)
+        pid, rest = self.pid, (self.rate, self.misses, self.refined, self.small_index, self.count, self.moved_at_s)
+        return (pid.value, pid.integral, pid.error or 0.0, self.at_s, *rest)
+
+
+_MEMORY_SIZE = 10
 
 
 @dataclass(frozen=True)
@@ -98,8 +112,10 @@ class MixtureAllocator:
     """MoDM's monitor as an allocator. `headroom` is the share of the throughput that is planned with (0.9 in MoDM's
     artefact, quality mode).
 
-    The small model (section 7.1 of the paper) is the best one of `settings.small_models` that carries the load; it
-    changes at most once in `dwell_s`, and back to a better one only with `settings.hysteresis` to spare.
+    The small model (section 7.1 of the paper) is the best one of `settings.small_models` that carries the load, and
+    goes back to a better one only with `settings.hysteresis` to spare. Devices change their models at most once in
+    `dwell_s`, which is shorter than the paper's period. Where few requests come between two plans, rate and starts are
+    averages over more than one of them.
     """
 
     settings: ServingSettings
@@ -109,43 +125,51 @@ class MixtureAllocator:
     dwell_s: float = 60.0
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
-        before = _MixtureMemory.of(context.last.memory)
-        device_count = len(context.workers())
-        rate, starts = self._demand(context)
-        known, elapsed_s = (before.rate, context.now_s - before.at_s) if before else (self.settings.expected_per_s, 0.0)
-        rate = averaged_demand(rate, known, self.settings.demand_weight, elapsed_s)
-        load = MixtureLoad.of(rate, starts, self.settings.step_count)
-        index, switched_at_s = self._small_model(context, load, before)
+        before, device_count = _MixtureMemory.of(context.last.memory), len(context.workers())
+        rate, misses, refined = self._demand(context, before)
+        load = MixtureLoad(rate * misses, rate * refined)
+        index = self._best_small(context, load, before.small_index if before else 0)
         large = self.headroom * self._throughput(context, self.settings.heavy)
         small = self.headroom * self._throughput(context, self.settings.small_models[index])
         target = large_count(self.mode, load, device_count, large, small)
         pid = self._damped(before, target, context.now_s, device_count)
-        count = max(1, min(round(pid.value), device_count))
-        memory = _MixtureMemory(pid, context.now_s, rate, index, switched_at_s)
+        count, moved_at_s = max(1, min(round(pid.value), device_count)), context.now_s
+        if before is not None and self._stays(context, before, index, count):
+            index, count, moved_at_s = before.small_index, min(before.count, device_count), before.moved_at_s
+        memory = _MixtureMemory(pid, context.now_s, rate, misses, refined, index, count, moved_at_s)
         return self._decision(context, count, self.settings.small_models[index], memory.values())
 
-    def _demand(self, context: AllocationContext) -> tuple[float, list[tuple[int, float]]]:
-        """Return the requests a second over all pools, and the shares of their starts."""
+    def _stays(self, context: AllocationContext, before: _MixtureMemory, index: int, count: int) -> bool:
+        if (before.small_index, before.count) == (index, count):
+            return True
+        known = has_profile(context, self.settings.small_models[before.small_index])
+        return known and context.now_s - before.moved_at_s < self.dwell_s
+
+    def _demand(self, context: AllocationContext, before: _MixtureMemory | None) -> tuple[float, float, float]:
+        """Return the requests a second over all pools, and what a request is of misses and of hits."""
         demands = [demand_of(context, model) for model in (self.settings.heavy, *self.settings.small_models)]
+        newest = sum(demand.arrivals_per_s for demand in demands)
+        known, elapsed_s = (before.rate, context.now_s - before.at_s) if before else (self.settings.expected_per_s, 0.0)
+        weight = settled_weight(self.settings.demand_weight, known)
+        rate = averaged_demand(newest, known, weight, elapsed_s)
         starts = [start for demand in demands for start in demand.starts]
         total = sum(start.request_count for start in starts)
-        shares = [(start.start_step, start.request_count / total) for start in starts] if total else []
-        return sum(demand.arrivals_per_s for demand in demands), shares
+        if not total:
+            return rate, *((before.misses, before.refined) if before else (1.0, 0.0))
+        shares = [(start.start_step, start.request_count / total) for start in starts]
+        misses, refined = work_shares(shares, self.settings.step_count)
+        if before is None:
+            return rate, misses, refined
+        counted = share_weight(total)
+        return (
+            rate,
+            before.misses + counted * (misses - before.misses),
+            before.refined + counted * (refined - before.refined),
+        )
 
     def _throughput(self, context: AllocationContext, model: str) -> float:
         """Of one device, from profiles: the largest batch that is planned with."""
         return batch_costs(context, model, self.settings.batch_sizes)[-1].throughput
-
-    def _small_model(
-        self, context: AllocationContext, load: MixtureLoad, before: _MixtureMemory | None
-    ) -> tuple[int, float]:
-        current = before.small_index if before else 0
-        switched_at_s = before.switched_at_s if before else -math.inf
-        profiled = has_profile(context, self.settings.small_models[current])
-        if before is not None and profiled and context.now_s - switched_at_s < self.dwell_s:
-            return current, switched_at_s
-        wanted = self._best_small(context, load, current)
-        return wanted, context.now_s if wanted != current else switched_at_s
 
     def _best_small(self, context: AllocationContext, load: MixtureLoad, current: int) -> int:
         """Return the index of the best small model that carries the load, or of the last; those without a profile are

@@ -29,7 +29,7 @@ from pentimento.policies.allocation import (
 from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeSolution, solve
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
 from pentimento.policies.serving.costs import BatchCost, batch_costs
-from pentimento.policies.serving.demand import averaged_demand, smoothed
+from pentimento.policies.serving.demand import averaged_demand, settled_weight, share_weight, smoothed
 from pentimento.policies.serving.entry import (
     EVERY_START,
     EnteredPool,
@@ -494,3 +494,13 @@ def test_clipper_begins_with_a_batch_of_one() -> None:
 
 def test_a_batch_of_one_model_that_takes_just_the_slo_is_in_time() -> None:
     assert decide(OneModel("sd15", 3.68, (1, 2, 4, 8)), context(1)).assignments[0].max_batch_size == 4
+
+
+def test_an_average_is_of_forty_requests_or_of_two_minutes() -> None:
+    assert [settled_weight(0.3, rate) for rate in (0.0, 1.0, 4.0, 100.0)] == [1 / 120, 1 / 40, 0.1, 0.3]
+
+
+def test_a_request_weighs_a_fiftieth_in_an_average_of_shares() -> None:
+    assert share_weight(0) == 0.0
+    assert share_weight(1) == pytest.approx(0.02)
+    assert share_weight(50) == pytest.approx(1 - 0.98**50)

@@ -79,6 +79,35 @@ def test_the_small_model_changes_once_in_its_dwell_time() -> None:
     assert [small_pool(decision) for decision in (first, second, third)] == ["sana", "sana", "sdxl"]
 
 
+def test_devices_change_their_models_once_in_the_dwell_time() -> None:
+    """The small model stays the same; fewer large devices are wanted at once, and get their time."""
+    allocator = MixtureAllocator(SETTINGS, gains=PidGains(period_s=5.0))
+    decisions = [decide(allocator, asked(6))]
+    for number in range(1, 26):
+        at_s = 5.0 * number
+        decisions.append(decide(allocator, replace(asked(30, now_s=at_s), last=decisions[-1])))
+
+    large = [counts(decision)["sd35"] for decision in decisions]
+    changed = [number for number in range(1, 26) if large[number] != large[number - 1]]
+    assert changed == [12, 24]
+    assert large[24] < large[12] < large[0]
+
+
+def test_a_few_requests_of_a_slow_fleet_change_little() -> None:
+    """One hit and then one miss in five seconds each, at 18 a minute."""
+    steady, _ = repeat(MixtureAllocator(SETTINGS), asked(18), times=5, every_s=60.0)
+    sizes = set()
+    for number, start in enumerate((0, 25) * 20):
+        demand = ModelDemand("sd35", 0.2 + 0.2 * (number % 2), starts=hits((start, 1)))
+        steady = decide(
+            MixtureAllocator(SETTINGS),
+            replace(asked(18, now_s=300.0 + 5.0 * number), demand=(demand,), last=steady),
+        )
+        sizes.add(counts(steady)["sd35"])
+
+    assert max(sizes) - min(sizes) <= 1
+
+
 def small_pool(decision: AllocationDecision) -> str:
     return decision.pools[1].model
 

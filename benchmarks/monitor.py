@@ -1,0 +1,180 @@
+"""Whether the allocation follows the load at the live plan interval: MoDM's Fig. 10 and 17 with a plan every 5 s.
+
+    python -m benchmarks.monitor
+
+Simulated, by the code that serves (policies and dataplane are those of the live suite): sixteen MI210s with MoDM's
+models and the prompts of `paper_figures`, whose monitor plans every 180 s as the paper's does. Steady loads of Fig. 10,
+6 to 26 requests a minute; Fig. 17's load that rises and falls between these; and the same twice as high, where SDXL
+does not suffice, so that the small model is switched.
+
+A request cannot be answered before it is painted: what is answered in a segment is counted from the large model's time
+after its begin to the same after its end, and set against what was asked in it. A reallocation is a plan in which a
+device changes its model; the last device of a model that has painted what waited for it belongs to the one before.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from benchmarks.paper_constants import MI210_SECONDS
+from benchmarks.paper_systems import mixture_scenario, prompt_content, prompt_load, run
+from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator
+from pentimento.policies.serving.policy import SERVING_POLICIES
+from pentimento.policies.serving.settings import ServingSettings
+from pentimento.simulator.scenario import Scenario
+from pentimento.workloads import Content, Segment, Workload, fluctuating
+from pentimento.workloads.builders import MODM_FLUCTUATION
+
+SYSTEMS = ("modm", "joint")
+PERIOD_S, DWELL_S, SLO_S = 5.0, 60.0, 4 * MI210_SECONDS["large"]
+CACHE = 10_000
+STEADY_PER_MINUTE = (6, 14, 22, 26)
+# Fig. 17's rates, and those at which one small model does not suffice for this log.
+SCALES = (1.0, 2.0)
+LEAST_FOLLOWED = 0.97
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run: what was answered of what was asked (0..1), by segment and in all; the seconds at which devices changed
+    their models, and the small models that had devices, in their order."""
+
+    system: str
+    load: str
+    seed: int
+    by_segment: tuple[float, ...]
+    followed: float
+    moved_at_s: tuple[float, ...]
+    smalls: tuple[str, ...]
+
+    @property
+    def most_in_dwell(self) -> int:
+        """Return how many reallocations there were at most within one dwell time."""
+        return max((sum(at <= other < at + DWELL_S for other in self.moved_at_s) for at in self.moved_at_s), default=0)
+
+    def row(self) -> list[object]:
+        """Return it as JSON values."""
+        shares = [round(share, 4) for share in self.by_segment]
+        return [self.system, self.load, self.seed, round(self.followed, 5), shares, self.moved_at_s, self.smalls]
+
+
+class WatchedAllocator:
+    """An allocator whose decisions are noted: state that a run leaves behind."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self._allocator = allocator
+        self.moved_at_s: list[float] = []
+        self.smalls: list[str] = []
+
+    def __call__(self, context: AllocationContext) -> AllocationDecision:
+        decision = self._allocator(context)
+        before = {assignment.worker_id: assignment.model for assignment in context.last.assignments}
+        now = {assignment.worker_id: assignment.model for assignment in decision.assignments}
+        asked = {pool.model for pool in context.last.pools if pool.routes}
+        # A device that was left to what waited for its model, and has done that, ends the reallocation before.
+        if any(before[name] in asked for name, model in now.items() if before.get(name, model) != model):
+            self.moved_at_s.append(context.now_s)
+        smalls = [pool.model for pool in decision.pools if pool.model != "large" and pool.routes]
+        self.smalls += [model for model in smalls[:1] if model not in self.smalls[-1:]]
+        return decision
+
+
+def main() -> int:
+    options = parse_options("monitor", __doc__)
+    seeds = range(1, 2 if options.quick else 6)
+    runs = []
+    for seed in seeds:
+        for system in SYSTEMS:
+            runs += [steady(system, rate, seed, options.quick) for rate in STEADY_PER_MINUTE]
+            runs += [swinging(system, scale, seed, options.quick) for scale in SCALES]
+            print(
+                system, seed, [(one.load, round(one.followed, 3), one.most_in_dwell) for one in runs[-6:]], flush=True
+            )
+    notes = {
+        "runs: system, load, seed, followed, by segment, reallocations at (s), small models": [r.row() for r in runs],
+        "period_s": PERIOD_S,
+        "dwell_s": DWELL_S,
+        "simulated": True,
+    }
+    return publish(options, figures_of(runs), notes=notes)
+
+
+def figures_of(runs: Sequence[Watched]) -> list[Figure]:
+    """Return the figures of each system; MoDM's have targets."""
+    found = []
+    for system in SYSTEMS:
+        own = [one for one in runs if one.system == system]
+        follows, calm = (at_least(LEAST_FOLLOWED), at_most(1)) if system == "modm" else (informative(), informative())
+        for load in dict.fromkeys(one.load for one in own):
+            here = [one for one in own if one.load == load]
+            shares = [one.followed for one in here]
+            found.append(measured(f"{system}, {load}: answered ÷ asked", shares, _mean, follows))
+        most = [one.most_in_dwell for one in own]
+        found.append(measured(f"{system}: reallocations in a dwell time, at most", most, max, calm))
+        swings = [one for one in own if one.load.startswith("Fig. 17")]
+        found.append(
+            measured(
+                f"{system}: reallocations of a swinging run", [len(r.moved_at_s) for r in swings], _mean, informative()
+            )
+        )
+        switches = [len(one.smalls) - 1 for one in swings if one.load.endswith("x2")]
+        found.append(measured(f"{system}: switches of the small model, twice the load", switches, _mean, informative()))
+    return found
+
+
+def steady(system: str, per_minute: int, seed: int, quick: bool) -> Watched:
+    """Play one of Fig. 10's loads for 100 minutes, of which the second half counts."""
+    minutes = 20 if quick else 100
+    workload = prompt_load(per_minute, per_minute * minutes, _content(per_minute * minutes, seed), seed)
+    half = 30.0 * minutes
+    return _watched(system, f"Fig. 10, {per_minute} a minute", seed, workload, [0.0, half, 2 * half])
+
+
+def swinging(system: str, scale: float, seed: int, quick: bool) -> Watched:
+    """Play Fig. 17's load, scaled."""
+    factor = 0.25 if quick else 1.0
+    segments = [Segment(one.duration_s * factor, one.rate * scale) for one in MODM_FLUCTUATION]
+    count = round(1.1 * sum(one.duration_s * one.rate for one in segments))
+    workload = fluctuating(np.random.default_rng(seed), _content(count, seed), segments)
+    edges = [0.0, *np.cumsum([one.duration_s for one in segments])]
+    return _watched(system, f"Fig. 17, x{scale:g}", seed, workload, edges)
+
+
+def _watched(system: str, load: str, seed: int, workload: Workload, edges: Sequence[float]) -> Watched:
+    scenario = scenario_of(system, workload.mean_rate)
+    allocator = WatchedAllocator(scenario.policy.allocator)
+    records = run(replace(scenario, policy=replace(scenario.policy, allocator=allocator)), workload, seed)
+    painted_s = MI210_SECONDS["large"]
+    asked, _ = np.histogram([record.arrived_s for record in records], bins=edges)
+    ended = [record.ended_s - painted_s for record in records if record.outcome.answered]
+    answered, _ = np.histogram([max(at, 0.0) for at in ended], bins=edges)
+    if len(edges) == 3:
+        # Of a steady load the second half: a queue that grows is not throughput.
+        asked, answered = asked[1:], answered[1:]
+    kept = np.minimum(asked, answered)
+    shares = tuple(float(share) for share in kept / np.maximum(asked, 1))
+    followed = float(kept.sum() / asked.sum())
+    return Watched(system, load, seed, shares, followed, tuple(allocator.moved_at_s), tuple(allocator.smalls))
+
+
+def scenario_of(system: str, rate: float) -> Scenario:
+    """Return MoDM's fleet under a system that plans as often as the live controller."""
+    plain = mixture_scenario("modm", 16, CACHE, CACHE, rate)
+    settings = ServingSettings(
+        heavy="large", small=("sdxl", "sana"), slo_s=SLO_S, batch_sizes=(1,), expected_per_s=rate, step_count=50
+    )
+    return replace(plain, policy=SERVING_POLICIES[system](settings), control_period_s=PERIOD_S)
+
+
+def _content(count: int, seed: int) -> Content:
+    return prompt_content(CACHE + count, CACHE, SLO_S, seed)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
