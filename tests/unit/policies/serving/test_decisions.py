@@ -1,7 +1,6 @@
 """Whole decisions of the policies, worked out by hand, and the parts they are made of."""
 
 import itertools
-import math
 from dataclasses import replace
 
 import pytest
@@ -346,8 +345,9 @@ def test_modm_remembers_its_controller_its_demand_and_its_small_model() -> None:
     first = decide(allocator, asked(18, now_s=100.0))
     busy = decide(allocator, replace(asked(40, now_s=100.0, hit_share=0.85)))
 
-    assert first.memory == (15.0, 0.0, 0.0, 100.0, pytest.approx(0.3), 0, -math.inf)
-    assert busy.memory[4:] == (pytest.approx(40 / 60), 1, 100.0)
+    # A quarter misses, three quarters have half of their work left; the small model's number, 15 large devices, since.
+    assert first.memory == (15.0, 0.0, 0.0, 100.0, pytest.approx(0.3), 0.25, 0.375, 0, 15, 100.0)
+    assert busy.memory[4:] == pytest.approx((40 / 60, 0.15, 0.425, 1, counts(busy)["sd35"], 100.0))
 
 
 def test_modm_s_small_model_stays_for_a_minute() -> None:
