@@ -11,6 +11,7 @@ before it was counted. What each hit kept is read from the gateway's ledger, wit
 
 import argparse
 import asyncio
+import math
 import statistics
 import tempfile
 import time
@@ -34,9 +35,10 @@ from benchmarks.report import (
 )
 from benchmarks.selector_profile import PROFILES
 from benchmarks.statistics import CONFIDENCE, binomial_interval
-from benchmarks.value_runs import HEAVY, LIGHT, SETTINGS, ServedPicture, suite_flags
+from benchmarks.value_runs import HEAVY, LIGHT, SETTINGS, suite_flags
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import NotFound
+from pentimento.domain.generation import FromImage
 from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.online_quality import QualitySample, WatchedThreshold
 from pentimento.policies.selector_profiles import ReuseKind, SelectorProfile, read_selector_profiles
@@ -84,10 +86,10 @@ class LedgerWatch:
         self._ledger = ledger
         self._profiled = profiled
 
-    def newest(self) -> QualitySample | None:
-        """The last hit that was counted."""
+    def samples(self) -> list[QualitySample]:
+        """The hits that were counted, oldest first."""
         watched = self._watched()
-        return None if watched is None else max(self._ledger.quality_samples(watched), key=lambda one: one.number)
+        return [] if watched is None else self._ledger.quality_samples(watched)
 
     def threshold(self) -> float:
         """The lowest similarity that is in force."""
@@ -95,13 +97,15 @@ class LedgerWatch:
         position = -1.0 if watched is None else self._ledger.quality_positions()[watched].similarity
         return max(position, self._profiled)
 
-    async def counted_after(self, before: QualitySample | None) -> QualitySample | None:
-        """The sample that comes after that one; None where none does in time."""
+    async def counted(self, similarity: float, before: QualitySample | None) -> QualitySample | None:
+        """The sample of a hit by its donor's similarity, among those after that one; None where none comes in time."""
         until = time.monotonic() + COUNTED_WITHIN_S
         while time.monotonic() < until:
-            found = await asyncio.to_thread(self.newest)
-            if found is not None and (before is None or found.number > before.number):
-                return found
+            later = [
+                one for one in await asyncio.to_thread(self.samples) if before is None or one.number > before.number
+            ]
+            if found := [one for one in later if math.isclose(one.similarity, similarity, abs_tol=1e-6)]:
+                return found[0]
             await asyncio.sleep(LOOK_S)
         return None
 
@@ -134,11 +138,11 @@ async def play(suite: LocalSuite, prompts: Sequence[str], watch: LedgerWatch) ->
     hits: list[WatchedHit] = []
     async with AsyncClient(suite.endpoint.public) as client:
         for row, prompt in enumerate(prompts):
-            before, threshold = watch.newest(), watch.threshold()
-            picture = ServedPicture.of(await client.generate(asked(prompt, row)))
-            if picture.kind != "image" or not picture.saved_steps:
+            before, threshold = next(reversed(watch.samples()), None), watch.threshold()
+            made = (await client.generate(asked(prompt, row))).provenance
+            if not isinstance(made.route.start, FromImage) or not made.steps_saved:
                 continue
-            sample = await watch.counted_after(before)
+            sample = await watch.counted(made.route.start.donor.similarity, before)
             hits.append(WatchedHit(row, threshold, sample))
             told = "not counted" if sample is None else f"{sample.quality / sample.scratch_quality:.3f}"
             print(f"{row + 1} of {len(prompts)}: hit {len(hits)} kept {told}, from {threshold:.4f} on", flush=True)

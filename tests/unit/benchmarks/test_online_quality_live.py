@@ -68,7 +68,7 @@ async def test_what_the_gateway_counted_is_read_from_its_ledger(tmp_path: Path) 
         SHIPPED.encoder_digest, SHIPPED.model_digest, SHIPPED.reference_model_digest, True, 600_000
     )
     watch = LedgerWatch(ledger, 0.5)
-    assert (watch.newest(), watch.threshold()) == (None, 0.5)
+    assert (watch.samples(), watch.threshold()) == ([], 0.5)
 
     for number, position in ((1, ThresholdPosition()), (2, ThresholdPosition(0.6, 2))):
         seen = PaintedAgain(
@@ -77,8 +77,9 @@ async def test_what_the_gateway_counted_is_read_from_its_ledger(tmp_path: Path) 
         )  # fmt: skip
         ledger.note_quality(watched, seen, lambda samples, before, now=position: now, 400).result()
 
-    newest = watch.newest()
-    assert newest is not None and newest.number == 2
+    first, second = watch.samples()
+    assert (first.number, second.number) == (1, 2)
     assert watch.threshold() == 0.6
-    assert await watch.counted_after(QualitySample(1, 0.7, 0.2, 0.3)) == newest
+    assert await watch.counted(0.7 + 1e-9, None) == first
+    assert await watch.counted(0.7, first) == second
     ledger.close()
