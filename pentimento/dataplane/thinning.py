@@ -43,7 +43,8 @@ def on_attempt_progressed(state: State, now: float, event: AttemptProgressed) ->
         return []
     if request.phase is not Phase.RUNNING or not request.thinning.options or _is_followed(request, event.step):
         return []
-    if request.thinned_steps:
+    was_late = bool(request.thinned_steps)
+    if was_late:
         # It had passed the first of them.
         request.thinned_steps, request.thinned_work = (), 0.0
         state.counters.thinned -= 1
@@ -52,12 +53,12 @@ def on_attempt_progressed(state: State, now: float, event: AttemptProgressed) ->
     offer = replace(request.thinning, next_step=max(event.step + 1, request.thinning.next_step))
     pressure = _pressure_midway(state, now, request, worker, event.step)
     option = choose(state.settings.thinning, offer, pressure)
+    if pressure.step_s and (option is not None or was_late):
+        left = offer.remaining_with(option) if option is not None else offer.remaining_count
+        state.pool(request.pool).expect_credit(request, now + left * pressure.step_s)
     if option is None:
         return []
     _take(state, request, option)
-    if pressure.step_s:
-        expected_s = offer.remaining_with(option) * pressure.step_s
-        state.pool(request.pool).expect_credit(request, now + expected_s)
     return [ThinAttempt(*key, worker.worker_id, request.thinned_steps)]
 
 

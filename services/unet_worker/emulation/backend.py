@@ -12,8 +12,8 @@ from pentimento.domain.errors import Cancelled, DeadlineExceeded, InvalidArgumen
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, NoiseForm, Route
-from pentimento.domain.replay import thinned_steps_of
-from pentimento.domain.thinned_steps import taken_steps, thinned_note
+from pentimento.domain.replay import taken_of, thinned_steps_of
+from pentimento.domain.thinned_steps import taken_count, taken_steps, thinned_note
 from pentimento.emulation.device import EmulatedDevice
 from pentimento.emulation.jobs import DeviceSettings, EmulatedJob
 from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES
@@ -93,11 +93,30 @@ class JobBridge:
         # The steps that it takes, and where the last one leads.
         self._steps = (*taken_steps(self._thinned_steps, self._step_count, self.first_step), self._step_count)
         self._place = PlaceWatch(0, 0, 0.0)
+        self._asked_steps: tuple[int, ...] = ()
         self.done: asyncio.Future[EmulatedJob[JobBridge]] = self._loop.create_future()
 
     @property
     def steps_run(self) -> int:
         return len(self._steps) - 1
+
+    @property
+    def thinned_steps(self) -> tuple[int, ...]:
+        return self._thinned_steps
+
+    def thin(self, steps: tuple[int, ...]) -> None:
+        """Take these steps alone from the first of them on, from the next step boundary."""
+        self._asked_steps = steps
+
+    def left_after(self, steps_left: int) -> int:
+        """Between two steps: return how many are left once what was asked for is left out."""
+        asked, self._asked_steps = self._asked_steps, ()
+        step = self._steps[-1 - steps_left]
+        if not asked or self._thinned_steps or step > asked[0]:
+            return steps_left
+        self._thinned_steps = asked
+        self._steps = (*taken_steps(asked, self._step_count, self.first_step), self._step_count)
+        return taken_count(asked, self._step_count, step)
 
     def began(self) -> None:
         self._place = PlaceWatch(self.first_step, self._step_count, self._loop.time(), self._thinned_steps)
@@ -158,6 +177,7 @@ class DeviceNews:
         for job in batch:
             if not job.stopped:
                 job.owner.stepped(job.left)
+                job.left = job.owner.left_after(job.left)
 
     def device_reports(self, device: Device) -> None:
         self._changed()
@@ -295,11 +315,13 @@ class EmulatedBackend:
         thinned = thinned_steps_of(order.route, start.saved_steps)
         order = replace(order, route=replace(order.route, thinned_steps=thinned))
         bridge = JobBridge(self._worker_id, order, start.first_step, emit, uploads, self._progress_interval_s)
+        if taken_of(order.route.start, start.saved_steps) == order.route.start:
+            order.asked_steps.listen(bridge.thin)
         job = await self._denoise(order.spec, deadline, bridge)
         ended_at = self._loop.time()
         png = pictures.of(order.spec.prompt, order.spec.seed, start.first_step).png
         note = RECORDED_NOTE if pictures.recorded else MADE_UP_NOTE
-        notes = (note, start.note, thinned_note(thinned, order.spec.num_inference_steps))
+        notes = (note, start.note, thinned_note(bridge.thinned_steps, order.spec.num_inference_steps))
         return PaintedPicture(
             held=held,
             image=png,
@@ -317,7 +339,7 @@ class EmulatedBackend:
             steps_saved=start.saved_steps,
             device_seconds=job.device_s + job.finish_s * decoding_share(model),
             notes=tuple(note for note in notes if note),
-            thinned_steps=thinned,
+            thinned_steps=bridge.thinned_steps,
             lora_patch_step=order.route.lora_patch_step if order.spec.loras else None,
             bad_donor_reason=start.bad_donor_reason,
         )

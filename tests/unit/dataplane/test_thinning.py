@@ -201,6 +201,7 @@ def test_asked_too_late_it_is_asked_again_of_what_lies_ahead_or_takes_all() -> N
     assert progressed(driver, token, 6) == []
     request = driver.dataplane.state.requests["r1"]
     assert (request.thinned_steps, request.attempt_work) == ((), 10.0)
+    assert driver.dataplane.state.pool("m").ends == [driver.now + 3.0]
     assert driver.dataplane.state.counters.thinned == 0
 
 
