@@ -12,6 +12,7 @@ after its begin to the same after its end, and set against what was asked in it.
 device changes its model; the last device of a model that has painted what waited for it belongs to the one before.
 """
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -82,11 +83,12 @@ class WatchedAllocator:
 
 
 def main() -> int:
-    options = parse_options("monitor", __doc__)
+    options = parse_options("monitor", __doc__, add_options)
+    systems = options.rest["systems"] or SYSTEMS
     seeds = range(1, 2 if options.quick else 6)
     runs = []
     for seed in seeds:
-        for system in SYSTEMS:
+        for system in systems:
             runs += [steady(system, rate, seed, options.quick) for rate in STEADY_PER_MINUTE]
             runs += [swinging(system, scale, seed, options.quick) for scale in SCALES]
             print(
@@ -101,10 +103,14 @@ def main() -> int:
     return publish(options, figures_of(runs), notes=notes)
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="these alone")
+
+
 def figures_of(runs: Sequence[Watched]) -> list[Figure]:
     """Return the figures of each system; MoDM's have targets."""
     found = []
-    for system in SYSTEMS:
+    for system in dict.fromkeys(one.system for one in runs):
         own = [one for one in runs if one.system == system]
         follows, calm = (at_least(LEAST_FOLLOWED), at_most(1)) if system == "modm" else (informative(), informative())
         for load in dict.fromkeys(one.load for one in own):
