@@ -13,8 +13,10 @@ combinations that no training has seen. `--only PART …` keeps what the result 
 """
 
 import argparse
+import sys
 import time
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -41,6 +43,9 @@ QUICK = {"prompts": 12, "receivers": 8, "adapted": 4, "wide_prompts": 16, "wide_
 
 def main() -> int:
     options = parse_options("zoo_phenomena", __doc__, add_options)
+    if find_spec("matplotlib") is None:
+        print("curves are plotted by matplotlib, which is not installed: pip install matplotlib", file=sys.stderr)
+        return 1
     rest = options.rest | (QUICK if options.quick else {})
     torch.set_num_threads(rest["threads"])
     setting = CurveSetting(
