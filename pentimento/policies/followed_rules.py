@@ -1,7 +1,8 @@
 """Tables of reuse as they are in force: a profile's own, raised where hits were seen to break its promise."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from pentimento.domain.online_quality import PaintedAgain, ThresholdPosition, WatchedThreshold
 from pentimento.policies.cache_selection import Threshold, Thresholds, skipped_steps
@@ -44,19 +45,33 @@ def row_of(rows: tuple[FollowedRow, ...], seen: PaintedAgain) -> FollowedRow | N
 
 
 def in_force(reuse: ModelReuse, model_digest: str, encoder_digest: str, positions: Positions) -> ModelReuse:
-    """Return the tables with every threshold where its hits put it, never below its own. What skips more steps asks
-    for no less than what skips fewer: where those are too many, more of them are."""
+    """Return the tables with every threshold where its hits put it, never below its own.
+
+    What skips fewer steps asks for no more than what skips more, once hits of the latter were painted again: it would
+    serve nothing any more, so no hit could ever say that things are better, while the row that skips more is the
+    stricter test of the same similarities and moves by its own hits. A row without any asks for no less than what skips
+    fewer: where those steps are too many, more of them are.
+    """
 
     def followed(table: ReuseTable, from_image: bool) -> ReuseTable:
-        lowest, rows = -1.0, list[Threshold]()
-        for row in sorted(table.thresholds, key=lambda row: row.saved_share):
-            position = positions.get(_watched(table, row, from_image, model_digest, encoder_digest))
-            allowed = position.similarity if position is not None else -1.0
-            lowest = max(lowest, row.min_similarity, allowed)
-            rows.append(Threshold(lowest, row.saved_share))
-        return _renewed(table, tuple(rows))
+        rows = sorted(table.thresholds, key=lambda row: row.saved_share)
+        seen = [positions.get(_watched(table, row, from_image, model_digest, encoder_digest)) for row in rows]
+        return _renewed(table, _in_order(rows, seen))
 
     return replace(reuse, latents=followed(reuse.latents, False), images=followed(reuse.images, True))
+
+
+def _in_order(rows: Sequence[Threshold], seen: Sequence[ThresholdPosition | None]) -> Thresholds:
+    """Return the rows, which skip more and more steps, where they are in force; `seen` None: no hit said anything."""
+    highest, allowed = 1.0, list[float]()
+    for row, position in zip(reversed(rows), reversed(seen), strict=True):
+        if position is None:
+            allowed.append(row.min_similarity)
+            continue
+        highest = max(row.min_similarity, min(highest, position.similarity))
+        allowed.append(highest)
+    lowest = accumulate(reversed(allowed), max)
+    return tuple(Threshold(similarity, row.saved_share) for similarity, row in zip(lowest, rows, strict=True))
 
 
 def _renewed(table: ReuseTable, rows: Thresholds) -> ReuseTable:

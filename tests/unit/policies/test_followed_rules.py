@@ -34,12 +34,20 @@ def step_of(row: FollowedRow | None) -> float | None:
     return row.threshold.saved_share if row is not None else None
 
 
-def test_a_raised_row_raises_those_that_skip_more() -> None:
+def test_a_raised_row_raises_those_that_skip_more_of_which_no_hit_said_anything() -> None:
     found = raised(0.85)
 
     assert [row.min_similarity for row in found.latents.thresholds] == [0.85, 0.85, 0.9]
     assert found.latents.source == f"latents of heavy, {RAISED}"
     assert found.images == IMAGES
+
+
+def test_a_row_that_was_raised_past_one_that_skips_more_does_not_hold_it_up() -> None:
+    """It serves nothing, so no hit of its own could ever bring it down: reuse would have ended for good."""
+    assert [row.min_similarity for row in raised(0.9999, -1.0).latents.thresholds] == [0.8, 0.8, 0.9]
+    assert [row.min_similarity for row in raised(0.9999, -1.0, 0.95).latents.thresholds] == [0.8, 0.8, 0.95]
+    assert [row.min_similarity for row in raised(0.92, 0.9999, 0.95).latents.thresholds] == [0.92, 0.95, 0.95]
+    assert [row.min_similarity for row in raised(0.75, 0.92).latents.thresholds] == [0.75, 0.92, 0.92]
 
 
 def test_without_samples_or_with_those_of_other_rows_a_table_is_the_profiles_own() -> None:
