@@ -64,6 +64,11 @@ def settings_of(folder: Path, token_file: Path | None = None, **changes: Any) ->
         "worker_wait_s": 60.0,
         "orphan_wait_s": 10.0,
         "suspect_wait_s": 0.2,
+        # On a busy machine nobody is given up for being late.
+        "worker_silence_s": 60.0,
+        "store_timeout_ms": 60_000,
+        "score_timeout_ms": 60_000,
+        "foresee_timeout_ms": 60_000,
         **changes,
     }
     rpc = RpcServerSettings(listen=(f"unix:{folder / 'f'}",), token_file=token_file, drain_timeout_s=5.0)
