@@ -108,10 +108,14 @@ async def test_lost_objects_cost_their_saving_and_their_entries_are_healed(
 ) -> None:
     wanted = ImageRequest("a tiny purple cross at the bottom in a meadow", num_inference_steps=20)
     await painted_until(client, wanted, starts_from_the_cache)
-    for path in (suite.state.path / "objects").rglob("cache.*"):
-        path.unlink()
-
-    robbed = await painted_until(client, wanted, lambda picture: "OBJECT_MISSING" in str(picture.provenance.notes))
+    async with asyncio.timeout(120):
+        # Another entry may be on its way into the cache: it is robbed the next time.
+        while True:
+            for path in (suite.state.path / "objects").rglob("cache.*"):
+                path.unlink(missing_ok=True)
+            robbed = await client.generate(wanted)
+            if "OBJECT_MISSING" in str(robbed.provenance.notes):
+                break
 
     assert robbed.data
     assert robbed.provenance.steps_run == 20

@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 UNREACHABLE = re.compile(
     r"NameResolutionError|Failed to establish a new connection|Temporary failure in name resolution"
-    r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ETIMEDOUT|ENETUNREACH"
+    r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|ReadTimeoutError|Read timed out"
 )
 
 
-def run(command: Sequence[str | Path], folder: Path, *, limit_s: float = 150) -> str:
+def run(command: Sequence[str | Path], folder: Path, *, limit_s: float = 280) -> str:
     """Output of a command that must succeed; the test is skipped when all that is missing is a package registry."""
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL, check=False
