@@ -126,18 +126,19 @@ async def test_a_deadline_in_the_past_is_exceeded_before_a_step(parts: Parts) ->
 
 
 async def test_work_for_idle_times_goes_on_once_an_attempt_is_over(parts: Parts) -> None:
-    ended, over = threading.Event(), threading.Event()
+    over = threading.Event()
 
     def work(wanted: Callable[[], bool]) -> bool:
-        if ended.is_set() and parts.runner.running_count == 0:
+        if parts.runner.running_count == 0:
             over.set()
         return True
 
     begun = asyncio.create_task(parts.runner.run(ORDER, ignore))
     await asyncio.sleep(0)
+    # From here on nobody is running only once the attempt is over.
+    assert parts.runner.running_count == 1
     parts.engine.work_when_idle(work)
     await begun
-    ended.set()
 
     assert await asyncio.to_thread(over.wait, 120)
 
