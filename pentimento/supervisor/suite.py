@@ -247,6 +247,9 @@ def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         arguments += ("--fleet", str(settings.fleet.path))
     if settings.policy:
         arguments += ("--allocator", settings.policy)
+    if settings.policy and settings.cascade is not None:
+        light, heavy = settings.cascade.models
+        arguments += ("--light", light, "--heavy", heavy)
     if settings.slo_s is not None:
         arguments += ("--slo-s", str(settings.slo_s))
     return ProcessSpec("controller", "services.controller", arguments, address, CONTROLLER_STAGE)

@@ -134,6 +134,19 @@ def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> Non
     assert flags_of(planned, "a-0")["--other-models"] == f"{tmp_path}/b"
 
 
+def test_a_policy_plans_the_cascade_that_is_served(tmp_path: Path) -> None:
+    models = (ModelDirectory("h", tmp_path / "h"), ModelDirectory("l", tmp_path / "l"))
+    settings = SuiteSettings(models, tmp_path, cascade=ServedCascade(("l", "h"), tmp_path / "d"))
+
+    resident, planned = (
+        plan_suite(replace(settings, policy=policy), StateDirectory(tmp_path / "state")) for policy in ("", "joint")
+    )
+
+    flags = flags_of(planned, "controller")
+    assert (flags["--light"], flags["--heavy"]) == ("l", "h")
+    assert "--light" not in flags_of(resident, "controller")
+
+
 def test_profiles_are_those_of_the_devices_that_hold_the_model(settings: SuiteSettings, tmp_path: Path) -> None:
     assert settings.fleet is not None
     write_profiles(settings.fleet, tmp_path)
