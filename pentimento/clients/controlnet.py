@@ -12,7 +12,7 @@ from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetS
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.clients.answered_stream import AnsweredStream
 from pentimento.clients.errors import domain_errors
-from pentimento.clients.lined_answers import LinedAnswers
+from pentimento.clients.lined_answers import LinedAnswers, MayBeLined
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.tensors.lines import LineListener
@@ -125,7 +125,7 @@ class ControlNetClient:
             return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
 
 
-class ResidualStream:
+class ResidualStream(MayBeLined):
     """One stream: a step's latents go out, its residuals come back, in the order of the steps. A step may be asked for
     while the one before it is under way. On the event loop only, but for what says otherwise.
 
@@ -153,7 +153,6 @@ class ResidualStream:
         # Of what came in slots, by step.
         self._held: dict[int, tensor_pb.SharedMemoryAck] = {}
         self._may_be_lined = lined
-        self._line: LinedAnswers | None = None
         # Called on the event loop when residuals may have come by the line, or none will come any more.
         self.heard: Callable[[], None] = lambda: None
 
@@ -208,28 +207,12 @@ class ResidualStream:
         for chunk in packed.chunks:
             await self._stream.send(pb.StreamResidualsRequest(chunk=chunk))
 
-    @property
-    def lined(self) -> bool:
-        """Whether steps go by a line; on any thread."""
-        return self._line is not None
-
     def ask_now(self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> None:
         """Do as `ask` does, by the line and on any thread. Raises Unavailable where it takes nothing."""
         line = self._line
         if line is None:
             raise Unavailable("CONTROLNET_GONE", "this stream has no line")
         line.ask(step_index, timestep, latents, keeps_from)
-
-    @property
-    def failed(self) -> bool:
-        """Whether no more residuals will come by the line; on any thread."""
-        line = self._line
-        return line is None or line.failed
-
-    def arrived(self, step_index: int) -> ReceivedTensors | None:
-        """Return a step's residuals where they have come by the line and are not given up; on any thread."""
-        line = self._line
-        return None if line is None else line.arrived(step_index)
 
     async def take(self, step_index: int) -> ReceivedTensors:
         """Return the residuals of the first step that was asked for and not taken yet, as `residuals` does. One call at

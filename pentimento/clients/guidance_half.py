@@ -11,7 +11,7 @@ from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.answered_stream import AnsweredStream
-from pentimento.clients.lined_answers import LinedAnswers
+from pentimento.clients.lined_answers import LinedAnswers, MayBeLined
 from pentimento.domain.errors import Aborted, PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt, LoraSelection
 from pentimento.tensors.lines import LineListener
@@ -81,7 +81,7 @@ class GuidanceHalfClient:
         return stream
 
 
-class HalfStream:
+class HalfStream(MayBeLined):
     """One stream: a step's latents go out, its prediction comes back. One step at a time; on the event loop only, but
     for what says otherwise. Between processes of one host steps go by a line where both ends could open it."""
 
@@ -103,7 +103,6 @@ class HalfStream:
         self._receiver = TensorReceiver()
         self._unread: tensor_pb.SharedMemoryAck | None = None
         self._may_be_lined = lined
-        self._line: LinedAnswers | None = None
         # What a step's prediction has to be: as the latents that were sent last.
         self._latent: OutgoingTensor | None = None
         # Called on the event loop when a prediction may have come by the line, or none will come any more.
@@ -158,28 +157,12 @@ class HalfStream:
         for chunk in packed.chunks:
             await self._stream.send(pb.PredictHalfRequest(chunk=chunk))
 
-    @property
-    def lined(self) -> bool:
-        """Whether steps go by a line; on any thread."""
-        return self._line is not None
-
     def send_now(self, step_index: int, timestep: float, latent: OutgoingTensor) -> None:
         """Do as `send` does, by the line and on any thread. Raises Unavailable where it takes nothing."""
         line, self._latent = self._line, latent
         if line is None:
             raise Unavailable("PEER_GONE", "this stream has no line")
         line.ask(step_index, timestep, latent, step_index)
-
-    @property
-    def failed(self) -> bool:
-        """Whether no more predictions will come by the line; on any thread."""
-        line = self._line
-        return line is None or line.failed
-
-    def arrived(self, step_index: int) -> ReceivedTensors | None:
-        """Return a step's prediction where it has come by the line; on any thread."""
-        line = self._line
-        return None if line is None else line.arrived(step_index)
 
     async def receive(self, step_index: int, latent: OutgoingTensor) -> ReceivedTensors:
         """Return the prediction that was asked for, shaped and typed as `latent`. One in shared memory is valid until

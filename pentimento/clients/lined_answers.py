@@ -154,3 +154,25 @@ class LinedAnswers:
     def _fail(self, error: PentimentoError) -> None:
         self._error = self._error or error
         self._tell()
+
+
+class MayBeLined:
+    """What a stream tells of its line on any thread, whether it has one or not."""
+
+    _line: LinedAnswers | None = None
+
+    @property
+    def lined(self) -> bool:
+        """Whether steps go by a line."""
+        return self._line is not None
+
+    @property
+    def failed(self) -> bool:
+        """Whether no more answers will come by the line."""
+        line = self._line
+        return line is None or line.failed
+
+    def arrived(self, step_index: int) -> ReceivedTensors | None:
+        """Return a step's answer where it has come by the line and is not given up."""
+        line = self._line
+        return None if line is None else line.arrived(step_index)
