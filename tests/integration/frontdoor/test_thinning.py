@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning import ThinningMode
 from pentimento.policies.thinning_profiles import ThinnedRow, read_thinning_profiles, thinning_to_json
 from pentimento.supervisor.models import find_model, shipped_thinning_profiles
-from pentimento.testing.frontdoor_suite import running_suite, until
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
 from services.unet_worker.attempts.attempt_book import AttemptBook
 from tests.integration.unet_worker.conftest import at_step, serve
 
@@ -22,15 +24,7 @@ LIMIT_S = 60.0
 
 async def test_under_load_pictures_leave_out_what_their_profile_allows_and_are_replayed(folder: Path) -> None:
     write_profile(folder / "half.json", ThinnedRow(1, 6, 100, 100, 1.0, (ThresholdRule.LOWER_BOUND,)))
-    async with (
-        serve(find_model("tiny-light").path, folder, max_batch=1),
-        running_suite(
-            folder,
-            worker_addresses=(f"unix:{folder / 'w'}",),
-            thinning=ThinningMode.LOAD,
-            thinning_profiles=(folder / "half.json",),
-        ) as suite,
-    ):
+    async with thinning_suite(folder, folder / "half.json") as suite:
         alone = await suite.paint(PLAIN)
         told = [await suite.client.explain(one) for one in (PLAIN, ImageRequest(PLAIN.prompt, num_inference_steps=12))]
         asked = [ImageRequest(PLAIN.prompt, seed=seed) for seed in range(5)]
@@ -66,15 +60,7 @@ async def test_a_picture_that_runs_is_thinned_once_others_wait_and_is_replayed(
         return found
 
     monkeypatch.setattr(AttemptBook, "thin", seen)
-    async with (
-        serve(find_model("tiny-light").path, folder, max_batch=1),
-        running_suite(
-            folder,
-            worker_addresses=(f"unix:{folder / 'w'}",),
-            thinning=ThinningMode.LOAD,
-            thinning_profiles=(folder / "late.json",),
-        ) as suite,
-    ):
+    async with thinning_suite(folder, folder / "late.json") as suite:
         loop, others = asyncio.get_running_loop(), list[asyncio.Task[Completed]]()
 
         async def come() -> None:
@@ -95,6 +81,21 @@ async def test_a_picture_that_runs_is_thinned_once_others_wait_and_is_replayed(
     assert first.provenance.steps_run == 8
     assert isinstance(again, Completed)
     assert again.image == first.image and again.provenance.replay_equal
+
+
+@asynccontextmanager
+async def thinning_suite(folder: Path, profile: Path) -> AsyncIterator[FrontdoorSuite]:
+    """A frontdoor that thins under load by the profile, and a worker of tiny-light that paints one at a time."""
+    async with (
+        serve(find_model("tiny-light").path, folder, max_batch=1),
+        running_suite(
+            folder,
+            worker_addresses=(f"unix:{folder / 'w'}",),
+            thinning=ThinningMode.LOAD,
+            thinning_profiles=(profile,),
+        ) as suite,
+    ):
+        yield suite
 
 
 def write_profile(path: Path, row: ThinnedRow) -> None:

@@ -5,13 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import (
-    DDIMScheduler,
-    DPMSolverMultistepScheduler,
-    EulerAncestralDiscreteScheduler,
-    EulerDiscreteScheduler,
-    FlowMatchEulerDiscreteScheduler,
-)
+from diffusers import DDIMScheduler
 
 from pentimento.diffusion.schedulers import (
     SamplerState,
@@ -21,15 +15,9 @@ from pentimento.diffusion.schedulers import (
     scheduler_config,
 )
 from pentimento.domain.generation import Scheduler
+from tests.unit.diffusion.test_schedules import REFERENCES
 
 STEP_COUNT = 20
-REFERENCES: dict[Scheduler, Any] = {
-    Scheduler.DDIM: DDIMScheduler,
-    Scheduler.EULER: EulerDiscreteScheduler,
-    Scheduler.EULER_ANCESTRAL: EulerAncestralDiscreteScheduler,
-    Scheduler.DPM_SOLVER_PP_2M: DPMSolverMultistepScheduler,
-    Scheduler.FLOW_MATCH_EULER: FlowMatchEulerDiscreteScheduler,
-}
 CONFIG = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
 
 
