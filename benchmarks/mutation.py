@@ -1,7 +1,7 @@
 """Which share of small mistakes the tests would notice, by module: mutants of a random sample, each run against the
 tests that reach its line, in a copy of the tree.
 
-    python -m benchmarks.mutation [--module NAME ...] [--sample N] [--seed N] [--processes N] [--list]
+    python -m benchmarks.mutation [--only MODULE ...] [--sample N] [--seed N] [--processes N] [--list]
 
 A mutant that a test fails on, or that hangs, is killed. Those that survive are listed in the result; the ones that
 change nothing anybody could see stand with their reasons in mutation_equivalents.toml and are counted apart.
@@ -27,6 +27,7 @@ from benchmarks.mutation_runs import (
     measure,
     run_all,
 )
+from benchmarks.parts import PartResult, merge_parts
 from benchmarks.report import (
     Figure,
     Interval,
@@ -75,21 +76,22 @@ _OVERHEAD_S = 1.5
 def main() -> int:
     options = parse_options("mutation", __doc__, add_options)
     os.nice(NICENESS)
-    chosen = [suite for suite in SUITES if suite.name in (options.rest["module"] or [suite.name])]
+    only, seed = options.rest["only"], options.rest["seed"]
     sample = 10 if options.quick else options.rest["sample"]
     known = known_equivalents()
-    figures = []
+    told = known if options.rest["list"] else None
+    found = {}
     with copies(options.rest["processes"]) as trees:
-        for suite in chosen:
-            told = known if options.rest["list"] else None
-            outcomes = run_suite(suite, sample, options.rest["seed"], trees, told)
-            figures += figures_of(suite.name, outcomes, known)
-    return publish(options, figures, notes={"seed": options.rest["seed"], "sample": sample})
+        for suite in (suite for suite in SUITES if suite.name in (only or [suite.name])):
+            outcomes = run_suite(suite, sample, seed, trees, told)
+            found[suite.name] = PartResult(figures_of(suite.name, outcomes, known), {"seed": seed, "sample": sample})
+    figures, notes = merge_parts(options.out if only else None, [suite.name for suite in SUITES], found)
+    return publish(options, figures, notes={"parts": notes})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     names = [suite.name for suite in SUITES]
-    parser.add_argument("--module", action="append", choices=names, help="this one alone (may be repeated)")
+    parser.add_argument("--only", nargs="+", default=[], choices=names, help="these modules; of others, figures stay")
     parser.add_argument("--sample", type=int, default=150, help="mutants a module (default: 150)")
     parser.add_argument("--seed", type=int, default=0, help="which ones are drawn")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="mutants at a time")
@@ -143,8 +145,8 @@ def figures_of(name: str, outcomes: Sequence[MutantOutcome], known: Equivalents)
     telling = [outcome for outcome in outcomes if outcome.is_killed or outcome.mutant.identity not in known]
     print(f"{name}: {Counter(outcome.verdict for outcome in outcomes)}", flush=True)
     return [
-        share(f"killed of {name}", telling, known, at_least(TARGET)),
-        share(f"killed of {name}, equivalent ones included", outcomes, known, informative()),
+        share(f"{name}: killed", telling, known, at_least(TARGET)),
+        share(f"{name}: killed, equivalent ones included", outcomes, known, informative()),
     ]
 
 
