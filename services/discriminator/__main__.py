@@ -1,5 +1,6 @@
 """`python -m services.discriminator --cascades LIGHT>HEAVY=DIR`"""
 
+from pentimento.diffusion.discriminator_files import discriminator_files
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from services.discriminator.settings import DiscriminatorSettings
@@ -7,7 +8,9 @@ from services.discriminator.settings import DiscriminatorSettings
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(DiscriminatorSettings, "discriminator", argv)
-    # Imported after the settings hold: a wrong flag is answered before torch is loaded.
+    for directory in settings.directories().values():
+        discriminator_files(directory, accept_other_digest=settings.accept_other_digest)
+    # Imported after that: a wrong flag or what is no discriminator is answered before torch is loaded.
     from services.discriminator.wiring import wire
 
     await wire(settings).run()

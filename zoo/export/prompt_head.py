@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.checkpoint import digest_directory
+from pentimento.diffusion.discriminator_files import HEAD_FILE, HEAD_WEIGHTS
 from pentimento.diffusion.discriminators import PictureDiscriminator, open_discriminator
-from pentimento.diffusion.discriminators.prompt_heads import HEAD_FILE, HEAD_WEIGHTS, HeadNetwork, HeadRecord
+from pentimento.diffusion.discriminators.prompt_heads import HeadNetwork, HeadRecord
 from zoo.command import finite, positive, run
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import Prompts, examination_prompts

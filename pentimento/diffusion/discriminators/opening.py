@@ -15,18 +15,12 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 
-from pentimento.diffusion.checkpoint import (
-    BadCheckpoint,
-    check_inside,
-    digest_files,
-    read_json_object,
-    weight_files,
-)
+from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.discriminator_files import discriminator_files
 from pentimento.diffusion.discriminators import torchvision_networks, transformers_networks
 from pentimento.diffusion.discriminators.picture_discriminator import PictureDiscriminator
-from pentimento.diffusion.discriminators.prompt_heads import HEAD_WEIGHTS, head_files, open_prompt_head
+from pentimento.diffusion.discriminators.prompt_heads import open_prompt_head
 from pentimento.diffusion.discriminators.scoring_network import LoadedNetwork
-from pentimento.diffusion.model_registry import check_digest
 
 _LOADERS: dict[object, Callable[..., LoadedNetwork]] = {
     transformers_networks.MODEL_TYPE: transformers_networks.load_transformers,
@@ -41,21 +35,13 @@ def open_discriminator(directory: Path, *, accept_other_digest: bool = False) ->
     MODEL_DIGEST_MISMATCH for one that is not what the registry.json beside it says, unless `accept_other_digest`, and
     TORCHVISION_MISSING for one of torchvision's where that is not installed.
     """
-    path, steps = directory / "config.json", directory / "preprocessor_config.json"
-    document = read_json_object(path)
-    head = head_files(directory)
-    files = [file for file in weight_files(directory) if file.name != HEAD_WEIGHTS]
-    if not files:
-        raise BadCheckpoint(f"{directory}: holds no safetensors file")
-    check_inside(directory, (path, steps, *files, *head))
-    digest = digest_files(directory, [path, steps, *files, *head])
-    if not accept_other_digest:
-        check_digest(directory, digest, "")
+    files = discriminator_files(directory, accept_other_digest=accept_other_digest)
+    path, document = files.config, files.document
     labels = _labels(path, document)
-    loaded = _loader(path, document)(path, document, files, steps, len(labels))
+    loaded = _loader(path, document)(path, document, list(files.weights), files.preprocessing, len(labels))
     slope, intercept = _calibration(path, document)
     found = PictureDiscriminator(
-        digest,
+        files.digest,
         loaded.image_size_px,
         loaded.preprocessing,
         loaded.network,
@@ -63,7 +49,7 @@ def open_discriminator(directory: Path, *, accept_other_digest: bool = False) ->
         slope,
         intercept,
     )
-    return _tried(directory, found, has_head=bool(head))
+    return _tried(directory, found, has_head=files.has_head)
 
 
 def _loader(path: Path, document: Mapping[str, Any]) -> Callable[..., LoadedNetwork]:

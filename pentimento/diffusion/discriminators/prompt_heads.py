@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
+from pentimento.diffusion.discriminator_files import HEAD_FILE, HEAD_WEIGHTS
 from pentimento.diffusion.discriminators.scoring_network import bad_weights, whole_number
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.foresight import PromptForesight, Verdict
 
-HEAD_FILE, HEAD_WEIGHTS = "prompt_head.json", "prompt_head.safetensors"
 VERSION = 1
 _MAX_WIDTH = 8192
 _MAX_POINTS = 1024
@@ -144,15 +144,6 @@ class PromptHead:
 def _line(logits: Tensor, slope: float, intercept: float) -> list[float]:
     found: list[float] = torch.sigmoid(slope * logits.double() + intercept).tolist()
     return found
-
-
-def head_files(directory: Path) -> tuple[Path, ...]:
-    """Return the files of a directory's head; none where it has none. Raises BadCheckpoint for half of one."""
-    files = directory / HEAD_FILE, directory / HEAD_WEIGHTS
-    there = [file.is_file() for file in files]
-    if any(there) and not all(there):
-        raise BadCheckpoint(f"{directory}: must have both {HEAD_FILE} and {HEAD_WEIGHTS}, or neither")
-    return files if all(there) else ()
 
 
 def open_prompt_head(directory: Path, feature_width: int) -> PromptHead:

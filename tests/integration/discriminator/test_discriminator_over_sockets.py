@@ -170,14 +170,14 @@ def test_a_start_that_cannot_be_is_told_in_one_line(cascades: str, message: str,
     assert "Traceback" not in ended.stderr
 
 
-def test_weights_that_were_changed_are_refused(tmp_path: Path) -> None:
+def test_weights_that_were_changed_are_refused_before_torch_is_loaded(tmp_path: Path) -> None:
     shutil.copytree(SHIPPED, tmp_path / "tiny-discriminator")
     shutil.copy(SHIPPED.parent / "registry.json", tmp_path)
     weights = tmp_path / "tiny-discriminator" / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    command = [sys.executable, "-m", "services.discriminator", "--listen", f"unix:{tmp_path / 'd'}"]
+    command = [sys.executable, "-X", "importtime", "-m", "services.discriminator", "--listen", f"unix:{tmp_path / 'd'}"]
 
     ended = subprocess.run(
         [*command, "--cascades", f"a>b={weights.parent}"], cwd=ROOT, capture_output=True, text=True, timeout=120
@@ -185,3 +185,9 @@ def test_weights_that_were_changed_are_refused(tmp_path: Path) -> None:
 
     assert ended.returncode != 0
     assert "its digest is sha256:" in ended.stderr
+    assert imported(ended.stderr) & {"torch", "services.discriminator.settings"} == {"services.discriminator.settings"}
+
+
+def imported(told: str) -> set[str]:
+    """The modules that `-X importtime` tells of, whole or not."""
+    return {line.rpartition("|")[2].strip() for line in told.splitlines()}

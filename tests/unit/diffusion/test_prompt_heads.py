@@ -13,14 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.discriminator_files import HEAD_FILE, HEAD_WEIGHTS
 from pentimento.diffusion.discriminators import PictureDiscriminator, open_discriminator
-from pentimento.diffusion.discriminators.prompt_heads import (
-    HEAD_FILE,
-    HEAD_WEIGHTS,
-    HeadNetwork,
-    HeadRecord,
-    PromptHead,
-)
+from pentimento.diffusion.discriminators.prompt_heads import HeadNetwork, HeadRecord, PromptHead
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.foresight import Verdict
