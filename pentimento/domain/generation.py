@@ -65,10 +65,12 @@ class ControlNetSelection:
 
 @dataclass(frozen=True)
 class InitImage:
-    """Encoded image to start from and the strength of the change, 0..1 (img2img)."""
+    """Encoded image to start from and the strength of the change, 0..1 (img2img). `mask`: a PNG of the image's own size
+    that is white where it is painted anew (inpainting); empty for everywhere."""
 
     image: bytes = field(repr=False)
     strength: float
+    mask: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)

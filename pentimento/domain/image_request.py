@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import (
     GenerationSpec,
     InitImage,
@@ -51,7 +52,8 @@ class AskedControlNet:
 @dataclass(frozen=True)
 class ImageRequest:
     """As it was sent, unjudged; None and "" take the model's or the deployment's default. `repr` holds no prompt.
-    `binding_steps`: no step is left out, whatever the load; None says so where `num_inference_steps` is there."""
+    `binding_steps`: no step is left out, whatever the load; None says so where `num_inference_steps` is there.
+    `image_count`: pictures that differ by their seeds alone; None means 1."""
 
     prompt: str = field(repr=False)
     negative_prompt: str = field(default="", repr=False)
@@ -73,6 +75,7 @@ class ImageRequest:
     max_cost: float | None = None
     pin_ms: int | None = None
     binding_steps: bool | None = None
+    image_count: int | None = None
 
 
 @dataclass(frozen=True)
@@ -125,13 +128,19 @@ class ResolvedRequest:
 
 @dataclass(frozen=True)
 class Accepted:
+    """`image_request_ids`: of several pictures the id of each, in the order of their indexes."""
+
     request_id: str
     replayed: bool = False
+    image_request_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Routed:
+    """`image_index`, here and below: of which picture of the request, from 0."""
+
     route: Route
+    image_index: int = 0
 
 
 @dataclass(frozen=True)
@@ -142,6 +151,7 @@ class Progress:
     step_count: int
     preview: bytes = field(default=b"", repr=False)
     attempt_number: int = 1
+    image_index: int = 0
 
 
 @dataclass(frozen=True)
@@ -152,6 +162,16 @@ class Completed:
     width_px: int
     height_px: int
     provenance: Provenance
+    image_index: int = 0
+
+
+@dataclass(frozen=True)
+class PictureFailed:
+    """One of several pictures will not come, and why. `request_id` is its own."""
+
+    request_id: str
+    image_index: int
+    error: PentimentoError
 
 
 @dataclass(frozen=True)
@@ -165,18 +185,20 @@ class PinnedPicture:
     inputs_kept: bool
 
 
-GenerateEvent = Accepted | Routed | Progress | Completed
+GenerateEvent = Accepted | Routed | Progress | Completed | PictureFailed
 
 
 @dataclass(frozen=True)
 class RequestStatus:
-    """`completed` only in that state; the error only in FAILED, CANCELLED and EXPIRED."""
+    """`completed` only in that state; the error only in FAILED, CANCELLED and EXPIRED. `pictures`: of a request for
+    several pictures each of them, without its bytes."""
 
     request_id: str
     state: RequestState
     completed: Completed | None = None
     error_reason: str = ""
     error_message: str = ""
+    pictures: "tuple[RequestStatus, ...]" = ()
 
 
 @dataclass(frozen=True)

@@ -103,11 +103,11 @@ def controlnet_from_proto(message: pb.ControlNetSelection) -> ControlNetSelectio
 
 
 def init_image_to_proto(init_image: InitImage) -> pb.InitImage:
-    return pb.InitImage(image=init_image.image, strength=init_image.strength)
+    return pb.InitImage(image=init_image.image, strength=init_image.strength, mask=init_image.mask)
 
 
 def init_image_from_proto(message: pb.InitImage) -> InitImage:
-    return InitImage(message.image, message.strength)
+    return InitImage(message.image, message.strength, message.mask)
 
 
 def object_to_proto(reference: ObjectReference) -> tensor_pb.ObjectReference:

@@ -1,6 +1,6 @@
 """pentimento.api.image.v1 beside pentimento.domain.image_request."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.domain.errors import InvalidArgument
@@ -13,6 +13,7 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
+    PictureFailed,
     PinnedPicture,
     Progress,
     ReplayRequest,
@@ -20,6 +21,7 @@ from pentimento.domain.image_request import (
     Routed,
 )
 from pentimento.wire.enumerations import CACHE_MODES, IMAGE_FORMATS, REQUEST_STATES
+from pentimento.wire.error_codes import code_number_of, error_class_of
 from pentimento.wire.generation import (
     init_image_from_proto,
     init_image_to_proto,
@@ -45,6 +47,7 @@ _OPTIONAL = (
     "max_cost",
     "pin_ms",
     "binding_steps",
+    "image_count",
 )
 
 
@@ -135,6 +138,7 @@ def completed_to_proto(completed: Completed) -> pb.Completed:
         width_px=completed.width_px,
         height_px=completed.height_px,
         provenance=provenance_to_proto(completed.provenance),
+        image_index=completed.image_index,
     )
 
 
@@ -146,7 +150,26 @@ def completed_from_proto(message: pb.Completed) -> Completed:
         message.width_px,
         message.height_px,
         provenance_from_proto(message.provenance),
+        message.image_index,
     )
+
+
+def failed_to_proto(failed: PictureFailed) -> pb.PictureFailed:
+    error = failed.error
+    return pb.PictureFailed(
+        request_id=failed.request_id,
+        image_index=failed.image_index,
+        code=code_number_of(error),
+        reason=error.reason,
+        message=error.message,
+        retry_after_ms=error.retry_after_ms or 0,
+    )
+
+
+def failed_from_proto(message: pb.PictureFailed) -> PictureFailed:
+    kind = error_class_of(message.code)
+    error = kind(message.reason, message.message, retry_after_ms=message.retry_after_ms or None)
+    return PictureFailed(message.request_id, message.image_index, error)
 
 
 def event_to_proto(event: GenerateEvent) -> pb.GenerateResponse:
@@ -154,11 +177,13 @@ def event_to_proto(event: GenerateEvent) -> pb.GenerateResponse:
         case Accepted():
             return pb.GenerateResponse(accepted=pb.Accepted(**asdict(event)))
         case Routed():
-            return pb.GenerateResponse(routed=pb.Routed(route=route_to_proto(event.route)))
+            return pb.GenerateResponse(routed=_routed_to_proto(event))
         case Progress():
             return pb.GenerateResponse(progress=pb.Progress(**asdict(event)))
         case Completed():
             return pb.GenerateResponse(completed=completed_to_proto(event))
+        case PictureFailed():
+            return pb.GenerateResponse(failed=failed_to_proto(event))
 
 
 def replay_event_to_proto(event: GenerateEvent) -> pb.ReplayResponse:
@@ -166,25 +191,40 @@ def replay_event_to_proto(event: GenerateEvent) -> pb.ReplayResponse:
         case Accepted():
             return pb.ReplayResponse(accepted=pb.Accepted(**asdict(event)))
         case Routed():
-            return pb.ReplayResponse(routed=pb.Routed(route=route_to_proto(event.route)))
+            return pb.ReplayResponse(routed=_routed_to_proto(event))
         case Progress():
             return pb.ReplayResponse(progress=pb.Progress(**asdict(event)))
         case Completed():
             return pb.ReplayResponse(completed=completed_to_proto(event))
+        case PictureFailed():
+            raise InvalidArgument.of("event", "must not be of one of several pictures: a replay has one")
+
+
+def _routed_to_proto(event: Routed) -> pb.Routed:
+    return pb.Routed(route=route_to_proto(event.route), image_index=event.image_index)
 
 
 def event_from_proto(message: pb.GenerateResponse | pb.ReplayResponse) -> GenerateEvent:
     kind = message.WhichOneof("event")
     if kind == "accepted":
-        return Accepted(message.accepted.request_id, message.accepted.replayed)
+        return _accepted_from_proto(message.accepted)
     if kind == "routed":
-        return Routed(route_from_proto(message.routed.route))
+        return Routed(route_from_proto(message.routed.route), message.routed.image_index)
     if kind == "progress":
-        progress = message.progress
-        return Progress(progress.step, progress.step_count, progress.preview, progress.attempt_number)
+        return _progress_from_proto(message.progress)
     if kind == "completed":
         return completed_from_proto(message.completed)
-    raise InvalidArgument.of("event", "must be accepted, routed, progress or completed, got nothing")
+    if isinstance(message, pb.GenerateResponse) and kind == "failed":
+        return failed_from_proto(message.failed)
+    raise InvalidArgument.of("event", "must be accepted, routed, progress, completed or failed, got nothing")
+
+
+def _accepted_from_proto(message: pb.Accepted) -> Accepted:
+    return Accepted(message.request_id, message.replayed, tuple(message.image_request_ids))
+
+
+def _progress_from_proto(message: pb.Progress) -> Progress:
+    return Progress(message.step, message.step_count, message.preview, message.attempt_number, message.image_index)
 
 
 def status_to_proto(status: RequestStatus) -> pb.GetRequestResponse:
@@ -194,10 +234,25 @@ def status_to_proto(status: RequestStatus) -> pb.GetRequestResponse:
         completed=completed_to_proto(status.completed) if status.completed else None,
         error_reason=status.error_reason,
         error_message=status.error_message,
+        pictures=[picture_status_to_proto(picture) for picture in status.pictures],
+    )
+
+
+def picture_status_to_proto(status: RequestStatus) -> pb.PictureStatus:
+    return pb.PictureStatus(
+        request_id=status.request_id,
+        state=REQUEST_STATES.to_proto(status.state),
+        completed=completed_to_proto(status.completed) if status.completed else None,
+        error_reason=status.error_reason,
+        error_message=status.error_message,
     )
 
 
 def status_from_proto(message: pb.GetRequestResponse) -> RequestStatus:
+    return replace(_status_from_proto(message), pictures=tuple(map(_status_from_proto, message.pictures)))
+
+
+def _status_from_proto(message: pb.GetRequestResponse | pb.PictureStatus) -> RequestStatus:
     return RequestStatus(
         message.request_id,
         REQUEST_STATES.from_proto(message.state),

@@ -46,6 +46,7 @@ def resolve(
     named."""
     _check_prompt("prompt", request.prompt, limits, may_be_empty=False)
     _check_prompt("negative_prompt", request.negative_prompt, limits, may_be_empty=True)
+    _in_range("image_count", _default(request.image_count, 1), 1, 1)
     deadline_ms, interval = resolve_limits(request.deadline_ms, preview_interval_steps, limits)
     resolved = ResolvedRequest(
         spec=_resolve_adapters(request, _resolve_spec(request, held, limits, drawn_seed), held, known, limits),
@@ -151,6 +152,8 @@ def _resolve_init_image(asked: InitImage | None, steps: int, limits: RequestLimi
     if size > limits.max_init_image_bytes:
         raise InvalidArgument.of(field, f"must have at most {limits.max_init_image_bytes} bytes, got {size}")
     read_header(asked.image, field)
+    if asked.mask:
+        raise InvalidArgument.of("init_image.mask", "must be empty")
     strength = _in_range("init_image.strength", asked.strength, 0.0, 1.0)
     if int(steps * strength) < 1:
         limit = f"must leave at least 1 of {steps} steps to run, got {strength:g}"

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.api.generation.v1 import generation_pb2
+from pentimento.api.image.v1 import image_service_pb2 as image_pb
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.cache import CacheScope
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
 from pentimento.domain.execution import AttemptResult, Started, StepProgress, WorkerCredits
 from pentimento.domain.fleet import Fleet, HeldModel, Plan, Replica, ReplicaLease, ReplicaReport
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, GenerationSpec, Provenance, Route
@@ -22,6 +23,7 @@ from pentimento.domain.image_request import (
     Explanation,
     ImageRequest,
     ModelInfo,
+    PictureFailed,
     Progress,
     ReplayRequest,
     RequestStatus,
@@ -35,6 +37,18 @@ st.register_type_strategy(int, st.integers(0, 2**31 - 1))
 st.register_type_strategy(float, st.floats(allow_nan=False))
 st.register_type_strategy(str, st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
 st.register_type_strategy(bytes, st.binary(max_size=8))
+# One of several pictures: their statuses have none below them. With whole pictures the draws would be too large.
+PICTURE_STATUSES = st.builds(RequestStatus, error_reason=..., error_message=...)
+st.register_type_strategy(
+    RequestStatus,
+    st.builds(
+        RequestStatus,
+        completed=...,
+        error_reason=...,
+        error_message=...,
+        pictures=st.lists(PICTURE_STATUSES, max_size=2).map(tuple),
+    ),
+)
 
 ROUND_TRIPS = {
     GenerationSpec: (generation.spec_to_proto, generation.spec_from_proto),
@@ -84,6 +98,23 @@ def test_a_replay_tells_what_a_generation_tells(kind, data):
     event = data.draw(st.from_type(kind))
 
     assert image.event_from_proto(image.replay_event_to_proto(event)) == event
+
+
+@pytest.mark.parametrize("kind", PentimentoError.__subclasses__())
+@pytest.mark.parametrize("retry_after_ms", [None, 1500])
+def test_a_picture_that_failed_keeps_what_its_error_says(kind, retry_after_ms):
+    error = kind("WORKER_LOST", "two workers were lost", retry_after_ms=retry_after_ms)
+
+    heard = image.event_from_proto(image.event_to_proto(PictureFailed("p2-0-1", 1, error)))
+
+    assert isinstance(heard, PictureFailed)
+    assert (heard.request_id, heard.image_index, type(heard.error)) == ("p2-0-1", 1, kind)
+    assert (heard.error.reason, heard.error.message) == ("WORKER_LOST", "two workers were lost")
+    assert heard.error.retry_after_ms == retry_after_ms
+
+
+def test_an_error_of_no_known_code_is_internal():
+    assert image.failed_from_proto(image_pb.PictureFailed(code=77)).error.__class__ is Internal
 
 
 @settings(max_examples=25, deadline=None)

@@ -339,17 +339,23 @@ class InitImage(_message.Message):
 
     IMAGE_FIELD_NUMBER: _builtins.int
     STRENGTH_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
     image: _builtins.bytes
     strength: _builtins.float
+    mask: _builtins.bytes
+    """Where to paint (inpainting): a PNG of the image's own size, white where it is painted anew, black where the image stays; what lies
+    between counts as white from the middle on (128 of 255). Empty: everywhere.
+    """
     def __init__(
         self,
         *,
         image: _builtins.bytes = ...,
         strength: _builtins.float = ...,
+        mask: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "strength", b"strength"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "mask", b"mask", "strength", b"strength"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

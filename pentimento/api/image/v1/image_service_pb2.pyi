@@ -195,6 +195,7 @@ class ImageRequest(_message.Message):
     MAX_COST_FIELD_NUMBER: _builtins.int
     PIN_MS_FIELD_NUMBER: _builtins.int
     BINDING_STEPS_FIELD_NUMBER: _builtins.int
+    IMAGE_COUNT_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     negative_prompt: _builtins.str
     model: _builtins.str
@@ -207,6 +208,7 @@ class ImageRequest(_message.Message):
     """ddim, euler, ...; empty means the model's own."""
     eta: _builtins.float
     seed: _builtins.int
+    """Of several pictures that of the first: each has one more than the one before it (after 2^64-1 comes 0)."""
     cache: Global___CacheMode.ValueType
     format: Global___ImageFormat.ValueType
     quality: _builtins.float
@@ -214,12 +216,15 @@ class ImageRequest(_message.Message):
     deadline_ms: _builtins.int
     """Time the picture may take from now; absent means the deployment's."""
     max_cost: _builtins.float
+    """In pixel steps (width x height x steps), of all its pictures together."""
     pin_ms: _builtins.int
     """Keeps what the picture starts from, and what the request came with, for so long from its completion: it can be replayed until
     then. Where that fails the picture's notes say "not pinned" and why.
     """
     binding_steps: _builtins.bool
     """Whether all of its steps are to be taken, whatever the load and the deadline. Absent: yes where num_inference_steps is there."""
+    image_count: _builtins.int
+    """Pictures of this request, which differ by their seeds alone: 1 to the deployment's most. Absent: 1."""
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___AskedLora]:
         """At most as many as the deployment takes; each LoRA once."""
@@ -251,10 +256,11 @@ class ImageRequest(_message.Message):
         max_cost: _builtins.float | None = ...,
         pin_ms: _builtins.int | None = ...,
         binding_steps: _builtins.bool | None = ...,
+        image_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_deadline_ms", b"_deadline_ms", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "deadline_ms", b"deadline_ms", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "max_cost", b"max_cost", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "quality", b"quality", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_deadline_ms", b"_deadline_ms", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_image_count", b"_image_count", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "deadline_ms", b"deadline_ms", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_count", b"image_count", "init_image", b"init_image", "max_cost", b"max_cost", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "quality", b"quality", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_deadline_ms", b"_deadline_ms", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "cache", b"cache", "controlnets", b"controlnets", "deadline_ms", b"deadline_ms", "eta", b"eta", "format", b"format", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "loras", b"loras", "max_cost", b"max_cost", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "prompt", b"prompt", "quality", b"quality", "scheduler", b"scheduler", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_deadline_ms", b"_deadline_ms", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_image_count", b"_image_count", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "cache", b"cache", "controlnets", b"controlnets", "deadline_ms", b"deadline_ms", "eta", b"eta", "format", b"format", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "image_count", b"image_count", "init_image", b"init_image", "loras", b"loras", "max_cost", b"max_cost", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "prompt", b"prompt", "quality", b"quality", "scheduler", b"scheduler", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__binding_steps: _TypeAlias = _typing.Literal["binding_steps"]  # noqa: Y015
     _WhichOneofArgType__binding_steps: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps"]  # noqa: Y015
@@ -266,6 +272,8 @@ class ImageRequest(_message.Message):
     _WhichOneofArgType__guidance_scale: _TypeAlias = _typing.Literal["_guidance_scale", b"_guidance_scale"]  # noqa: Y015
     _WhichOneofReturnType__height_px: _TypeAlias = _typing.Literal["height_px"]  # noqa: Y015
     _WhichOneofArgType__height_px: _TypeAlias = _typing.Literal["_height_px", b"_height_px"]  # noqa: Y015
+    _WhichOneofReturnType__image_count: _TypeAlias = _typing.Literal["image_count"]  # noqa: Y015
+    _WhichOneofArgType__image_count: _TypeAlias = _typing.Literal["_image_count", b"_image_count"]  # noqa: Y015
     _WhichOneofReturnType__init_image: _TypeAlias = _typing.Literal["init_image"]  # noqa: Y015
     _WhichOneofArgType__init_image: _TypeAlias = _typing.Literal["_init_image", b"_init_image"]  # noqa: Y015
     _WhichOneofReturnType__max_cost: _TypeAlias = _typing.Literal["max_cost"]  # noqa: Y015
@@ -290,6 +298,8 @@ class ImageRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__guidance_scale) -> _WhichOneofReturnType__guidance_scale | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__height_px) -> _WhichOneofReturnType__height_px | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__image_count) -> _WhichOneofReturnType__image_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__init_image) -> _WhichOneofReturnType__init_image | None: ...
     @_typing.overload
@@ -343,6 +353,7 @@ class GenerateResponse(_message.Message):
     ROUTED_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     COMPLETED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___Accepted: ...
     @_builtins.property
@@ -351,6 +362,8 @@ class GenerateResponse(_message.Message):
     def progress(self) -> Global___Progress: ...
     @_builtins.property
     def completed(self) -> Global___Completed: ...
+    @_builtins.property
+    def failed(self) -> Global___PictureFailed: ...
     def __init__(
         self,
         *,
@@ -358,12 +371,13 @@ class GenerateResponse(_message.Message):
         routed: Global___Routed | None = ...,
         progress: Global___Progress | None = ...,
         completed: Global___Completed | None = ...,
+        failed: Global___PictureFailed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "routed", "progress", "completed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "routed", "progress", "completed", "failed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -475,18 +489,26 @@ class Accepted(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     REPLAYED_FIELD_NUMBER: _builtins.int
+    IMAGE_REQUEST_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     replayed: _builtins.bool
     """True when an earlier call with this idempotency key was found."""
+    @_builtins.property
+    def image_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of several pictures the id of each, in the order of their indexes: by it a picture is asked for, replayed, pinned and cancelled.
+        `request_id` is of all of them together. Empty where there is one picture, whose id is `request_id`.
+        """
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         replayed: _builtins.bool = ...,
+        image_request_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replayed", b"replayed", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_request_ids", b"image_request_ids", "replayed", b"replayed", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -497,16 +519,20 @@ class Routed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTE_FIELD_NUMBER: _builtins.int
+    IMAGE_INDEX_FIELD_NUMBER: _builtins.int
+    image_index: _builtins.int
+    """Of which picture of the request, from 0."""
     @_builtins.property
     def route(self) -> _generation_pb2.Route: ...
     def __init__(
         self,
         *,
         route: _generation_pb2.Route | None = ...,
+        image_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["route", b"route"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_index", b"image_index", "route", b"route"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -520,12 +546,15 @@ class Progress(_message.Message):
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     PREVIEW_FIELD_NUMBER: _builtins.int
     ATTEMPT_NUMBER_FIELD_NUMBER: _builtins.int
+    IMAGE_INDEX_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Denoising steps done, of step_count; starts above 0 on a cache hit."""
     step_count: _builtins.int
     preview: _builtins.bytes
     """PNG, present on preview steps only."""
     attempt_number: _builtins.int
+    image_index: _builtins.int
+    """As in Routed."""
     def __init__(
         self,
         *,
@@ -533,10 +562,11 @@ class Progress(_message.Message):
         step_count: _builtins.int = ...,
         preview: _builtins.bytes = ...,
         attempt_number: _builtins.int = ...,
+        image_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "preview", b"preview", "step", b"step", "step_count", b"step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "image_index", b"image_index", "preview", b"preview", "step", b"step", "step_count", b"step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -552,11 +582,14 @@ class Completed(_message.Message):
     WIDTH_PX_FIELD_NUMBER: _builtins.int
     HEIGHT_PX_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
+    IMAGE_INDEX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     image: _builtins.bytes
     format: Global___ImageFormat.ValueType
     width_px: _builtins.int
     height_px: _builtins.int
+    image_index: _builtins.int
+    """As in Routed."""
     @_builtins.property
     def provenance(self) -> _generation_pb2.Provenance: ...
     def __init__(
@@ -568,14 +601,54 @@ class Completed(_message.Message):
         width_px: _builtins.int = ...,
         height_px: _builtins.int = ...,
         provenance: _generation_pb2.Provenance | None = ...,
+        image_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "height_px", b"height_px", "image", b"image", "provenance", b"provenance", "request_id", b"request_id", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "height_px", b"height_px", "image", b"image", "image_index", b"image_index", "provenance", b"provenance", "request_id", b"request_id", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Completed: _TypeAlias = Completed  # noqa: Y015
+
+@_typing.final
+class PictureFailed(_message.Message):
+    """One of several pictures will not come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    IMAGE_INDEX_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The picture's own."""
+    image_index: _builtins.int
+    code: _builtins.int
+    """As the error status of a request for one picture has it: google.rpc.Code, reason word of the error catalogue, a sentence."""
+    reason: _builtins.str
+    message: _builtins.str
+    retry_after_ms: _builtins.int
+    """When it may be asked for again; 0 where nobody knows."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        image_index: _builtins.int = ...,
+        code: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        retry_after_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "image_index", b"image_index", "message", b"message", "reason", b"reason", "request_id", b"request_id", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PictureFailed: _TypeAlias = PictureFailed  # noqa: Y015
 
 @_typing.final
 class PinRequest(_message.Message):
@@ -689,6 +762,7 @@ class CancelResponse(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     state: Global___RequestState.ValueType
+    """Of several pictures as in GetRequestResponse."""
     def __init__(
         self,
         *,
@@ -734,10 +808,54 @@ class GetRequestResponse(_message.Message):
     COMPLETED_FIELD_NUMBER: _builtins.int
     ERROR_REASON_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    PICTURES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     state: Global___RequestState.ValueType
     error_reason: _builtins.str
     """Reason word of the error catalogue and a sentence, for failed requests."""
+    error_message: _builtins.str
+    @_builtins.property
+    def completed(self) -> Global___Completed: ...
+    @_builtins.property
+    def pictures(self) -> _containers.RepeatedCompositeFieldContainer[Global___PictureStatus]:
+        """Of a request for several pictures each of them, without its bytes: those are asked for by its own id. `state` is then that of the
+        picture that has come least far; COMPLETED once all have ended and one is there.
+        """
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        state: Global___RequestState.ValueType = ...,
+        completed: Global___Completed | None = ...,
+        error_reason: _builtins.str = ...,
+        error_message: _builtins.str = ...,
+        pictures: _abc.Iterable[Global___PictureStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "completed", b"completed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "completed", b"completed", "error_message", b"error_message", "error_reason", b"error_reason", "pictures", b"pictures", "request_id", b"request_id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__completed: _TypeAlias = _typing.Literal["completed"]  # noqa: Y015
+    _WhichOneofArgType__completed: _TypeAlias = _typing.Literal["_completed", b"_completed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__completed) -> _WhichOneofReturnType__completed | None: ...
+
+Global___GetRequestResponse: _TypeAlias = GetRequestResponse  # noqa: Y015
+
+@_typing.final
+class PictureStatus(_message.Message):
+    """As GetRequestResponse, of one of several pictures."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    COMPLETED_FIELD_NUMBER: _builtins.int
+    ERROR_REASON_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    state: Global___RequestState.ValueType
+    error_reason: _builtins.str
     error_message: _builtins.str
     @_builtins.property
     def completed(self) -> Global___Completed: ...
@@ -758,7 +876,7 @@ class GetRequestResponse(_message.Message):
     _WhichOneofArgType__completed: _TypeAlias = _typing.Literal["_completed", b"_completed"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__completed) -> _WhichOneofReturnType__completed | None: ...
 
-Global___GetRequestResponse: _TypeAlias = GetRequestResponse  # noqa: Y015
+Global___PictureStatus: _TypeAlias = PictureStatus  # noqa: Y015
 
 @_typing.final
 class ExplainRequest(_message.Message):

@@ -82,8 +82,11 @@ class ImageServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Paints one picture. The stream is: accepted, routed, progress (any number), completed. It ends with an error status
-        when the request fails after it was accepted. A client that goes away cancels the work.
+        """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (any number), completed. It ends
+        with an error status when the request fails after it was accepted. A client that goes away cancels the work.
+        Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
+        whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
+        the error of the first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,14 +119,14 @@ class ImageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Stops a request of the caller's tenant within one denoising step.
+        """Stops a request of the caller's tenant within one denoising step, with all of its pictures or, by a picture's own id, that one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRequest(self, request, context):
-        """State, and picture once there is one, of a request of the caller's tenant.
+        """State, and picture once there is one, of a request of the caller's tenant. Of one of several pictures the answer names each.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,8 +34,11 @@ class ImageServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ImageServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_image_service_pb2.GenerateRequest, _image_service_pb2.GenerateResponse]
-    """Paints one picture. The stream is: accepted, routed, progress (any number), completed. It ends with an error status
-    when the request fails after it was accepted. A client that goes away cancels the work.
+    """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (any number), completed. It ends
+    with an error status when the request fails after it was accepted. A client that goes away cancels the work.
+    Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
+    whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
+    the error of the first.
     """
     Replay: _grpc.UnaryStreamMultiCallable[_image_service_pb2.ReplayRequest, _image_service_pb2.ReplayResponse]
     """Paints the picture of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
@@ -51,9 +54,9 @@ class ImageServiceStub:
     Unpin: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.UnpinRequest, _image_service_pb2.UnpinResponse]
     """Ends a pin; that there is none is no error."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.CancelRequest, _image_service_pb2.CancelResponse]
-    """Stops a request of the caller's tenant within one denoising step."""
+    """Stops a request of the caller's tenant within one denoising step, with all of its pictures or, by a picture's own id, that one."""
     GetRequest: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.GetRequestRequest, _image_service_pb2.GetRequestResponse]
-    """State, and picture once there is one, of a request of the caller's tenant."""
+    """State, and picture once there is one, of a request of the caller's tenant. Of one of several pictures the answer names each."""
     Explain: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.ExplainRequest, _image_service_pb2.ExplainResponse]
     """The route that Generate would take now, without taking it."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.ListModelsRequest, _image_service_pb2.ListModelsResponse]
@@ -64,8 +67,11 @@ class ImageServiceAsyncStub(ImageServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_image_service_pb2.GenerateRequest, _image_service_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Paints one picture. The stream is: accepted, routed, progress (any number), completed. It ends with an error status
-    when the request fails after it was accepted. A client that goes away cancels the work.
+    """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (any number), completed. It ends
+    with an error status when the request fails after it was accepted. A client that goes away cancels the work.
+    Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
+    whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
+    the error of the first.
     """
     Replay: _aio.UnaryStreamMultiCallable[_image_service_pb2.ReplayRequest, _image_service_pb2.ReplayResponse]  # type: ignore[assignment]
     """Paints the picture of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
@@ -81,9 +87,9 @@ class ImageServiceAsyncStub(ImageServiceStub):
     Unpin: _aio.UnaryUnaryMultiCallable[_image_service_pb2.UnpinRequest, _image_service_pb2.UnpinResponse]  # type: ignore[assignment]
     """Ends a pin; that there is none is no error."""
     Cancel: _aio.UnaryUnaryMultiCallable[_image_service_pb2.CancelRequest, _image_service_pb2.CancelResponse]  # type: ignore[assignment]
-    """Stops a request of the caller's tenant within one denoising step."""
+    """Stops a request of the caller's tenant within one denoising step, with all of its pictures or, by a picture's own id, that one."""
     GetRequest: _aio.UnaryUnaryMultiCallable[_image_service_pb2.GetRequestRequest, _image_service_pb2.GetRequestResponse]  # type: ignore[assignment]
-    """State, and picture once there is one, of a request of the caller's tenant."""
+    """State, and picture once there is one, of a request of the caller's tenant. Of one of several pictures the answer names each."""
     Explain: _aio.UnaryUnaryMultiCallable[_image_service_pb2.ExplainRequest, _image_service_pb2.ExplainResponse]  # type: ignore[assignment]
     """The route that Generate would take now, without taking it."""
     ListModels: _aio.UnaryUnaryMultiCallable[_image_service_pb2.ListModelsRequest, _image_service_pb2.ListModelsResponse]  # type: ignore[assignment]
@@ -97,8 +103,11 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_image_service_pb2.GenerateResponse], _abc.AsyncIterator[_image_service_pb2.GenerateResponse]]:
-        """Paints one picture. The stream is: accepted, routed, progress (any number), completed. It ends with an error status
-        when the request fails after it was accepted. A client that goes away cancels the work.
+        """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (any number), completed. It ends
+        with an error status when the request fails after it was accepted. A client that goes away cancels the work.
+        Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
+        whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
+        the error of the first.
         """
 
     @_abc_1.abstractmethod
@@ -138,7 +147,7 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.CancelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_image_service_pb2.CancelResponse, _abc.Awaitable[_image_service_pb2.CancelResponse]]:
-        """Stops a request of the caller's tenant within one denoising step."""
+        """Stops a request of the caller's tenant within one denoising step, with all of its pictures or, by a picture's own id, that one."""
 
     @_abc_1.abstractmethod
     def GetRequest(
@@ -146,7 +155,7 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.GetRequestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_image_service_pb2.GetRequestResponse, _abc.Awaitable[_image_service_pb2.GetRequestResponse]]:
-        """State, and picture once there is one, of a request of the caller's tenant."""
+        """State, and picture once there is one, of a request of the caller's tenant. Of one of several pictures the answer names each."""
 
     @_abc_1.abstractmethod
     def Explain(
