@@ -11,9 +11,15 @@ from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, ObjectReference
 from pentimento.domain.online_quality import PaintedAgain, ReuseQuality
-from pentimento.domain.retrieval import LookupAnswer, LookupCandidate
+from pentimento.domain.retrieval import LookupAnswer, LookupCandidate, Neighbour
 from pentimento.wire.cache import answer_from_proto, candidate_to_proto, embedding_to_proto, scope_to_proto
-from pentimento.wire.generation import attempt_to_proto, captured_to_proto, grant_from_proto, object_to_proto
+from pentimento.wire.generation import (
+    attempt_to_proto,
+    captured_to_proto,
+    grant_from_proto,
+    neighbour_from_proto,
+    object_to_proto,
+)
 from pentimento.wire.online_quality import painted_again_to_proto, reuse_quality_from_proto
 
 
@@ -40,6 +46,20 @@ class GatewayClient:
         )
         with domain_errors():
             return answer_from_proto(await self._stub.Lookup(request, timeout=timeout_s))
+
+    async def neighbours(
+        self, candidate: LookupCandidate, embedding: Embedding, limit_count: int, timeout_s: float | None = None
+    ) -> tuple[Neighbour, ...]:
+        """Return the nearest entries that a lookup for the candidate would choose among, near enough or not."""
+        request = pb.ListNeighboursRequest(
+            candidate=candidate_to_proto(candidate),
+            text_embedding=embedding_to_proto(embedding),
+            encoder_digest=embedding.encoder_digest,
+            limit_count=limit_count,
+        )
+        with domain_errors():
+            answer = await self._stub.ListNeighbours(request, timeout=timeout_s)
+        return tuple(neighbour_from_proto(neighbour) for neighbour in answer.neighbours)
 
     async def reserve(
         self,

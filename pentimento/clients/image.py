@@ -94,9 +94,11 @@ class ImageClient:
         with domain_errors():
             return status_from_proto(await self._stub.GetRequest(message, timeout=timeout_s))
 
-    async def explain(self, request: ImageRequest, timeout_s: float | None = None) -> Explanation:
-        """Return the route that `generate` would take now."""
-        message = pb.ExplainRequest(request=request_to_proto(request))
+    async def explain(
+        self, request: ImageRequest, timeout_s: float | None = None, *, neighbour_count: int = 0
+    ) -> Explanation:
+        """Return the route that `generate` would take now, and so many of the cache's nearest entries."""
+        message = pb.ExplainRequest(request=request_to_proto(request), neighbour_count=neighbour_count)
         with domain_errors():
             return explanation_from_proto(await self._stub.Explain(message, timeout=timeout_s))
 

@@ -102,12 +102,14 @@ class SpecInput:
 
 @dataclass(frozen=True)
 class Donor:
-    """The cache entry that a start came from."""
+    """The cache entry that a start came from. `request_id`: whose picture it is of; "" where that is another tenant's
+    request, or was not noted."""
 
     entry_id: str
     digest: str
     similarity: float
     ancestor_depth: int = 0
+    request_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pentimento.domain.generation import (
 )
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.domain.requests import RequestState
+from pentimento.domain.retrieval import Neighbour
 
 
 class CacheMode(Enum):
@@ -216,6 +217,7 @@ class Explanation:
     admission_rate: float = 1.0
     waiting_count: int = 0
     reasons: tuple[str, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
 
 
 @dataclass(frozen=True)

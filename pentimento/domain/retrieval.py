@@ -16,6 +16,21 @@ class LookupCandidate:
 
 
 @dataclass(frozen=True)
+class Neighbour:
+    """An entry that is near a prompt and compatible with its request, whether it is near enough or not. `similarity`
+    (cosine) is of the prompts, or of prompt and picture (`by_picture`); `resume_steps`: after which the entry has a
+    latent for the request; `request_id` as in Donor."""
+
+    entry_id: str
+    similarity: float
+    by_picture: bool
+    resume_steps: tuple[int, ...] = ()
+    ancestor_depth: int = 0
+    created_at_ms: int = 0
+    request_id: str = ""
+
+
+@dataclass(frozen=True)
 class CandidateStart:
     """Where one candidate would start, and why. The similarities (cosine) are those of the nearest compatible entries,
     also where they were not near enough; None where nothing was searched or found."""

@@ -114,9 +114,9 @@ class Client:
         another tenant's."""
         return self._call(self._client.get_request(request_id, omit_image=omit_image))
 
-    def explain(self, request: ImageRequest) -> Explanation:
-        """Return the route that `generate` would take now."""
-        return self._call(self._client.explain(request))
+    def explain(self, request: ImageRequest, *, neighbour_count: int = 0) -> Explanation:
+        """Return the route that `generate` would take now, and so many of the cache's nearest entries (at most 50)."""
+        return self._call(self._client.explain(request, neighbour_count=neighbour_count))
 
     def list_models(self) -> tuple[ModelInfo, ...]:
         """Return the models that are served, with their limits."""

@@ -143,9 +143,9 @@ class AsyncClient:
         another tenant's."""
         return await self._images.get_request(request_id, omit_image)
 
-    async def explain(self, request: ImageRequest) -> Explanation:
-        """Return the route that `generate` would take now."""
-        return await self._images.explain(request)
+    async def explain(self, request: ImageRequest, *, neighbour_count: int = 0) -> Explanation:
+        """Return the route that `generate` would take now, and so many of the cache's nearest entries (at most 50)."""
+        return await self._images.explain(request, neighbour_count=neighbour_count)
 
     async def list_models(self) -> tuple[ModelInfo, ...]:
         """Return the models that are served, with their limits."""

@@ -1,5 +1,7 @@
 """pentimento.api.generation.v1 beside pentimento.domain.generation."""
 
+from dataclasses import asdict
+
 from google.protobuf.message import DecodeError
 
 from pentimento.api.generation.v1 import generation_pb2 as pb
@@ -28,6 +30,7 @@ from pentimento.domain.generation import (
     StageTiming,
     Start,
 )
+from pentimento.domain.retrieval import Neighbour
 from pentimento.wire.enumerations import CONTROLNET_MODES, NOISE_FORMS, SCHEDULERS
 
 
@@ -137,11 +140,21 @@ def donor_to_proto(donor: Donor) -> pb.Donor:
         digest=donor.digest,
         similarity=donor.similarity,
         ancestor_depth=donor.ancestor_depth,
+        request_id=donor.request_id,
     )
 
 
 def donor_from_proto(message: pb.Donor) -> Donor:
-    return Donor(message.entry_id, message.digest, message.similarity, message.ancestor_depth)
+    return Donor(message.entry_id, message.digest, message.similarity, message.ancestor_depth, message.request_id)
+
+
+def neighbour_to_proto(neighbour: Neighbour) -> pb.Neighbour:
+    return pb.Neighbour(**asdict(neighbour))
+
+
+def neighbour_from_proto(message: pb.Neighbour) -> Neighbour:
+    fields = {name: getattr(message, name) for name in Neighbour.__dataclass_fields__}
+    return Neighbour(**{**fields, "resume_steps": tuple(message.resume_steps)})
 
 
 def start_to_proto(start: Start) -> pb.Start:

@@ -25,6 +25,8 @@ from pentimento.wire.error_codes import code_number_of, error_class_of
 from pentimento.wire.generation import (
     init_image_from_proto,
     init_image_to_proto,
+    neighbour_from_proto,
+    neighbour_to_proto,
     plan_version_from_proto,
     plan_version_to_proto,
     provenance_from_proto,
@@ -273,6 +275,7 @@ def explanation_to_proto(explanation: Explanation) -> pb.ExplainResponse:
         admission_rate=explanation.admission_rate,
         waiting_count=explanation.waiting_count,
         reasons=explanation.reasons,
+        neighbours=[neighbour_to_proto(neighbour) for neighbour in explanation.neighbours],
     )
 
 
@@ -287,6 +290,7 @@ def explanation_from_proto(message: pb.ExplainResponse) -> Explanation:
         message.admission_rate,
         message.waiting_count,
         tuple(message.reasons),
+        tuple(neighbour_from_proto(neighbour) for neighbour in message.neighbours),
     )
 
 

@@ -21,7 +21,7 @@ from services.frontdoor.requests.pins import Pins
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.routing.pipelining import ControlPipelining
 from services.frontdoor.routing.thinning import ThinningOffers
-from services.frontdoor.status import StartCounts
+from services.frontdoor.status import PaintedCounts, StartCounts
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
 from services.frontdoor.workers.worker_links import WorkerLinks
@@ -69,5 +69,6 @@ class FrontdoorParts:
     shadows: Shadows
     starts: StartCounts
     timeouts: PartTimeouts
+    painted: PaintedCounts = field(default_factory=PaintedCounts)
     grants: dict[AttemptKey, PendingEntries] = field(default_factory=dict)
     drained: asyncio.Event = field(default_factory=asyncio.Event)

@@ -98,8 +98,8 @@ class ImageServicer(ImageServiceServicer):
     async def Explain(
         self, request: pb.ExplainRequest, context: grpc.aio.ServicerContext[pb.ExplainRequest, pb.ExplainResponse]
     ) -> pb.ExplainResponse:
-        asked = request_from_proto(request.request)
-        return explanation_to_proto(await self._api.explain(current_caller().tenant, asked))
+        asked = (request_from_proto(request.request), request.neighbour_count)
+        return explanation_to_proto(await self._api.explain(current_caller().tenant, *asked))
 
     async def ListModels(
         self,
@@ -148,6 +148,16 @@ class FrontdoorServicer(FrontdoorServiceServicer):
             rejected_count=status.rejected,
             retried_count=status.rerun,
             draining=status.draining,
+            latencies=[
+                frontdoor_pb.LatencyBucket(upper_bound_s=bound_s, request_count=count)
+                for bound_s, count in status.latencies
+            ],
+            starts=[
+                frontdoor_pb.StartCount(kind=kind, saved_steps=saved, picture_count=count)
+                for (kind, saved), count in sorted(status.painted.starts.items())
+            ],
+            steps_run=status.painted.steps_run,
+            steps_saved=status.painted.steps_saved,
             journal_id=self._identity.journal_id,
             refusing_workers=[
                 frontdoor_pb.RefusingWorker(address=address, reason=error.reason, message=error.message)
@@ -162,6 +172,12 @@ def _pool_to_proto(pool: Pool, queue_limit: int) -> frontdoor_pb.PoolStatus:
         queued_count=pool.waiting_count,
         running_count=pool.running_count,
         queue_limit_count=queue_limit,
+        arrived_count=pool.arrived_count,
+        completed_count=pool.completed_count,
+        dropped_count=pool.dropped_count,
+        late_count=pool.late_count,
+        scored_count=pool.scored_count,
+        deferred_count=pool.deferred_count,
     )
 
 

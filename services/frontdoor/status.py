@@ -3,15 +3,24 @@
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.pools import Pool, Worker
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import AdapterDemand, PlanAcknowledgement, PoolDemand, ReplicaReport, StartShare
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.requests import RequestState
 from pentimento.policies.serving.entry import NOISE
-from services.frontdoor.metrics import DEFERRED, QUEUE, REFUSED_PLANS, REFUSING_WORKERS, RERUNS, RUNNING
+from services.frontdoor.metrics import (
+    DEFERRED,
+    QUEUE,
+    REFUSED_PLANS,
+    REFUSING_WORKERS,
+    REQUEST_SECONDS,
+    RERUNS,
+    RUNNING,
+)
 from services.frontdoor.workers.worker_links import WorkerLinks
 
 _LEVELS_INTERVAL_S = 1.0
@@ -80,6 +89,22 @@ class StartCounts:
         return tuple(AdapterDemand(kind, name, count) for (kind, name), count in ordered)
 
 
+@dataclass
+class PaintedCounts:
+    """Pictures that workers painted since the start, by kind of start and the steps K that it saved, and the steps of
+    them all."""
+
+    starts: Counter[tuple[str, int]] = field(default_factory=Counter)
+    steps_run: int = 0
+    steps_saved: int = 0
+
+    def count(self, kind: str, steps_run: int, steps_saved: int) -> None:
+        """Changes state."""
+        self.starts[kind, steps_saved] += 1
+        self.steps_run += steps_run
+        self.steps_saved += steps_saved
+
+
 class DemandReport:
     """What a frontdoor adds to its heartbeat. Each call tells what happened since the one before."""
 
@@ -135,7 +160,8 @@ class DemandReport:
 
 @dataclass(frozen=True)
 class FrontdoorStatus:
-    """`workers` are those connected and those lost a short while ago."""
+    """`workers` are those connected and those lost a short while ago. `latencies`: upper bounds in seconds, ascending,
+    and how many completed requests took as long."""
 
     frontdoor_id: str
     frontdoor_epoch: int
@@ -150,9 +176,11 @@ class FrontdoorStatus:
     rejected: int
     rerun: int
     draining: bool
+    latencies: tuple[tuple[float, int], ...]
+    painted: PaintedCounts
 
 
-def frontdoor_status(dataplane: Dataplane, frontdoor_id: str) -> FrontdoorStatus:
+def frontdoor_status(dataplane: Dataplane, frontdoor_id: str, painted: PaintedCounts) -> FrontdoorStatus:
     state = dataplane.state
     counters = state.counters
     return FrontdoorStatus(
@@ -169,7 +197,21 @@ def frontdoor_status(dataplane: Dataplane, frontdoor_id: str) -> FrontdoorStatus
         rejected=counters.rejected,
         rerun=counters.rerun,
         draining=state.draining,
+        latencies=completed_latencies(),
+        painted=painted,
     )
+
+
+def completed_latencies() -> tuple[tuple[float, int], ...]:
+    """Return the upper bounds in seconds of the buckets that completed requests are counted in, and their numbers."""
+    cumulative = [
+        (float(sample.labels["le"]), int(sample.value))
+        for metric in REQUEST_SECONDS.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_bucket") and sample.labels["state"] == RequestState.COMPLETED.value
+    ]
+    before = (0, *(count for _, count in cumulative))
+    return tuple((bound, count - less) for (bound, count), less in zip(cumulative, before, strict=False))
 
 
 def publish_levels(dataplane: Dataplane) -> None:

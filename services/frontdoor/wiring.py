@@ -175,7 +175,7 @@ def _parts(
 def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, stream_idle_s: float) -> None:
     server.add(add_ImageServiceServicer_to_server, ImageServicer(api, stream_idle_s), IMAGE_SERVICE)
     status = FrontdoorServicer(
-        lambda: frontdoor_status(parts.dataplane, server.instance_id), parts.links, parts.identity
+        lambda: frontdoor_status(parts.dataplane, server.instance_id, parts.painted), parts.links, parts.identity
     )
     server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
 

@@ -70,23 +70,30 @@ class SharedSearches:
     of the entries that were found."""
 
     def __init__(
-        self, search: Search, read: ReadEntries, vector: bytes, pools: tuple[str, ...], bounds: LookupBounds
+        self,
+        search: Search,
+        read: ReadEntries,
+        vector: bytes,
+        pools: tuple[str, ...],
+        bounds: LookupBounds,
+        limit_count: int = NEAREST_COUNT,
     ) -> None:
         self._answer = search
         self._read = read
         self._vector = vector
         self._pools = pools
         self._bounds = bounds
+        self._limit_count = limit_count
         self._found: dict[tuple[VectorQuery, int], NearestMatches] = {}
 
     def latents(self, scope: CacheScope) -> NearestMatches:
         """Return the nearest entries by their prompts that hold a latent for the scope."""
-        query = latent_query(self._vector, self._pools, scope)
+        query = latent_query(self._vector, self._pools, scope, self._limit_count)
         return self._nearest(query, scope.adapters_from_step, lambda entry: bool(latents_for(scope, entry)))
 
     def images(self, scope: CacheScope) -> NearestMatches:
         """Return the nearest entries by their pictures whose image the scope may start from."""
-        key, query = image_key(scope), image_query(self._vector, self._pools, scope)
+        key, query = image_key(scope), image_query(self._vector, self._pools, scope, self._limit_count)
         return self._nearest(query, 0, lambda entry: entry.image is not None and entry.image_key == key)
 
     def _nearest(self, query: VectorQuery, part: int, serves: Callable[[CachedEntry], bool]) -> NearestMatches:
@@ -108,14 +115,18 @@ class SharedSearches:
         return entry.ancestor_depth < self._bounds.max_ancestor_depth
 
 
-def latent_query(vector: bytes, pools: tuple[str, ...], scope: CacheScope) -> VectorQuery:
+def latent_query(
+    vector: bytes, pools: tuple[str, ...], scope: CacheScope, limit_count: int = NEAREST_COUNT
+) -> VectorQuery:
     """Return the search for entries with a latent for the scope, by their prompts."""
-    return VectorQuery(Space.TEXT, vector, pools, latent_keys(scope), NEAREST_COUNT)
+    return VectorQuery(Space.TEXT, vector, pools, latent_keys(scope), limit_count)
 
 
-def image_query(vector: bytes, pools: tuple[str, ...], scope: CacheScope) -> VectorQuery:
+def image_query(
+    vector: bytes, pools: tuple[str, ...], scope: CacheScope, limit_count: int = NEAREST_COUNT
+) -> VectorQuery:
     """Return the search for entries with an image for the scope, by their pictures."""
-    return VectorQuery(Space.IMAGE, vector, pools, (image_key(scope),), NEAREST_COUNT)
+    return VectorQuery(Space.IMAGE, vector, pools, (image_key(scope),), limit_count)
 
 
 def latents_for(scope: CacheScope, entry: CachedEntry) -> tuple[HeldLatent, ...]:

@@ -4,7 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pentimento.domain.cache import CacheScope
-from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, Start, noise_form_of
+from pentimento.domain.generation import (
+    Donor,
+    FromImage,
+    FromLatent,
+    FromNoise,
+    ObjectReference,
+    Start,
+    noise_form_of,
+)
 from pentimento.domain.retrieval import CandidateStart, LookupCandidate
 from pentimento.policies.cache_selection import (
     NearestEntry,
@@ -90,7 +98,7 @@ def _start(scope: CacheScope, matches: Matches, selection: Selection) -> Start:
 def _from_latent(scope: CacheScope, match: Match, selection: UseLatent) -> Start:
     step, again = selection.resume_step, selection.renoised_steps
     latent = next(each for each in latents_for(scope, match.entry) if each.resume_step == step)
-    donor = Donor(match.entry.entry_id, latent.object.digest, match.similarity, match.entry.ancestor_depth)
+    donor = _donor(scope, match, latent.object)
     return FromLatent(latent.object, step, scope.num_inference_steps, latent.sigma, donor, again)
 
 
@@ -98,5 +106,11 @@ def _from_image(scope: CacheScope, match: Match, start_step: int) -> Start:
     image = match.entry.image
     if image is None:
         return FromNoise()
-    donor = Donor(match.entry.entry_id, image.digest, match.similarity, match.entry.ancestor_depth)
+    donor = _donor(scope, match, image)
     return FromImage(image, start_step, noise_form_of(scope.prediction_type), donor)
+
+
+def _donor(scope: CacheScope, match: Match, served: ObjectReference) -> Donor:
+    entry = match.entry
+    request_id = entry.request_id_for(scope.tenant)
+    return Donor(entry.entry_id, served.digest, match.similarity, entry.ancestor_depth, request_id)

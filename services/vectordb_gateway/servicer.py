@@ -7,7 +7,13 @@ from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import Vectord
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import CapturedEntries
 from pentimento.wire.cache import answer_to_proto, candidate_from_proto, embedding_from_proto, scope_from_proto
-from pentimento.wire.generation import attempt_from_proto, captured_from_proto, grant_to_proto, object_from_proto
+from pentimento.wire.generation import (
+    attempt_from_proto,
+    captured_from_proto,
+    grant_to_proto,
+    neighbour_to_proto,
+    object_from_proto,
+)
 from pentimento.wire.online_quality import painted_again_from_proto, reuse_quality_to_proto
 from services.vectordb_gateway.gateway import Gateway
 from services.vectordb_gateway.writing import ReservedRun
@@ -26,6 +32,16 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         embedding = embedding_from_proto(request.text_embedding, request.encoder_digest)
         quality = request.quality if request.HasField("quality") else None
         return answer_to_proto(await self._gateway.lookup.lookup(candidates, embedding, quality))
+
+    async def ListNeighbours(
+        self,
+        request: pb.ListNeighboursRequest,
+        context: grpc.aio.ServicerContext[pb.ListNeighboursRequest, pb.ListNeighboursResponse],
+    ) -> pb.ListNeighboursResponse:
+        embedding = embedding_from_proto(request.text_embedding, request.encoder_digest)
+        asked = (candidate_from_proto(request.candidate), embedding, request.limit_count)
+        found = await self._gateway.neighbours.nearest(*asked)
+        return pb.ListNeighboursResponse(neighbours=[neighbour_to_proto(neighbour) for neighbour in found])
 
     async def Reserve(
         self, request: pb.ReserveRequest, context: grpc.aio.ServicerContext[pb.ReserveRequest, pb.ReserveResponse]

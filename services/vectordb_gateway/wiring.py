@@ -26,6 +26,7 @@ from services.vectordb_gateway.indexing import Indexing
 from services.vectordb_gateway.lookup import Lookup
 from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
+from services.vectordb_gateway.neighbours import Neighbours
 from services.vectordb_gateway.pinning import Pinning
 from services.vectordb_gateway.quality_watch import QualityWatch
 from services.vectordb_gateway.searches import LookupBounds
@@ -68,6 +69,7 @@ class GatewayProcess(ServiceProcess):
     reuse: ReuseRules
     indexing: Indexing
     lookup: Lookup
+    neighbours: Neighbours
     maintenance: Maintenance
     stalls: StallWatch
     healing: Healing
@@ -101,6 +103,7 @@ class GatewayProcess(ServiceProcess):
 
     async def close(self) -> None:
         self.lookup.close()
+        self.neighbours.close()
         self.healing.close()
         await asyncio.to_thread(self.maintenance.keep_predictor)
         try:
@@ -128,11 +131,13 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     uses = UseNotes(stores.ledger)
     quality = QualityWatch(stores.ledger, guard, reuse, follows=selection.follow_quality)
     lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch)
+    neighbours = Neighbours(guard, stores.index, stores.ledger, bounds)
     keys = open_grant_keys(settings.grants.grant_key_file)
     written = WriteBounds(settings.grants.grant_ttl_s, selection.max_ancestor_depth)
     healing = Healing(stores.ledger, stores.objects)
     gateway = Gateway(
         lookup=lookup,
+        neighbours=neighbours,
         writing=EntryWriting(stores.ledger, guard, indexing, capacity, reuse, written, SystemClock(), keys),
         healing=healing,
         pinning=Pinning(stores.ledger, SystemClock()),
@@ -155,6 +160,7 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
         reuse=reuse,
         indexing=indexing,
         lookup=lookup,
+        neighbours=neighbours,
         maintenance=maintenance,
         stalls=StallWatch(watched_stores(lookup, stores.ledger, maintenance), partial(tell_health, server)),
         healing=healing,

@@ -87,7 +87,8 @@ class HeldLatent:
 
 @dataclass(frozen=True)
 class CachedEntry:
-    """An entry that may serve: `pool`, and the key of the object that serves, are what a lookup must have asked for."""
+    """An entry that may serve: `pool`, and the key of the object that serves, are what a lookup must have asked for.
+    `tenant`: whose request's picture it is of; "" where that was not noted."""
 
     entry_id: str
     pool: str
@@ -96,6 +97,12 @@ class CachedEntry:
     latents: tuple[HeldLatent, ...] = ()
     image: ObjectReference | None = None
     image_key: str = ""
+    tenant: str = ""
+    request_id: str = ""
+
+    def request_id_for(self, tenant: str) -> str:
+        """Return the request whose picture it is of, "" for another tenant."""
+        return self.request_id if self.tenant == tenant else ""
 
 
 @dataclass(frozen=True)

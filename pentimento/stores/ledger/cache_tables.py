@@ -65,6 +65,8 @@ entries = Table(
     # 1 once the index holds it.
     Column("indexed", BigInteger, nullable=False),
     Column("doomed_at", Double),
+    # Whose picture it is of; empty where that was not noted.
+    Column("request_id", Text, nullable=False),
 )
 
 objects = Table(
@@ -304,4 +306,5 @@ MIGRATIONS = (
                 (encoder_digest, model_digest, reference_model_digest, from_image, saved_ppm, number)""",
         ),
     ),
+    Migration(7, ("ALTER TABLE cache_entries ADD COLUMN request_id TEXT NOT NULL DEFAULT ''",)),
 )

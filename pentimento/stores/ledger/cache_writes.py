@@ -148,6 +148,7 @@ def _insert_entry(connection: Connection, commit: EntryCommit, held: Sequence[Ob
         "entry_id": commit.entry_id,
         "pool": commit.pool,
         "tenant": commit.tenant,
+        "request_id": commit.request_id,
         "created_at": commit.created_at,
         "sequence": connection.execute(sequence).scalar_one(),
         "ancestor_depth": commit.ancestor_depth,

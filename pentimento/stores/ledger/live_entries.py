@@ -21,6 +21,8 @@ _LIVE_ENTRIES = (
         _entries.c.pool,
         _entries.c.created_at,
         _entries.c.ancestor_depth,
+        _entries.c.tenant,
+        _entries.c.request_id,
         _objects.c.key,
         _objects.c.compatibility_key,
         _objects.c.digest,
@@ -84,4 +86,6 @@ def _entry(rows: Sequence[Any]) -> CachedEntry:
         latents=latents,
         image=reference(image) if image is not None else None,
         image_key=image.compatibility_key if image is not None else "",
+        tenant=first.tenant,
+        request_id=first.request_id,
     )

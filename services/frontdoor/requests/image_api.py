@@ -48,6 +48,7 @@ from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
 from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note
+from services.frontdoor.routing.neighbours import check_neighbour_count, neighbours_of
 from services.frontdoor.routing.routes import embed, expected_thinning
 from services.frontdoor.routing.stages import PoolOption, as_painted_by, cascade_stages, choose_stages, fits
 from services.frontdoor.routing.start_choice import Asker, decide_route
@@ -254,8 +255,10 @@ class ImageApi:
         state = record.state if record.state.terminal else self._live_state(record)
         return RequestStatus(request_id, state, None, record.error_reason, record.error_message)
 
-    async def explain(self, tenant: str, request: ImageRequest) -> Explanation:
-        """The route that `generate` would take now; nothing is accepted or journalled."""
+    async def explain(self, tenant: str, request: ImageRequest, neighbour_count: int = 0) -> Explanation:
+        """The route that `generate` would take now, and so many of the cache's nearest entries; nothing is accepted or
+        journalled. Raises InvalidArgument for too many."""
+        check_neighbour_count(neighbour_count)
         judged, notes = self._judge(request), list[str]()
         scored = foresees(self._parts, judged.stages)
         embedding = await embed(self._parts, tenant, judged.resolved, notes.append, scored=scored)
@@ -269,7 +272,9 @@ class ImageApi:
             option = await self._option(tenant, judged, stage, embedding, notes.append)
         stages, cascade = cascade_stages(judged.stages, kind_of(start)), judged.stages[0].cascade
         option = replace(option, route=replace(option.route, stages=stages, cascade=cascade))
-        return await self._explanation(option, bool(request.model), stage, tuple(dict.fromkeys(notes)), told)
+        explained = await self._explanation(option, bool(request.model), stage, tuple(dict.fromkeys(notes)), told)
+        near = await neighbours_of(self._parts, tenant, option, embedding, neighbour_count)
+        return replace(explained, neighbours=near)
 
     async def _option(
         self, tenant: str, judged: Judged, stage: Stage, embedding: Embedding | None, note: Note

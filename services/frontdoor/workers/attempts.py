@@ -206,6 +206,7 @@ def _account_start(parts: FrontdoorParts, job: Job, execution: Execution, result
     taken = taken_of(route.start, result.steps_saved)
     passed_over = taken != route.start
     STARTS.labels("passed_over" if passed_over else kind_of(taken)).inc()
+    parts.painted.count(kind_of(taken), result.steps_run, result.steps_saved)
     report_start(parts, route, not passed_over)
     if not passed_over:
         return _work_midway(execution, result)

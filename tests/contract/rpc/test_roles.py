@@ -62,6 +62,7 @@ MAY_CALL = {
     "models.v1.ModelRepositoryService.RemoveCascade": OPERATORS,
     "models.v1.ModelRepositoryService.ListRegistered": SUITE_AND_OPERATORS,
     "vectordb.v1.VectordbGatewayService.Lookup": SUITE,
+    "vectordb.v1.VectordbGatewayService.ListNeighbours": SUITE,
     "vectordb.v1.VectordbGatewayService.Reserve": SUITE,
     "vectordb.v1.VectordbGatewayService.Commit": SUITE,
     "vectordb.v1.VectordbGatewayService.Release": SUITE,

@@ -97,7 +97,8 @@ def test_a_committed_entry_is_live_with_what_was_captured(ledger: CacheLedger) -
         HeldLatent(5, 0.5, reference("cache/g1/5"), "free"),
         HeldLatent(10, 1.0, reference("cache/g1/10"), "adapted"),
     )
-    expected = CachedEntry(entry_id, "pool", 1000.0, 2, latents, reference("cache/g1/image"), "image")
+    image = reference("cache/g1/image")
+    expected = CachedEntry(entry_id, "pool", 1000.0, 2, latents, image, "image", "tenant", "r1")
     assert ledger.live_entry(entry_id) == expected
     assert ledger.totals() == CacheTotals(entry_count=1, object_count=3, size_bytes=30, open_grant_count=0)
 

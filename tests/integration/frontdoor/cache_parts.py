@@ -19,8 +19,9 @@ from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import (
 )
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
+from pentimento.domain.retrieval import Neighbour
 from pentimento.rpc import RpcServer, RpcServerSettings
-from pentimento.wire.generation import start_to_proto
+from pentimento.wire.generation import neighbour_to_proto, start_to_proto
 
 EMBEDDER = embedder_pb.DESCRIPTOR.services_by_name["EmbedderService"].full_name
 GATEWAY = gateway_pb.DESCRIPTOR.services_by_name["VectordbGatewayService"].full_name
@@ -78,6 +79,8 @@ class ChosenGateway(VectordbGatewayServiceServicer, Mood):
         self.start: Start = FromNoise()
         self.image_steps = 4
         self.keeps_images = False
+        self.neighbours: tuple[Neighbour, ...] = ()
+        self.looked_around: list[gateway_pb.ListNeighboursRequest] = []
         self.lookups: list[gateway_pb.LookupRequest] = []
         self.reserved: list[gateway_pb.ReserveRequest] = []
         self.committed: list[gateway_pb.CommitRequest] = []
@@ -113,6 +116,13 @@ class ChosenGateway(VectordbGatewayServiceServicer, Mood):
             step = int(start.start_step / self.image_steps * steps)
             return replace(start, start_step=step) if step else FromNoise()
         return FromNoise()
+
+    async def ListNeighbours(
+        self, request: gateway_pb.ListNeighboursRequest, context: Any
+    ) -> gateway_pb.ListNeighboursResponse:
+        await self.pass_by()
+        self.looked_around.append(request)
+        return gateway_pb.ListNeighboursResponse(neighbours=[neighbour_to_proto(each) for each in self.neighbours])
 
     async def Reserve(self, request: gateway_pb.ReserveRequest, context: Any) -> gateway_pb.ReserveResponse:
         await self.pass_by()

@@ -1,3 +1,4 @@
+import math
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,9 +8,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from pentimento.domain.errors import FailedPrecondition, Internal, Unavailable
+from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument, Unavailable
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
+from pentimento.domain.retrieval import Neighbour
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from pentimento.testing.paced_worker import PacedWorker
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
@@ -278,3 +280,52 @@ async def test_explain_shows_the_hit_without_reserving(cached: FrontdoorSuite, g
 
     assert explanation.route.start == LATENT
     assert not gateway.reserved
+
+
+async def test_explain_tells_the_nearest_entries_where_it_is_asked_to(
+    cached: FrontdoorSuite, gateway: ChosenGateway
+) -> None:
+    gateway.neighbours = (Neighbour("near", 0.91, False, (5, 10), 1, 1000, "r-1"), Neighbour("far", 0.2, True))
+
+    explanation = await cached.client.explain(FIFTY, neighbour_count=7)
+    without = await cached.client.explain(FIFTY)
+
+    assert explanation.neighbours == gateway.neighbours
+    assert without.neighbours == ()
+    (asked,) = gateway.looked_around
+    assert (asked.limit_count, asked.candidate) == (7, gateway.lookups[0].candidates[0])
+
+
+async def test_explain_does_without_neighbours_where_the_gateway_has_none(
+    cached: FrontdoorSuite, gateway: ChosenGateway
+) -> None:
+    gateway.error = Unavailable("DOWN", "the gateway is down")
+
+    assert (await cached.client.explain(FIFTY, neighbour_count=7)).neighbours == ()
+
+
+async def test_more_neighbours_than_there_may_be_are_refused_by_name(cached: FrontdoorSuite) -> None:
+    with pytest.raises(InvalidArgument, match="neighbour_count: must be between 0 and 50, got 51"):
+        await cached.client.explain(FIFTY, neighbour_count=51)
+
+
+async def test_status_tells_where_pictures_started_and_how_long_they_took(
+    cached: FrontdoorSuite, gateway: ChosenGateway
+) -> None:
+    before = await cached.operator.status()
+    gateway.start = LATENT
+    await cached.paint(FIFTY)
+    gateway.start = FromNoise()
+    await cached.paint(FIFTY)
+
+    status = await cached.operator.status()
+
+    starts = [(start.kind, start.saved_steps, start.picture_count) for start in status.starts]
+    assert starts == [("latent", 15, 1), ("noise", 0, 1)]
+    assert (status.steps_run, status.steps_saved) == (85, 15)
+    assert sum(bucket.request_count for bucket in status.latencies) == 2 + sum(
+        bucket.request_count for bucket in before.latencies
+    )
+    assert status.latencies[-1].upper_bound_s == math.inf
+    (pool,) = status.pools
+    assert (pool.arrived_count, pool.completed_count, pool.late_count) == (2, 2, 0)

@@ -190,7 +190,7 @@ async def test_the_nearest_entry_s_latent_is_where_it_starts(gateway: Gateway) -
     answer = await gateway.lookup()
 
     assert isinstance(answer.start, FromLatent)
-    donor = Donor(entry_id, answer.start.latent.digest, 0.7, 3)
+    donor = Donor(entry_id, answer.start.latent.digest, 0.7, 3, "r1")
     assert answer.start == FromLatent(answer.start.latent, 5, 50, 0.25, donor)
     assert answer.start.latent.key.endswith("/5")
     assert answer.text_similarity == 0.7
@@ -281,7 +281,7 @@ async def test_an_image_serves_where_its_rules_allow_more_than_a_latent(gateway:
     answer = await gateway.lookup()
 
     assert isinstance(answer.start, FromImage)
-    donor = Donor(entry_id, answer.start.image.digest, 0.4, 3)
+    donor = Donor(entry_id, answer.start.image.digest, 0.4, 3, "r1")
     assert answer.start == FromImage(answer.start.image, 30, NoiseForm.VARIANCE_PRESERVING, donor)
     assert answer.start.image.key.endswith("/image")
     assert (answer.text_similarity, answer.image_similarity) == (None, 0.4)

@@ -52,6 +52,10 @@ class GetStatusResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     JOURNAL_ID_FIELD_NUMBER: _builtins.int
     REFUSING_WORKERS_FIELD_NUMBER: _builtins.int
+    LATENCIES_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    STEPS_RUN_FIELD_NUMBER: _builtins.int
+    STEPS_SAVED_FIELD_NUMBER: _builtins.int
     frontdoor_id: _builtins.str
     frontdoor_epoch: _builtins.int
     accepted_count: _builtins.int
@@ -62,6 +66,9 @@ class GetStatusResponse(_message.Message):
     retried_count: _builtins.int
     draining: _builtins.bool
     journal_id: _builtins.str
+    steps_run: _builtins.int
+    """Denoising steps of those pictures: taken, and left out thanks to their starts."""
+    steps_saved: _builtins.int
     @_builtins.property
     def plan_version(self) -> _generation_pb2.PlanVersion: ...
     @_builtins.property
@@ -71,6 +78,16 @@ class GetStatusResponse(_message.Message):
     @_builtins.property
     def refusing_workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusingWorker]:
         """Workers that do not take this frontdoor for the newest of its id."""
+
+    @_builtins.property
+    def latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LatencyBucket]:
+        """What follows is since the start, so that two answers tell what happened between them. From arrival to the picture, of
+        completed requests; each counts in one bucket.
+        """
+
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartCount]:
+        """Where pictures that workers painted really started."""
 
     def __init__(
         self,
@@ -89,14 +106,68 @@ class GetStatusResponse(_message.Message):
         draining: _builtins.bool = ...,
         journal_id: _builtins.str = ...,
         refusing_workers: _abc.Iterable[Global___RefusingWorker] | None = ...,
+        latencies: _abc.Iterable[Global___LatencyBucket] | None = ...,
+        starts: _abc.Iterable[Global___StartCount] | None = ...,
+        steps_run: _builtins.int = ...,
+        steps_saved: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "journal_id", b"journal_id", "plan_version", b"plan_version", "pools", b"pools", "refusing_workers", b"refusing_workers", "rejected_count", b"rejected_count", "retried_count", b"retried_count", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "journal_id", b"journal_id", "latencies", b"latencies", "plan_version", b"plan_version", "pools", b"pools", "refusing_workers", b"refusing_workers", "rejected_count", b"rejected_count", "retried_count", b"retried_count", "starts", b"starts", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class LatencyBucket(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPPER_BOUND_S_FIELD_NUMBER: _builtins.int
+    REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    upper_bound_s: _builtins.float
+    """Infinite for the last one."""
+    request_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        upper_bound_s: _builtins.float = ...,
+        request_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_count", b"request_count", "upper_bound_s", b"upper_bound_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatencyBucket: _TypeAlias = LatencyBucket  # noqa: Y015
+
+@_typing.final
+class StartCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    SAVED_STEPS_FIELD_NUMBER: _builtins.int
+    PICTURE_COUNT_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """noise, latent or image."""
+    saved_steps: _builtins.int
+    """K, which the start saves."""
+    picture_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        saved_steps: _builtins.int = ...,
+        picture_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "picture_count", b"picture_count", "saved_steps", b"saved_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartCount: _TypeAlias = StartCount  # noqa: Y015
 
 @_typing.final
 class RefusingWorker(_message.Message):
@@ -132,10 +203,24 @@ class PoolStatus(_message.Message):
     QUEUED_COUNT_FIELD_NUMBER: _builtins.int
     RUNNING_COUNT_FIELD_NUMBER: _builtins.int
     QUEUE_LIMIT_COUNT_FIELD_NUMBER: _builtins.int
+    ARRIVED_COUNT_FIELD_NUMBER: _builtins.int
+    COMPLETED_COUNT_FIELD_NUMBER: _builtins.int
+    DROPPED_COUNT_FIELD_NUMBER: _builtins.int
+    LATE_COUNT_FIELD_NUMBER: _builtins.int
+    SCORED_COUNT_FIELD_NUMBER: _builtins.int
+    DEFERRED_COUNT_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     queued_count: _builtins.int
     running_count: _builtins.int
     queue_limit_count: _builtins.int
+    arrived_count: _builtins.int
+    """Since the start: requests that came to the pool, and what became of them; late ones are completed too."""
+    completed_count: _builtins.int
+    dropped_count: _builtins.int
+    late_count: _builtins.int
+    scored_count: _builtins.int
+    """Pictures that a discriminator judged, and those that went on to the next pool."""
+    deferred_count: _builtins.int
     def __init__(
         self,
         *,
@@ -143,10 +228,16 @@ class PoolStatus(_message.Message):
         queued_count: _builtins.int = ...,
         running_count: _builtins.int = ...,
         queue_limit_count: _builtins.int = ...,
+        arrived_count: _builtins.int = ...,
+        completed_count: _builtins.int = ...,
+        dropped_count: _builtins.int = ...,
+        late_count: _builtins.int = ...,
+        scored_count: _builtins.int = ...,
+        deferred_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "queue_limit_count", b"queue_limit_count", "queued_count", b"queued_count", "running_count", b"running_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived_count", b"arrived_count", "completed_count", b"completed_count", "deferred_count", b"deferred_count", "dropped_count", b"dropped_count", "late_count", b"late_count", "pool", b"pool", "queue_limit_count", b"queue_limit_count", "queued_count", b"queued_count", "running_count", b"running_count", "scored_count", b"scored_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

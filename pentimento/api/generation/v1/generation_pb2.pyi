@@ -522,12 +522,15 @@ class Donor(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     SIMILARITY_FIELD_NUMBER: _builtins.int
     ANCESTOR_DEPTH_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     entry_id: _builtins.str
     digest: _builtins.str
     similarity: _builtins.float
     """Cosine similarity that chose it."""
     ancestor_depth: _builtins.int
     """Generations between this entry and a picture painted from noise."""
+    request_id: _builtins.str
+    """The request whose picture the entry is of; empty where that is another tenant's, or was not noted."""
     def __init__(
         self,
         *,
@@ -535,14 +538,59 @@ class Donor(_message.Message):
         digest: _builtins.str = ...,
         similarity: _builtins.float = ...,
         ancestor_depth: _builtins.int = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ancestor_depth", b"ancestor_depth", "digest", b"digest", "entry_id", b"entry_id", "similarity", b"similarity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ancestor_depth", b"ancestor_depth", "digest", b"digest", "entry_id", b"entry_id", "request_id", b"request_id", "similarity", b"similarity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Donor: _TypeAlias = Donor  # noqa: Y015
+
+@_typing.final
+class Neighbour(_message.Message):
+    """An entry of the cache that is near a prompt and compatible with its request, whether it is near enough or not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    SIMILARITY_FIELD_NUMBER: _builtins.int
+    BY_PICTURE_FIELD_NUMBER: _builtins.int
+    RESUME_STEPS_FIELD_NUMBER: _builtins.int
+    ANCESTOR_DEPTH_FIELD_NUMBER: _builtins.int
+    CREATED_AT_MS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    entry_id: _builtins.str
+    similarity: _builtins.float
+    """Cosine similarity: of the prompts, or of the prompt and the entry's picture (`by_picture`)."""
+    by_picture: _builtins.bool
+    ancestor_depth: _builtins.int
+    created_at_ms: _builtins.int
+    request_id: _builtins.str
+    """As in Donor."""
+    @_builtins.property
+    def resume_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Steps after which the entry has a latent that the request could resume; none of one by its picture."""
+
+    def __init__(
+        self,
+        *,
+        entry_id: _builtins.str = ...,
+        similarity: _builtins.float = ...,
+        by_picture: _builtins.bool = ...,
+        resume_steps: _abc.Iterable[_builtins.int] | None = ...,
+        ancestor_depth: _builtins.int = ...,
+        created_at_ms: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ancestor_depth", b"ancestor_depth", "by_picture", b"by_picture", "created_at_ms", b"created_at_ms", "entry_id", b"entry_id", "request_id", b"request_id", "resume_steps", b"resume_steps", "similarity", b"similarity"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Neighbour: _TypeAlias = Neighbour  # noqa: Y015
 
 @_typing.final
 class Route(_message.Message):

@@ -883,16 +883,20 @@ class ExplainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
+    NEIGHBOUR_COUNT_FIELD_NUMBER: _builtins.int
+    neighbour_count: _builtins.int
+    """So many of the nearest entries of the cache are told besides, whether they are near enough or not; at most 50."""
     @_builtins.property
     def request(self) -> Global___ImageRequest: ...
     def __init__(
         self,
         *,
         request: Global___ImageRequest | None = ...,
+        neighbour_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["neighbour_count", b"neighbour_count", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -911,6 +915,7 @@ class ExplainResponse(_message.Message):
     ADMISSION_RATE_FIELD_NUMBER: _builtins.int
     WAITING_COUNT_FIELD_NUMBER: _builtins.int
     REASONS_FIELD_NUMBER: _builtins.int
+    NEIGHBOURS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     predicted_wait_ms: _builtins.float
     allocator: _builtins.str
@@ -932,6 +937,10 @@ class ExplainResponse(_message.Message):
     def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What decided plan, model, start, steps, stages and wait, in this order, each sentence with that word before it."""
 
+    @_builtins.property
+    def neighbours(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Neighbour]:
+        """The nearest by the prompt and by the picture, the nearest first; none where the cache cannot be asked."""
+
     def __init__(
         self,
         *,
@@ -944,10 +953,11 @@ class ExplainResponse(_message.Message):
         admission_rate: _builtins.float = ...,
         waiting_count: _builtins.int = ...,
         reasons: _abc.Iterable[_builtins.str] | None = ...,
+        neighbours: _abc.Iterable[_generation_pb2.Neighbour] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version", "route", b"route"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "plan_version", b"plan_version", "pool", b"pool", "predicted_wait_ms", b"predicted_wait_ms", "reasons", b"reasons", "reuse_quality", b"reuse_quality", "route", b"route", "waiting_count", b"waiting_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "neighbours", b"neighbours", "plan_version", b"plan_version", "pool", b"pool", "predicted_wait_ms", b"predicted_wait_ms", "reasons", b"reasons", "reuse_quality", b"reuse_quality", "route", b"route", "waiting_count", b"waiting_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,7 +28,7 @@ from pentimento.api.generation.v1 import generation_pb2 as pentimento_dot_api_do
 from pentimento.api.tensor.v1 import tensor_pb2 as pentimento_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n9pentimento/api/vectordb/v1/vectordb_gateway_service.proto\x12\x1apentimento.api.vectordb.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a\x31pentimento/api/embedder/v1/embedder_service.proto\x1a-pentimento/api/generation/v1/generation.proto\x1a%pentimento/api/tensor/v1/tensor.proto\"\xeb\x02\n\nCacheScope\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0bshared_pool\x18\x02 \x01(\x08\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x12\n\nvae_digest\x18\x04 \x01(\t\x12\x18\n\x10scheduler_digest\x18\x05 \x01(\t\x12\x17\n\x0fprediction_type\x18\x06 \x01(\t\x12\x10\n\x08width_px\x18\x07 \x01(\r\x12\x11\n\theight_px\x18\x08 \x01(\r\x12\x16\n\x0eguidance_scale\x18\t \x01(\x01\x12\x17\n\x0fnegative_prompt\x18\n \x01(\t\x12\x1b\n\x13num_inference_steps\x18\x0b \x01(\r\x12\x17\n\x0f\x61\x64\x61pters_digest\x18\x0c \x01(\t\x12\x1a\n\x12\x61\x64\x61pters_from_step\x18\r \x01(\r\x12\x1b\n\x13\x63onditioning_digest\x18\x0e \x01(\t\x12\x16\n\x0e\x63ontrol_digest\x18\x0f \x01(\t\"i\n\x0fLookupCandidate\x12\x35\n\x05scope\x18\x01 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12\x0f\n\x07latents\x18\x02 \x01(\x08\x12\x0e\n\x06images\x18\x03 \x01(\x08\"\xc9\x01\n\rLookupRequest\x12?\n\ncandidates\x18\x01 \x03(\x0b\x32+.pentimento.api.vectordb.v1.LookupCandidate\x12=\n\x0etext_embedding\x18\x02 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x03 \x01(\t\x12\x14\n\x07quality\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_quality\"\xba\x01\n\x0e\x43\x61ndidateStart\x12\x32\n\x05start\x18\x01 \x01(\x0b\x32#.pentimento.api.generation.v1.Start\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1c\n\x0ftext_similarity\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10image_similarity\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x12\n\x10_text_similarityB\x13\n\x11_image_similarity\"d\n\x0eLookupResponse\x12:\n\x06starts\x18\x01 \x03(\x0b\x32*.pentimento.api.vectordb.v1.CandidateStart\x12\x16\n\x0esearch_skipped\x18\x02 \x01(\x08\"\xbd\x01\n\x0eReserveRequest\x12\x35\n\x05scope\x18\x01 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12\x36\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x12\n\nstart_step\x18\x03 \x01(\r\x12\x16\n\x0e\x61ncestor_depth\x18\x04 \x01(\r\x12\x10\n\x08no_image\x18\x05 \x01(\x08\"i\n\x0fReserveResponse\x12<\n\x05grant\x18\x01 \x01(\x0b\x32(.pentimento.api.generation.v1.CacheGrantH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x02 \x01(\tB\x08\n\x06_grant\"\x98\x03\n\rCommitRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x36\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x35\n\x05scope\x18\x03 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12>\n\x07\x65ntries\x18\x04 \x01(\x0b\x32-.pentimento.api.generation.v1.CapturedEntries\x12=\n\x0etext_embedding\x18\x05 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x43\n\x0fimage_embedding\x18\x06 \x01(\x0b\x32%.pentimento.api.embedder.v1.EmbeddingH\x00\x88\x01\x01\x12\x16\n\x0e\x65ncoder_digest\x18\x07 \x01(\t\x12\x16\n\x0e\x61ncestor_depth\x18\x08 \x01(\rB\x12\n\x10_image_embedding\"\"\n\x0e\x43ommitResponse\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\"\"\n\x0eReleaseRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\t\"\x11\n\x0fReleaseResponse\"G\n\x16ReportBadObjectRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x19\n\x17ReportBadObjectResponse\"D\n\x12ReportStartRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\nfrom_image\x18\x02 \x01(\x08\x12\r\n\x05taken\x18\x03 \x01(\x08\"\x15\n\x13ReportStartResponse\"\x86\x01\n\x10PinObjectRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x39\n\x06object\x18\x03 \x01(\x0b\x32).pentimento.api.tensor.v1.ObjectReference\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x03\"*\n\x11PinObjectResponse\x12\x15\n\rexpires_at_ms\x18\x01 \x01(\x03\"9\n\x13UnpinObjectsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x16\n\x14UnpinObjectsResponse\"\xf5\x01\n\x14ReportQualityRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\x1e\n\x16reference_model_digest\x18\x03 \x01(\t\x12\x16\n\x0e\x65ncoder_digest\x18\x04 \x01(\t\x12\x12\n\nfrom_image\x18\x05 \x01(\x08\x12\x15\n\rskipped_steps\x18\x06 \x01(\r\x12\x12\n\nstep_count\x18\x07 \x01(\r\x12\x12\n\nsimilarity\x18\x08 \x01(\x01\x12\x0f\n\x07quality\x18\t \x01(\x01\x12\x17\n\x0fscratch_quality\x18\n \x01(\x01\"(\n\x15ReportQualityResponse\x12\x0f\n\x07\x63ounted\x18\x01 \x01(\x08\".\n\x16GetReuseQualityRequest\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\"Y\n\x17GetReuseQualityResponse\x12>\n\nthresholds\x18\x01 \x03(\x0b\x32*.pentimento.api.generation.v1.ReuseQuality\"\x16\n\x14GetStatisticsRequest\"\x8e\x02\n\x15GetStatisticsResponse\x12\x13\n\x0b\x65ntry_count\x18\x01 \x01(\x04\x12\x14\n\x0cobject_count\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x14\n\x0clookup_count\x18\x04 \x01(\x04\x12\x11\n\thit_count\x18\x05 \x01(\x04\x12\x1b\n\x13pending_grant_count\x18\x06 \x01(\x04\x12\x11\n\tread_only\x18\x07 \x01(\x08\x12\x15\n\rindex_backend\x18\x08 \x01(\t\x12\x16\n\x0eobject_backend\x18\t \x01(\t\x12\x13\n\x0btaken_count\x18\n \x01(\x04\x12\x19\n\x11passed_over_count\x18\x0b \x01(\x04\x32\xb6\n\n\x16VectordbGatewayService\x12l\n\x06Lookup\x12).pentimento.api.vectordb.v1.LookupRequest\x1a*.pentimento.api.vectordb.v1.LookupResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12o\n\x07Reserve\x12*.pentimento.api.vectordb.v1.ReserveRequest\x1a+.pentimento.api.vectordb.v1.ReserveResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12l\n\x06\x43ommit\x12).pentimento.api.vectordb.v1.CommitRequest\x1a*.pentimento.api.vectordb.v1.CommitResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12i\n\x07Release\x12*.pentimento.api.vectordb.v1.ReleaseRequest\x1a+.pentimento.api.vectordb.v1.ReleaseResponse\"\x05\xaa\xd4\x18\x01\x03\x12\x81\x01\n\x0fReportBadObject\x12\x32.pentimento.api.vectordb.v1.ReportBadObjectRequest\x1a\x33.pentimento.api.vectordb.v1.ReportBadObjectResponse\"\x05\xaa\xd4\x18\x01\x03\x12u\n\x0bReportStart\x12..pentimento.api.vectordb.v1.ReportStartRequest\x1a/.pentimento.api.vectordb.v1.ReportStartResponse\"\x05\xaa\xd4\x18\x01\x03\x12o\n\tPinObject\x12,.pentimento.api.vectordb.v1.PinObjectRequest\x1a-.pentimento.api.vectordb.v1.PinObjectResponse\"\x05\xaa\xd4\x18\x01\x03\x12x\n\x0cUnpinObjects\x12/.pentimento.api.vectordb.v1.UnpinObjectsRequest\x1a\x30.pentimento.api.vectordb.v1.UnpinObjectsResponse\"\x05\xaa\xd4\x18\x01\x03\x12{\n\rReportQuality\x12\x30.pentimento.api.vectordb.v1.ReportQualityRequest\x1a\x31.pentimento.api.vectordb.v1.ReportQualityResponse\"\x05\xaa\xd4\x18\x01\x03\x12\x82\x01\n\x0fGetReuseQuality\x12\x32.pentimento.api.vectordb.v1.GetReuseQualityRequest\x1a\x33.pentimento.api.vectordb.v1.GetReuseQualityResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x12|\n\rGetStatistics\x12\x30.pentimento.api.vectordb.v1.GetStatisticsRequest\x1a\x31.pentimento.api.vectordb.v1.GetStatisticsResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n9pentimento/api/vectordb/v1/vectordb_gateway_service.proto\x12\x1apentimento.api.vectordb.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a\x31pentimento/api/embedder/v1/embedder_service.proto\x1a-pentimento/api/generation/v1/generation.proto\x1a%pentimento/api/tensor/v1/tensor.proto\"\xeb\x02\n\nCacheScope\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0bshared_pool\x18\x02 \x01(\x08\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x12\n\nvae_digest\x18\x04 \x01(\t\x12\x18\n\x10scheduler_digest\x18\x05 \x01(\t\x12\x17\n\x0fprediction_type\x18\x06 \x01(\t\x12\x10\n\x08width_px\x18\x07 \x01(\r\x12\x11\n\theight_px\x18\x08 \x01(\r\x12\x16\n\x0eguidance_scale\x18\t \x01(\x01\x12\x17\n\x0fnegative_prompt\x18\n \x01(\t\x12\x1b\n\x13num_inference_steps\x18\x0b \x01(\r\x12\x17\n\x0f\x61\x64\x61pters_digest\x18\x0c \x01(\t\x12\x1a\n\x12\x61\x64\x61pters_from_step\x18\r \x01(\r\x12\x1b\n\x13\x63onditioning_digest\x18\x0e \x01(\t\x12\x16\n\x0e\x63ontrol_digest\x18\x0f \x01(\t\"i\n\x0fLookupCandidate\x12\x35\n\x05scope\x18\x01 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12\x0f\n\x07latents\x18\x02 \x01(\x08\x12\x0e\n\x06images\x18\x03 \x01(\x08\"\xc9\x01\n\rLookupRequest\x12?\n\ncandidates\x18\x01 \x03(\x0b\x32+.pentimento.api.vectordb.v1.LookupCandidate\x12=\n\x0etext_embedding\x18\x02 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x03 \x01(\t\x12\x14\n\x07quality\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_quality\"\xba\x01\n\x0e\x43\x61ndidateStart\x12\x32\n\x05start\x18\x01 \x01(\x0b\x32#.pentimento.api.generation.v1.Start\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1c\n\x0ftext_similarity\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10image_similarity\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x12\n\x10_text_similarityB\x13\n\x11_image_similarity\"d\n\x0eLookupResponse\x12:\n\x06starts\x18\x01 \x03(\x0b\x32*.pentimento.api.vectordb.v1.CandidateStart\x12\x16\n\x0esearch_skipped\x18\x02 \x01(\x08\"\xc3\x01\n\x15ListNeighboursRequest\x12>\n\tcandidate\x18\x01 \x01(\x0b\x32+.pentimento.api.vectordb.v1.LookupCandidate\x12=\n\x0etext_embedding\x18\x02 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x03 \x01(\t\x12\x13\n\x0blimit_count\x18\x04 \x01(\r\"U\n\x16ListNeighboursResponse\x12;\n\nneighbours\x18\x01 \x03(\x0b\x32\'.pentimento.api.generation.v1.Neighbour\"\xbd\x01\n\x0eReserveRequest\x12\x35\n\x05scope\x18\x01 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12\x36\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x12\n\nstart_step\x18\x03 \x01(\r\x12\x16\n\x0e\x61ncestor_depth\x18\x04 \x01(\r\x12\x10\n\x08no_image\x18\x05 \x01(\x08\"i\n\x0fReserveResponse\x12<\n\x05grant\x18\x01 \x01(\x0b\x32(.pentimento.api.generation.v1.CacheGrantH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x02 \x01(\tB\x08\n\x06_grant\"\x98\x03\n\rCommitRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x36\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x35\n\x05scope\x18\x03 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12>\n\x07\x65ntries\x18\x04 \x01(\x0b\x32-.pentimento.api.generation.v1.CapturedEntries\x12=\n\x0etext_embedding\x18\x05 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x43\n\x0fimage_embedding\x18\x06 \x01(\x0b\x32%.pentimento.api.embedder.v1.EmbeddingH\x00\x88\x01\x01\x12\x16\n\x0e\x65ncoder_digest\x18\x07 \x01(\t\x12\x16\n\x0e\x61ncestor_depth\x18\x08 \x01(\rB\x12\n\x10_image_embedding\"\"\n\x0e\x43ommitResponse\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\"\"\n\x0eReleaseRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\t\"\x11\n\x0fReleaseResponse\"G\n\x16ReportBadObjectRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x19\n\x17ReportBadObjectResponse\"D\n\x12ReportStartRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\nfrom_image\x18\x02 \x01(\x08\x12\r\n\x05taken\x18\x03 \x01(\x08\"\x15\n\x13ReportStartResponse\"\x86\x01\n\x10PinObjectRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x39\n\x06object\x18\x03 \x01(\x0b\x32).pentimento.api.tensor.v1.ObjectReference\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x03\"*\n\x11PinObjectResponse\x12\x15\n\rexpires_at_ms\x18\x01 \x01(\x03\"9\n\x13UnpinObjectsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x16\n\x14UnpinObjectsResponse\"\xf5\x01\n\x14ReportQualityRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\x1e\n\x16reference_model_digest\x18\x03 \x01(\t\x12\x16\n\x0e\x65ncoder_digest\x18\x04 \x01(\t\x12\x12\n\nfrom_image\x18\x05 \x01(\x08\x12\x15\n\rskipped_steps\x18\x06 \x01(\r\x12\x12\n\nstep_count\x18\x07 \x01(\r\x12\x12\n\nsimilarity\x18\x08 \x01(\x01\x12\x0f\n\x07quality\x18\t \x01(\x01\x12\x17\n\x0fscratch_quality\x18\n \x01(\x01\"(\n\x15ReportQualityResponse\x12\x0f\n\x07\x63ounted\x18\x01 \x01(\x08\".\n\x16GetReuseQualityRequest\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\"Y\n\x17GetReuseQualityResponse\x12>\n\nthresholds\x18\x01 \x03(\x0b\x32*.pentimento.api.generation.v1.ReuseQuality\"\x16\n\x14GetStatisticsRequest\"\x8e\x02\n\x15GetStatisticsResponse\x12\x13\n\x0b\x65ntry_count\x18\x01 \x01(\x04\x12\x14\n\x0cobject_count\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x14\n\x0clookup_count\x18\x04 \x01(\x04\x12\x11\n\thit_count\x18\x05 \x01(\x04\x12\x1b\n\x13pending_grant_count\x18\x06 \x01(\x04\x12\x11\n\tread_only\x18\x07 \x01(\x08\x12\x15\n\rindex_backend\x18\x08 \x01(\t\x12\x16\n\x0eobject_backend\x18\t \x01(\t\x12\x13\n\x0btaken_count\x18\n \x01(\x04\x12\x19\n\x11passed_over_count\x18\x0b \x01(\x04\x32\xbd\x0b\n\x16VectordbGatewayService\x12l\n\x06Lookup\x12).pentimento.api.vectordb.v1.LookupRequest\x1a*.pentimento.api.vectordb.v1.LookupResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12\x84\x01\n\x0eListNeighbours\x12\x31.pentimento.api.vectordb.v1.ListNeighboursRequest\x1a\x32.pentimento.api.vectordb.v1.ListNeighboursResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12o\n\x07Reserve\x12*.pentimento.api.vectordb.v1.ReserveRequest\x1a+.pentimento.api.vectordb.v1.ReserveResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12l\n\x06\x43ommit\x12).pentimento.api.vectordb.v1.CommitRequest\x1a*.pentimento.api.vectordb.v1.CommitResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12i\n\x07Release\x12*.pentimento.api.vectordb.v1.ReleaseRequest\x1a+.pentimento.api.vectordb.v1.ReleaseResponse\"\x05\xaa\xd4\x18\x01\x03\x12\x81\x01\n\x0fReportBadObject\x12\x32.pentimento.api.vectordb.v1.ReportBadObjectRequest\x1a\x33.pentimento.api.vectordb.v1.ReportBadObjectResponse\"\x05\xaa\xd4\x18\x01\x03\x12u\n\x0bReportStart\x12..pentimento.api.vectordb.v1.ReportStartRequest\x1a/.pentimento.api.vectordb.v1.ReportStartResponse\"\x05\xaa\xd4\x18\x01\x03\x12o\n\tPinObject\x12,.pentimento.api.vectordb.v1.PinObjectRequest\x1a-.pentimento.api.vectordb.v1.PinObjectResponse\"\x05\xaa\xd4\x18\x01\x03\x12x\n\x0cUnpinObjects\x12/.pentimento.api.vectordb.v1.UnpinObjectsRequest\x1a\x30.pentimento.api.vectordb.v1.UnpinObjectsResponse\"\x05\xaa\xd4\x18\x01\x03\x12{\n\rReportQuality\x12\x30.pentimento.api.vectordb.v1.ReportQualityRequest\x1a\x31.pentimento.api.vectordb.v1.ReportQualityResponse\"\x05\xaa\xd4\x18\x01\x03\x12\x82\x01\n\x0fGetReuseQuality\x12\x32.pentimento.api.vectordb.v1.GetReuseQualityRequest\x1a\x33.pentimento.api.vectordb.v1.GetReuseQualityResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x12|\n\rGetStatistics\x12\x30.pentimento.api.vectordb.v1.GetStatisticsRequest\x1a\x31.pentimento.api.vectordb.v1.GetStatisticsResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,6 +37,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VECTORDBGATEWAYSERVICE'].methods_by_name['Lookup']._loaded_options = None
   _globals['_VECTORDBGATEWAYSERVICE'].methods_by_name['Lookup']._serialized_options = b'\252\324\030\001\003\260\324\030\200\200@'
+  _globals['_VECTORDBGATEWAYSERVICE'].methods_by_name['ListNeighbours']._loaded_options = None
+  _globals['_VECTORDBGATEWAYSERVICE'].methods_by_name['ListNeighbours']._serialized_options = b'\252\324\030\001\003\260\324\030\200\200@'
   _globals['_VECTORDBGATEWAYSERVICE'].methods_by_name['Reserve']._loaded_options = None
   _globals['_VECTORDBGATEWAYSERVICE'].methods_by_name['Reserve']._serialized_options = b'\252\324\030\001\003\260\324\030\200\200@'
   _globals['_VECTORDBGATEWAYSERVICE'].methods_by_name['Commit']._loaded_options = None
@@ -67,46 +69,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANDIDATESTART']._serialized_end=1125
   _globals['_LOOKUPRESPONSE']._serialized_start=1127
   _globals['_LOOKUPRESPONSE']._serialized_end=1227
-  _globals['_RESERVEREQUEST']._serialized_start=1230
-  _globals['_RESERVEREQUEST']._serialized_end=1419
-  _globals['_RESERVERESPONSE']._serialized_start=1421
-  _globals['_RESERVERESPONSE']._serialized_end=1526
-  _globals['_COMMITREQUEST']._serialized_start=1529
-  _globals['_COMMITREQUEST']._serialized_end=1937
-  _globals['_COMMITRESPONSE']._serialized_start=1939
-  _globals['_COMMITRESPONSE']._serialized_end=1973
-  _globals['_RELEASEREQUEST']._serialized_start=1975
-  _globals['_RELEASEREQUEST']._serialized_end=2009
-  _globals['_RELEASERESPONSE']._serialized_start=2011
-  _globals['_RELEASERESPONSE']._serialized_end=2028
-  _globals['_REPORTBADOBJECTREQUEST']._serialized_start=2030
-  _globals['_REPORTBADOBJECTREQUEST']._serialized_end=2101
-  _globals['_REPORTBADOBJECTRESPONSE']._serialized_start=2103
-  _globals['_REPORTBADOBJECTRESPONSE']._serialized_end=2128
-  _globals['_REPORTSTARTREQUEST']._serialized_start=2130
-  _globals['_REPORTSTARTREQUEST']._serialized_end=2198
-  _globals['_REPORTSTARTRESPONSE']._serialized_start=2200
-  _globals['_REPORTSTARTRESPONSE']._serialized_end=2221
-  _globals['_PINOBJECTREQUEST']._serialized_start=2224
-  _globals['_PINOBJECTREQUEST']._serialized_end=2358
-  _globals['_PINOBJECTRESPONSE']._serialized_start=2360
-  _globals['_PINOBJECTRESPONSE']._serialized_end=2402
-  _globals['_UNPINOBJECTSREQUEST']._serialized_start=2404
-  _globals['_UNPINOBJECTSREQUEST']._serialized_end=2461
-  _globals['_UNPINOBJECTSRESPONSE']._serialized_start=2463
-  _globals['_UNPINOBJECTSRESPONSE']._serialized_end=2485
-  _globals['_REPORTQUALITYREQUEST']._serialized_start=2488
-  _globals['_REPORTQUALITYREQUEST']._serialized_end=2733
-  _globals['_REPORTQUALITYRESPONSE']._serialized_start=2735
-  _globals['_REPORTQUALITYRESPONSE']._serialized_end=2775
-  _globals['_GETREUSEQUALITYREQUEST']._serialized_start=2777
-  _globals['_GETREUSEQUALITYREQUEST']._serialized_end=2823
-  _globals['_GETREUSEQUALITYRESPONSE']._serialized_start=2825
-  _globals['_GETREUSEQUALITYRESPONSE']._serialized_end=2914
-  _globals['_GETSTATISTICSREQUEST']._serialized_start=2916
-  _globals['_GETSTATISTICSREQUEST']._serialized_end=2938
-  _globals['_GETSTATISTICSRESPONSE']._serialized_start=2941
-  _globals['_GETSTATISTICSRESPONSE']._serialized_end=3211
-  _globals['_VECTORDBGATEWAYSERVICE']._serialized_start=3214
-  _globals['_VECTORDBGATEWAYSERVICE']._serialized_end=4548
+  _globals['_LISTNEIGHBOURSREQUEST']._serialized_start=1230
+  _globals['_LISTNEIGHBOURSREQUEST']._serialized_end=1425
+  _globals['_LISTNEIGHBOURSRESPONSE']._serialized_start=1427
+  _globals['_LISTNEIGHBOURSRESPONSE']._serialized_end=1512
+  _globals['_RESERVEREQUEST']._serialized_start=1515
+  _globals['_RESERVEREQUEST']._serialized_end=1704
+  _globals['_RESERVERESPONSE']._serialized_start=1706
+  _globals['_RESERVERESPONSE']._serialized_end=1811
+  _globals['_COMMITREQUEST']._serialized_start=1814
+  _globals['_COMMITREQUEST']._serialized_end=2222
+  _globals['_COMMITRESPONSE']._serialized_start=2224
+  _globals['_COMMITRESPONSE']._serialized_end=2258
+  _globals['_RELEASEREQUEST']._serialized_start=2260
+  _globals['_RELEASEREQUEST']._serialized_end=2294
+  _globals['_RELEASERESPONSE']._serialized_start=2296
+  _globals['_RELEASERESPONSE']._serialized_end=2313
+  _globals['_REPORTBADOBJECTREQUEST']._serialized_start=2315
+  _globals['_REPORTBADOBJECTREQUEST']._serialized_end=2386
+  _globals['_REPORTBADOBJECTRESPONSE']._serialized_start=2388
+  _globals['_REPORTBADOBJECTRESPONSE']._serialized_end=2413
+  _globals['_REPORTSTARTREQUEST']._serialized_start=2415
+  _globals['_REPORTSTARTREQUEST']._serialized_end=2483
+  _globals['_REPORTSTARTRESPONSE']._serialized_start=2485
+  _globals['_REPORTSTARTRESPONSE']._serialized_end=2506
+  _globals['_PINOBJECTREQUEST']._serialized_start=2509
+  _globals['_PINOBJECTREQUEST']._serialized_end=2643
+  _globals['_PINOBJECTRESPONSE']._serialized_start=2645
+  _globals['_PINOBJECTRESPONSE']._serialized_end=2687
+  _globals['_UNPINOBJECTSREQUEST']._serialized_start=2689
+  _globals['_UNPINOBJECTSREQUEST']._serialized_end=2746
+  _globals['_UNPINOBJECTSRESPONSE']._serialized_start=2748
+  _globals['_UNPINOBJECTSRESPONSE']._serialized_end=2770
+  _globals['_REPORTQUALITYREQUEST']._serialized_start=2773
+  _globals['_REPORTQUALITYREQUEST']._serialized_end=3018
+  _globals['_REPORTQUALITYRESPONSE']._serialized_start=3020
+  _globals['_REPORTQUALITYRESPONSE']._serialized_end=3060
+  _globals['_GETREUSEQUALITYREQUEST']._serialized_start=3062
+  _globals['_GETREUSEQUALITYREQUEST']._serialized_end=3108
+  _globals['_GETREUSEQUALITYRESPONSE']._serialized_start=3110
+  _globals['_GETREUSEQUALITYRESPONSE']._serialized_end=3199
+  _globals['_GETSTATISTICSREQUEST']._serialized_start=3201
+  _globals['_GETSTATISTICSREQUEST']._serialized_end=3223
+  _globals['_GETSTATISTICSRESPONSE']._serialized_start=3226
+  _globals['_GETSTATISTICSRESPONSE']._serialized_end=3496
+  _globals['_VECTORDBGATEWAYSERVICE']._serialized_start=3499
+  _globals['_VECTORDBGATEWAYSERVICE']._serialized_end=4968
 # @@protoc_insertion_point(module_scope)

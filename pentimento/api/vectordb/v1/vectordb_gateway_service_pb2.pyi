@@ -219,6 +219,59 @@ class LookupResponse(_message.Message):
 Global___LookupResponse: _TypeAlias = LookupResponse  # noqa: Y015
 
 @_typing.final
+class ListNeighboursRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CANDIDATE_FIELD_NUMBER: _builtins.int
+    TEXT_EMBEDDING_FIELD_NUMBER: _builtins.int
+    ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
+    LIMIT_COUNT_FIELD_NUMBER: _builtins.int
+    encoder_digest: _builtins.str
+    limit_count: _builtins.int
+    """1 to 50."""
+    @_builtins.property
+    def candidate(self) -> Global___LookupCandidate: ...
+    @_builtins.property
+    def text_embedding(self) -> _embedder_service_pb2.Embedding: ...
+    def __init__(
+        self,
+        *,
+        candidate: Global___LookupCandidate | None = ...,
+        text_embedding: _embedder_service_pb2.Embedding | None = ...,
+        encoder_digest: _builtins.str = ...,
+        limit_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "text_embedding", b"text_embedding"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "encoder_digest", b"encoder_digest", "limit_count", b"limit_count", "text_embedding", b"text_embedding"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListNeighboursRequest: _TypeAlias = ListNeighboursRequest  # noqa: Y015
+
+@_typing.final
+class ListNeighboursResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEIGHBOURS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def neighbours(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Neighbour]:
+        """By the prompt, then by the picture, each the nearest first."""
+
+    def __init__(
+        self,
+        *,
+        neighbours: _abc.Iterable[_generation_pb2.Neighbour] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["neighbours", b"neighbours"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListNeighboursResponse: _TypeAlias = ListNeighboursResponse  # noqa: Y015
+
+@_typing.final
 class ReserveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

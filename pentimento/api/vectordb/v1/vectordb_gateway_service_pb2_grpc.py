@@ -40,6 +40,11 @@ class VectordbGatewayServiceStub:
                 request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.LookupRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.LookupResponse.FromString,
                 _registered_method=True)
+        self.ListNeighbours = channel.unary_unary(
+                '/pentimento.api.vectordb.v1.VectordbGatewayService/ListNeighbours',
+                request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ListNeighboursRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ListNeighboursResponse.FromString,
+                _registered_method=True)
         self.Reserve = channel.unary_unary(
                 '/pentimento.api.vectordb.v1.VectordbGatewayService/Reserve',
                 request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReserveRequest.SerializeToString,
@@ -98,6 +103,13 @@ class VectordbGatewayServiceServicer:
 
     def Lookup(self, request, context):
         """Where should this request start? A miss is an answer, not an error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListNeighbours(self, request, context):
+        """The nearest entries that a lookup for the candidate would choose among, for people who want to see them. Nothing is counted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,6 +193,11 @@ def add_VectordbGatewayServiceServicer_to_server(servicer, server):
                     request_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.LookupRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.LookupResponse.SerializeToString,
             ),
+            'ListNeighbours': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListNeighbours,
+                    request_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ListNeighboursRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ListNeighboursResponse.SerializeToString,
+            ),
             'Reserve': grpc.unary_unary_rpc_method_handler(
                     servicer.Reserve,
                     request_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReserveRequest.FromString,
@@ -260,6 +277,33 @@ class VectordbGatewayService:
             '/pentimento.api.vectordb.v1.VectordbGatewayService/Lookup',
             pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.LookupRequest.SerializeToString,
             pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.LookupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListNeighbours(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.vectordb.v1.VectordbGatewayService/ListNeighbours',
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ListNeighboursRequest.SerializeToString,
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ListNeighboursResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class VectordbGatewayServiceStub:
     def __new__(cls, channel: _aio.Channel) -> VectordbGatewayServiceAsyncStub: ...
     Lookup: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.LookupRequest, _vectordb_gateway_service_pb2.LookupResponse]
     """Where should this request start? A miss is an answer, not an error."""
+    ListNeighbours: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ListNeighboursRequest, _vectordb_gateway_service_pb2.ListNeighboursResponse]
+    """The nearest entries that a lookup for the candidate would choose among, for people who want to see them. Nothing is counted."""
     Reserve: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReserveRequest, _vectordb_gateway_service_pb2.ReserveResponse]
     """Keys under which an attempt may store what it captures."""
     Commit: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.CommitRequest, _vectordb_gateway_service_pb2.CommitResponse]
@@ -64,6 +66,8 @@ class VectordbGatewayServiceAsyncStub(VectordbGatewayServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Lookup: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.LookupRequest, _vectordb_gateway_service_pb2.LookupResponse]  # type: ignore[assignment]
     """Where should this request start? A miss is an answer, not an error."""
+    ListNeighbours: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ListNeighboursRequest, _vectordb_gateway_service_pb2.ListNeighboursResponse]  # type: ignore[assignment]
+    """The nearest entries that a lookup for the candidate would choose among, for people who want to see them. Nothing is counted."""
     Reserve: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReserveRequest, _vectordb_gateway_service_pb2.ReserveResponse]  # type: ignore[assignment]
     """Keys under which an attempt may store what it captures."""
     Commit: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.CommitRequest, _vectordb_gateway_service_pb2.CommitResponse]  # type: ignore[assignment]
@@ -96,6 +100,14 @@ class VectordbGatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_vectordb_gateway_service_pb2.LookupResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.LookupResponse]]:
         """Where should this request start? A miss is an answer, not an error."""
+
+    @_abc_1.abstractmethod
+    def ListNeighbours(
+        self,
+        request: _vectordb_gateway_service_pb2.ListNeighboursRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_vectordb_gateway_service_pb2.ListNeighboursResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.ListNeighboursResponse]]:
+        """The nearest entries that a lookup for the candidate would choose among, for people who want to see them. Nothing is counted."""
 
     @_abc_1.abstractmethod
     def Reserve(
