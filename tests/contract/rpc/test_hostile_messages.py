@@ -137,6 +137,7 @@ LARGER_REQUESTS_MIB = {
     "models.v1.ModelRepositoryService.RegisterCascade": 1,
     "adapters.v1.AdapterRegistryService.AddLora": 2,
     "vectordb.v1.VectordbGatewayService.Lookup": 1,
+    "vectordb.v1.VectordbGatewayService.ListNeighbours": 1,
     "vectordb.v1.VectordbGatewayService.Reserve": 1,
     "vectordb.v1.VectordbGatewayService.Commit": 1,
 }
