@@ -8,7 +8,7 @@ from pentimento.stores.ledger.cache_records import CacheTotals
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.healing import Healing
 from services.vectordb_gateway.lookup import Lookup
-from services.vectordb_gateway.neighbours import Neighbours
+from services.vectordb_gateway.neighbours import NeighbourSearch
 from services.vectordb_gateway.pinning import Pinning
 from services.vectordb_gateway.quality_watch import QualityWatch
 from services.vectordb_gateway.use_notes import UseNotes
@@ -33,7 +33,7 @@ class GatewayStatistics:
 @dataclass(frozen=True)
 class Gateway:
     lookup: Lookup
-    neighbours: Neighbours
+    neighbours: NeighbourSearch
     writing: EntryWriting
     healing: Healing
     pinning: Pinning

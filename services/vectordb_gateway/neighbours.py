@@ -21,7 +21,7 @@ _THREAD_COUNT = 1
 _TIMEOUT_S = 1.0
 
 
-class Neighbours:
+class NeighbourSearch:
     """Searches for those that are near, whether near enough or not, in a thread of its own."""
 
     def __init__(self, guard: EncoderGuard, index: VectorIndex, ledger: CacheLedger, bounds: LookupBounds) -> None:

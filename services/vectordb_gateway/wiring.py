@@ -26,7 +26,7 @@ from services.vectordb_gateway.indexing import Indexing
 from services.vectordb_gateway.lookup import Lookup
 from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
-from services.vectordb_gateway.neighbours import Neighbours
+from services.vectordb_gateway.neighbours import NeighbourSearch
 from services.vectordb_gateway.pinning import Pinning
 from services.vectordb_gateway.quality_watch import QualityWatch
 from services.vectordb_gateway.searches import LookupBounds
@@ -69,7 +69,7 @@ class GatewayProcess(ServiceProcess):
     reuse: ReuseRules
     indexing: Indexing
     lookup: Lookup
-    neighbours: Neighbours
+    neighbours: NeighbourSearch
     maintenance: Maintenance
     stalls: StallWatch
     healing: Healing
@@ -131,7 +131,7 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     uses = UseNotes(stores.ledger)
     quality = QualityWatch(stores.ledger, guard, reuse, follows=selection.follow_quality)
     lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch)
-    neighbours = Neighbours(guard, stores.index, stores.ledger, bounds)
+    neighbours = NeighbourSearch(guard, stores.index, stores.ledger, bounds)
     keys = open_grant_keys(settings.grants.grant_key_file)
     written = WriteBounds(settings.grants.grant_ttl_s, selection.max_ancestor_depth)
     healing = Healing(stores.ledger, stores.objects)
