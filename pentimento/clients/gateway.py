@@ -70,16 +70,21 @@ class GatewayClient:
         timeout_s: float | None = None,
         *,
         no_image: bool = False,
+        start_kind: str = "",
+        light: bool = False,
     ) -> CacheGrant | None:
         """Ask for a grant to store what the attempt captures, which starts at `start_step` and has so many ancestors;
-        the gateway chooses what is kept, never the picture where nobody will embed it (`no_image`). None when the cache
-        takes nothing of it."""
+        the gateway chooses what is kept, never the picture where nobody will embed it (`no_image`). `start_kind`:
+        noise, latent or image; `light`: for a stage of a cascade that another one may follow. None when the cache takes
+        nothing of it."""
         request = pb.ReserveRequest(
             scope=scope_to_proto(scope),
             attempt=attempt_to_proto(attempt),
             start_step=start_step,
             ancestor_depth=ancestor_depth,
             no_image=no_image,
+            start_kind=start_kind,
+            light=light,
         )
         with domain_errors():
             answer = await self._stub.Reserve(request, timeout=timeout_s)

@@ -8,7 +8,7 @@ from pentimento.dataplane.pools import Pool
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State, TimerKind
 from pentimento.domain.fleet import CONFIDENCE_BINS
-from pentimento.policies.light_stages import leaves_out_light
+from pentimento.policies.light_stages import leaves_out_light, skip_bound
 from pentimento.policies.serving.entry import NOISE
 
 
@@ -47,7 +47,9 @@ def leaves_out_stage(state: State, request: Request, foreseen: float | None) -> 
     stage's picture would be refused."""
     if not request.has_next_stage or request.start != NOISE:
         return False
-    return leaves_out_light(foreseen, state.settings.skip_light_below, _threshold(state, request))
+    planned = state.skip_bounds.get(request.cascade_name, {}).get(request.cascade[request.cascade_stage], 0.0)
+    bound = skip_bound(state.settings.skip_light_below, planned)
+    return leaves_out_light(foreseen, bound, _threshold(state, request))
 
 
 def leave_out_stage(state: State, request: Request, foreseen: float | None) -> list[Effect]:

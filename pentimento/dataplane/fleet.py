@@ -61,6 +61,9 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
     state.assigned = frozenset(assignment.worker_id for assignment in event.plan.assignments)
     state.partners = _partners(event.plan)
     state.thresholds = _thresholds(event.plan)
+    state.skip_bounds = {
+        cascade.cascade: {stage.pool: stage.skip_below for stage in cascade.stages} for cascade in event.plan.cascades
+    }
     _set_speeds(state)
     for worker in state.workers.values():
         _place(state, worker, worker.model, worker.model_digest)

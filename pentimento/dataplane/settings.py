@@ -22,7 +22,7 @@ class DataplaneSettings:
     Of a cascade: `confidence_threshold` where the plan has none; `accept_unscored`, rather than going on, when the
     discriminator does not answer; `fall_back` to an earlier stage's picture, `fall_back_margin_s` before the deadline,
     when a later stage cannot make it; `skip_light_below`: the probability, by the prompt alone, below which the first
-    stage is left out, 0 for never.
+    stage is left out, 0 for never, None for what the plan says.
 
     `adapter_load_s`: what it counts against a worker that it would have to load a LoRA first, for each.
 
@@ -50,7 +50,7 @@ class DataplaneSettings:
     accept_unscored: bool = True
     fall_back: bool = True
     fall_back_margin_s: float = 0.1
-    skip_light_below: float = 0.0
+    skip_light_below: float | None = None
     adapter_load_s: float = 0.5
     pair_tight_share: float | None = None
     hedge_after: float | None = None

@@ -131,11 +131,13 @@ class StartThreshold:
 class StagePlan:
     """A stage of a cascade. `discriminator`: the cascade `light>heavy` as discriminators know it; empty for that of the
     models' names. Pictures from a kind of start that `thresholds` does not name are not scored: they are good
-    enough."""
+    enough. `skip_below`: the stage is left out where the prompt alone tells that its picture is good enough with less
+    than this probability (0..1), and the threshold would refuse it; 0 for never."""
 
     pool: str
     thresholds: tuple[StartThreshold, ...] = ()
     discriminator: str = ""
+    skip_below: float = 0.0
 
 
 @dataclass(frozen=True)

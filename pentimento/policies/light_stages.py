@@ -6,6 +6,12 @@ sure to be hard is left out, and nothing that the threshold in force would accep
 """
 
 
+def skip_bound(own: float | None, planned: float) -> float:
+    """Return the probability below which a prompt is sure to be hard, 0 for never: the operator's own where there is
+    one, else the plan's."""
+    return planned if own is None else own
+
+
 def leaves_out_light(foreseen: float | None, bound: float, threshold: float | None) -> bool:
     """Return whether the light stage is left out.
 

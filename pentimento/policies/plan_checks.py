@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import CachePlan, CascadePlan, Plan, PoolPlan, ReplicaKind, StagePlan
+from pentimento.policies.eviction_rules import EVICTION_NAMES
 from pentimento.policies.serving.entry import SPARE, STARTS
 
 MAX_BIAS = 16
@@ -64,6 +65,10 @@ def _check_cascade(field: str, cascade: CascadePlan, pools: set[str]) -> None:
         if stage.pool not in pools:
             raise InvalidArgument.of(f"{field}.stages[{index}].pool", f"must be a pool of the plan, got {stage.pool!r}")
         _check_thresholds(f"{field}.stages[{index}]", stage)
+        _check_share(f"{field}.stages[{index}].skip_below", stage.skip_below)
+    if cascade.stages[-1].skip_below:
+        last = f"{field}.stages[{len(cascade.stages) - 1}].skip_below"
+        raise InvalidArgument.of(last, "must be 0: the last stage is never left out")
     if cascade.stages[-1].thresholds:
         last = f"{field}.stages[{len(cascade.stages) - 1}].thresholds"
         raise InvalidArgument.of(last, "must be empty: no picture of the last stage is scored")
@@ -84,6 +89,9 @@ def _check_cache(cache: CachePlan) -> None:
             raise InvalidArgument.of("cache.admits", f"must be noise, latent or image, got {start!r}")
     if cache.alpha is not None:
         _check_share("cache.alpha", cache.alpha)
+    if cache.eviction and cache.eviction not in EVICTION_NAMES:
+        limit = f"must be one of {', '.join(EVICTION_NAMES)}, or empty, got {cache.eviction!r}"
+        raise InvalidArgument.of("cache.eviction", limit)
     if abs(cache.bias) > MAX_BIAS:
         raise InvalidArgument.of("cache.bias", f"must be between {-MAX_BIAS} and {MAX_BIAS}, got {cache.bias}")
 

@@ -132,6 +132,7 @@ def _cascade_to_proto(cascade: CascadePlan) -> pb.CascadePlan:
                 pool=stage.pool,
                 thresholds=[pb.StartThreshold(**asdict(threshold)) for threshold in stage.thresholds],
                 discriminator=stage.discriminator,
+                skip_below=stage.skip_below,
             )
             for stage in cascade.stages
         ],
@@ -144,7 +145,7 @@ def _cascade_from_proto(message: pb.CascadePlan) -> CascadePlan:
 
 def _stage_from_proto(message: pb.StagePlan) -> StagePlan:
     thresholds = tuple(StartThreshold(threshold.start, threshold.confidence) for threshold in message.thresholds)
-    return StagePlan(message.pool, thresholds, message.discriminator)
+    return StagePlan(message.pool, thresholds, message.discriminator, message.skip_below)
 
 
 def _cache_to_proto(cache: CachePlan) -> pb.CachePlan:

@@ -121,6 +121,7 @@ class Planner:
     def _as_plan(self, decision: AllocationDecision, replicas: tuple[ReplicaView, ...]) -> Plan:
         return replace(
             decision.as_plan(self._version, self._policy.name),
+            cache=self._wanted.cache_plan(decision.cache),
             endpoints=service_endpoints(replicas),
             drops_late=self._policy.drops_late,
             placements=adapter_placements(replicas) + uploaded_placements(self.uploaded, replicas),

@@ -43,10 +43,10 @@ class FrontdoorSettings:
     fall_back: bool = setting(True, help="a light picture stands in where a heavier one fails or would be late")
     discriminator_addresses: tuple[str, ...] = setting((), help="discriminators, beside those of the plan")
     score_timeout_ms: int = setting(1000, help="wait for a discriminator before the next one is asked", minimum=1)
-    skip_light_below: float = setting(
-        0.0,
+    skip_light_below: float | None = setting(
+        None,
         help="leave out the light model where a discriminator tells by the prompt alone that its picture is good enough"
-        " with less than this probability; 0 for never",
+        " with less than this probability; 0 for never; none: the plan's bound, where it has one",
         maximum=1.0,
     )
     foresee_timeout_ms: int = setting(50, help="wait for what a prompt tells, where that is asked", minimum=1)

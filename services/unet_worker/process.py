@@ -8,16 +8,25 @@ from typing import Protocol
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.clock import SystemClock
-from pentimento.domain.fleet import MAX_TOLD_COUNT, ModelCost, Replica, ReplicaKind, ReplicaReport, WorkerAssignment
+from pentimento.domain.fleet import (
+    MAX_TOLD_COUNT,
+    ModelCost,
+    Plan,
+    Replica,
+    ReplicaKind,
+    ReplicaReport,
+    WorkerAssignment,
+)
 from pentimento.rpc import RpcServer
 from pentimento.rpc.grant_keys import open_grant_keys
 from pentimento.service.fleet_member import FleetMember
+from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
 from services.unet_worker.attempts.validation import AttemptLimits
 from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.device_backend import PlannedBackend
-from services.unet_worker.models.plan_following import PlanFollower
+from services.unet_worker.models.plan_following import acknowledgement, wanted_of
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.settings import EmulatedWorkerSettings, UnetWorkerSettings
 from services.unet_worker.worker import UnetWorker
@@ -93,12 +102,17 @@ class WorkerProcess(ServiceProcess):
 
     def _join(self, controller: ControllerClient, backend: PlannedBackend, costs: tuple[ModelCost, ...]) -> None:
         """The fleet, and its plan."""
-        follower = PlanFollower(controller, self.server.instance_id, lambda wanted: self.assign(backend, wanted))
+        follower = PlanFollower(controller, self.server.instance_id, lambda plan: self._follow(backend, plan))
         self.registration = self._member.registration(
             lambda replica: self._describe(replica, backend, costs),
             lambda report: self._report(report, backend, follower),
         )
         self.run_beside(follower.run(), "plan")
+
+    def _follow(self, backend: PlannedBackend, plan: Plan) -> None:
+        wanted = wanted_of(plan, self.server.instance_id)
+        if wanted is not None:
+            self.assign(backend, wanted)
 
     def assign(self, backend: PlannedBackend, wanted: WorkerAssignment) -> None:
         """Have the device hold what the plan wants. A stranger is left alone: plans are intent."""
@@ -131,7 +145,7 @@ class WorkerProcess(ServiceProcess):
             busy_share=self._identity.busy.share(),
             completed_count=self.worker.attempts.completed_count,
             failed_count=self.worker.attempts.failed_count,
-            plan=follower.acknowledgement(backend.held.model_digest),
+            plan=acknowledgement(follower.plan, backend.held.model_digest),
             draining=credits.draining,
         )
 

@@ -1,6 +1,7 @@
 """How much the cache takes: limits, eviction, and read-only when it is full."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from pentimento.domain.access import EvictionRule
@@ -24,12 +25,20 @@ class Capacity:
     """Blocking. Methods raise StoreUnavailable."""
 
     def __init__(
-        self, ledger: CacheLedger, objects: ObjectStore, settings: CapacitySettings, grants: GrantSettings
+        self,
+        ledger: CacheLedger,
+        objects: ObjectStore,
+        settings: CapacitySettings,
+        grants: GrantSettings,
+        eviction: Callable[[], EvictionChoice] | None = None,
     ) -> None:
+        """`eviction` says which rule is in force now; None: always that of the settings."""
         self._ledger = ledger
         self._objects = objects
         self._settings = settings
         self._grants = grants
+        self._eviction = eviction or (lambda: settings.eviction or EvictionChoice.FIFO)
+        self._followed: EvictionChoice | None = None
         self._shortage = ""
         self._store_bytes = 0
 
@@ -45,7 +54,7 @@ class Capacity:
     def read_only_reason(self, totals: CacheTotals) -> str:
         """Why the cache takes nothing new; empty when it does."""
         settings = self._settings
-        if self._shortage or settings.eviction is not EvictionChoice.NONE:
+        if self._shortage or self._eviction() is not EvictionChoice.NONE:
             return self._shortage
         if totals.entry_count >= settings.max_entries:
             return f"read-only: all {settings.max_entries} entries are taken"
@@ -53,9 +62,17 @@ class Capacity:
             return f"read-only: all {settings.max_size_bytes} bytes are taken"
         return ""
 
+    def follow_rule(self, *, hits_add: bool) -> None:
+        """Have the ledger rank what it holds by the rule in force, where that is another one than before."""
+        chosen = self._eviction()
+        if chosen is not self._followed:
+            rule = rule_of(self._settings, chosen, self._ledger.totals(), hits_add)
+            self._ledger.follow(rule).result()
+            self._followed = chosen
+
     def enforce(self) -> None:
         """Evict down to the limits, and look how much room the object store has."""
-        if self._settings.eviction is not EvictionChoice.NONE and self._may_be_over():
+        if self._eviction() is not EvictionChoice.NONE and self._may_be_over():
             self._evict(self._settings.limits())
         self._look_for_room()
         totals = self._ledger.totals()
@@ -66,11 +83,11 @@ class Capacity:
     def _evict(self, limits: CacheLimits) -> None:
         """FIFO is of entries. Under the other rules entries go where there are too many of them, and single latents and
         images where bytes are short."""
-        grace_s, entry_limits = self._settings.object_grace_s, limits
-        if self._settings.eviction is not EvictionChoice.FIFO:
+        grace_s, entry_limits, by_items = self._settings.object_grace_s, limits, self._eviction() != EvictionChoice.FIFO
+        if by_items:
             entry_limits = replace(limits, max_size_bytes=_NO_LIMIT_BYTES)
         metrics.EVICTIONS.inc(self._ledger.evict(lambda held: gives_way(held, entry_limits), grace_s).result())
-        if self._settings.eviction is not EvictionChoice.FIFO:
+        if by_items:
             items = self._ledger.evict_items(lambda held: gives_way(held, limits), grace_s).result()
             metrics.ITEM_EVICTIONS.inc(items)
 
@@ -83,7 +100,7 @@ class Capacity:
     def _over_quota(self, tenant: str) -> str:
         """What is evicted later makes room for itself; where nothing is, a tenant that holds its share waits."""
         settings = self._settings
-        if settings.eviction is not EvictionChoice.NONE or settings.tenant_share == 1.0:
+        if self._eviction() is not EvictionChoice.NONE or settings.tenant_share == 1.0:
             return ""
         holding = self._ledger.holdings().get(tenant)
         if holding is None or has_room(holding, settings.limits()):
@@ -115,12 +132,12 @@ class Capacity:
         self._shortage = shortage
 
 
-def rule_of(settings: CapacitySettings, totals: CacheTotals, hits_add: bool) -> EvictionRule:
+def rule_of(settings: CapacitySettings, eviction: EvictionChoice, totals: CacheTotals, hits_add: bool) -> EvictionRule:
     """The rule that ranks what the cache holds. How many items a full cache has follows from the limit on entries, or
     from that on bytes and the size of those it has now."""
     item_count = settings.max_entries * _ITEMS_OF_RUN
     if totals.size_bytes:
         item_count = min(item_count, settings.max_size_bytes * totals.object_count // totals.size_bytes)
-    name = "fifo" if settings.eviction is EvictionChoice.NONE else settings.eviction.value
+    name = "fifo" if eviction is EvictionChoice.NONE else eviction.value
     # Every start finds another mean size; a memory twice as long changes little, and every change ranks all anew.
     return eviction_rule(name, 1 << max(item_count, 1).bit_length(), hits_add=hits_add)

@@ -4,15 +4,16 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
+from pentimento.policies.followed_cache import CacheInForce
 from pentimento.policies.match_prediction import Ruling
 from pentimento.policies.reuse_rules import ReuseSource
 from pentimento.stores.ledger.cache_ledger import CacheLedger
@@ -77,7 +78,10 @@ class Lookup:
         reuse: ReuseSource,
         bounds: LookupBounds,
         watch: MatchWatch,
+        in_force: Callable[[], CacheInForce] = CacheInForce,
     ) -> None:
+        """`in_force` says what the plan, or else the operator, asks of hits where a request does not say."""
+        self._in_force = in_force
         self._guard = guard
         self._watch = watch
         self._index = index
@@ -97,10 +101,12 @@ class Lookup:
         check_candidates(candidates)
         check_quality(quality)
         self._guard.check(embedding, "text_embedding")
-        asked = tuple(self._ask(candidate, embedding, quality) for candidate in candidates)
-        answer = await self._answer(Question(asked, embedding.values, quality))
+        now = self._in_force()
+        wanted = quality if quality is not None else now.alpha
+        asked = tuple(self._ask(candidate, embedding, wanted) for candidate in candidates)
+        answer = await self._answer(Question(asked, embedding.values, wanted))
         self._count(answer)
-        return answer
+        return _told(answer, now.told)
 
     def close(self) -> None:
         """Let go of the threads; a search that still runs ends by its own timeout."""
@@ -231,6 +237,13 @@ def _matches(searches: SharedSearches, one: RuledCandidate) -> Matches:
         searches.latents(scope) if one.wants_latent else nothing,
         searches.images(scope) if one.wants_image else nothing,
     )
+
+
+def _told(answer: LookupAnswer, by: str) -> LookupAnswer:
+    """The answer, whose reasons say what a plan had to do with them."""
+    if not by:
+        return answer
+    return replace(answer, starts=tuple(replace(one, reason=f"{one.reason}; {by}") for one in answer.starts))
 
 
 def _skipped(asked: Sequence[RuledCandidate], why: str) -> LookupAnswer:

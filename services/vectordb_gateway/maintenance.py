@@ -34,7 +34,11 @@ class Maintenance:
         watch: MatchWatch,
         uses: UseNotes | None = None,
         quality: QualityWatch | None = None,
+        *,
+        hits_add: bool = False,
     ) -> None:
+        """`hits_add`: whether pictures from the cache leave latents there too."""
+        self._hits_add = hits_add
         self._ledger = ledger
         self._objects = objects
         self._indexing = indexing
@@ -59,6 +63,10 @@ class Maintenance:
             await asyncio.to_thread(self.run_round)
             await asyncio.sleep(self._settings.maintenance_interval_s)
 
+    def follow_rule(self) -> None:
+        """Rank what the ledger holds by the rule of eviction in force. Blocks; raises StoreUnavailable."""
+        self._capacity.follow_rule(hits_add=self._hits_add)
+
     def run_round(self) -> None:
         """One round, blocking. Never raises for a store that is away."""
         self._try("expire_grants", self._expire_grants)
@@ -69,6 +77,7 @@ class Maintenance:
                 self._reconciled_at = time.monotonic()
         if self._uses is not None:
             self._try("write_uses", self._uses.write)
+        self._try("follow_rule", self.follow_rule)
         self._try("enforce_limits", self._capacity.enforce)
         self._try("index_new", self._indexing.index_new)
         self._try("remove_doomed", self._indexing.remove_doomed)

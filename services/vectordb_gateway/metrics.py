@@ -52,6 +52,7 @@ PINNED_OBJECTS = gauge(
 )
 PINNED_BYTES = gauge("pentimento_gateway_pinned_bytes", "Bytes of those pinned objects.")
 READ_ONLY = gauge("pentimento_gateway_read_only_count", "1 while the cache takes nothing new.")
+PLANS = counter("pentimento_gateway_plans_total", "Plans that the cache heard of: followed or refused.", ["outcome"])
 QUALITY_SAMPLES = counter(
     "pentimento_gateway_quality_samples_total",
     "Hits painted again from noise: counted, repeated, or unmatched where no table has their threshold any more.",

@@ -23,10 +23,11 @@ KEPT_SAMPLE_COUNT = 400
 
 @dataclass(frozen=True)
 class _InForce:
-    """Where thresholds stand, and the tables that come of it, made when they are asked for."""
+    """Where thresholds stand, and the tables that come of it beside those that they were made of, made when they are
+    asked for."""
 
     positions: Positions = field(default_factory=dict)
-    tables: dict[tuple[str, str], ModelReuse] = field(default_factory=dict)
+    tables: dict[tuple[str, str], tuple[ModelReuse, ModelReuse]] = field(default_factory=dict)
 
 
 class QualityWatch:
@@ -49,10 +50,12 @@ class QualityWatch:
         """Return what a model may reuse by the thresholds in force."""
         if encoder_digest is None or not self._follows:
             return self._reuse.of(model_digest, encoder_digest)
-        key, now = (model_digest, encoder_digest), self._now
-        if (found := now.tables.get(key)) is None:
-            found = now.tables[key] = in_force(self._reuse.of(*key), *key, now.positions)
-        return found
+        key, now, reuse = (model_digest, encoder_digest), self._now, self._reuse.of(model_digest, encoder_digest)
+        known = now.tables.get(key)
+        # A plan may have moved the tables themselves meanwhile.
+        if known is None or known[0] != reuse:
+            known = now.tables[key] = (reuse, in_force(reuse, *key, now.positions))
+        return known[1]
 
     def refresh(self) -> None:
         """Go by what the ledger knows now, other gateways' samples included. Blocks; raises StoreUnavailable."""

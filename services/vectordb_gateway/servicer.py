@@ -47,7 +47,9 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         self, request: pb.ReserveRequest, context: grpc.aio.ServicerContext[pb.ReserveRequest, pb.ReserveResponse]
     ) -> pb.ReserveResponse:
         scope, attempt = scope_from_proto(request.scope), attempt_from_proto(request.attempt)
-        run = ReservedRun(request.start_step, request.ancestor_depth, request.no_image)
+        run = ReservedRun(
+            request.start_step, request.ancestor_depth, request.no_image, request.start_kind, request.light
+        )
         reservation = await self._gateway.writing.reserve(scope, attempt, run)
         grant = grant_to_proto(reservation.grant) if reservation.grant else None
         return pb.ReserveResponse(grant=grant, reason=reservation.reason)

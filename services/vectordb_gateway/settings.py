@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pentimento.policies.cache_quota import CacheLimits
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, Threshold, Thresholds
+from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.policies.selector_profiles import ReuseKind, read_selector_profiles
 from pentimento.policies.selector_profiling import ThresholdRule
@@ -48,11 +49,19 @@ class SelectionSettings:
     selector_rule: RuleChoice = setting(
         RuleChoice.PROFILE, help="by which rule the profiles' tables are read; profile: each by the one that it names"
     )
-    cache_bias: int = setting(
-        0,
-        help="rows of the profiles' tables that every K is moved by: above 0 saves more than they allow, below 0 less",
+    cache_bias: int | None = setting(
+        None,
+        help="rows of the profiles' tables that every K is moved by: above 0 saves more than they allow, below 0 less;"
+        " none: those of the plan where it is followed, else 0",
         minimum=-10,
         maximum=10,
+    )
+    cache_alpha: float | None = setting(
+        None,
+        help="share of the from-scratch quality that hits keep where a request does not say; none: that of the plan"
+        " where it is followed, else whatever the profiles promise",
+        minimum=0,
+        maximum=1,
     )
     unprofiled_reuse: bool = setting(
         False,
@@ -99,7 +108,7 @@ class SelectionSettings:
         profiles = read_selector_profiles(map(Path, self.selector_profiles))
         given = {ReuseKind.LATENTS: self.latent_thresholds, ReuseKind.IMAGES: self.image_thresholds}
         stand = frozenset(kind for kind, thresholds in given.items() if thresholds)
-        return ReuseRules(self.rules(), profiles, rule, self.cache_bias, stand)
+        return ReuseRules(self.rules(), profiles, rule, self.cache_bias or 0, stand)
 
     def rules(self) -> SelectionRules:
         """Return the rules where no profile decides. Raises ValueError for a malformed pair."""
@@ -129,11 +138,11 @@ class CapacitySettings:
     tenant_share: float = setting(
         1.0, help="share of entries and of bytes that one tenant may hold", minimum=0.001, maximum=1
     )
-    eviction: EvictionChoice = setting(
-        EvictionChoice.FIFO,
+    eviction: EvictionChoice | None = setting(
+        None,
         help="when full, of the tenant that holds most: fifo evicts the oldest entry; lru, lfu, lcbfu (NIRVANA's) and "
         "aged (uses fade) evict single latents and images by their uses; none takes nothing new. The same for all "
-        "gateways over one ledger",
+        "gateways over one ledger. Not given: the plan's where it is followed, else fifo",
     )
     object_grace_s: float = setting(
         120.0, help="how long objects of an evicted entry stay for who just looked it up", minimum=0, maximum=86_400
@@ -254,8 +263,24 @@ class GatewaySettings:
     objects_url: str = setting(help="file:///directory or s3://bucket/prefix[?endpoint=…&region=…]")
     ledger_url: str = setting(help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…")
     search_timeout_ms: int = setting(50, help="after which a lookup is answered as a miss", minimum=1, maximum=10_000)
+    follow_plan: bool = setting(
+        False,
+        help="alpha, bias, eviction and what may enter the cache are the plan's in force, as far as no setting says"
+        " otherwise; needs a controller",
+    )
     controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
+
+    def __post_init__(self) -> None:
+        if self.follow_plan and not self.controller_address:
+            raise ValueError("--follow-plan needs a --controller-address")
+
+    def choice(self) -> CacheChoice:
+        """Return what the operator chose of all that a plan may say of the cache."""
+        eviction = self.capacity.eviction
+        return CacheChoice(
+            self.selection.cache_alpha, self.selection.cache_bias, eviction.value if eviction is not None else None
+        )
 
 
 def _thresholds(flag: str, pairs: tuple[str, ...]) -> Thresholds:

@@ -9,6 +9,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
 from pentimento.domain.online_quality import PaintedAgain
 from pentimento.domain.retrieval import LookupCandidate
+from pentimento.policies.serving.entry import STARTS
 
 # The pool that tenants may opt into; no tenant can be called so.
 SHARED_POOL = "*shared*"
@@ -72,6 +73,12 @@ def check_start_step(start_step: int, step_count: int) -> None:
     """Raises InvalidArgument for a start outside of the schedule; 0 is a start from noise."""
     if not 0 <= start_step < step_count:
         raise InvalidArgument.of("start_step", f"must be between 0 and {step_count - 1}, got {start_step}")
+
+
+def check_start_kind(kind: str) -> None:
+    """Raises InvalidArgument for a kind of start that plans do not know; empty is one that is not told."""
+    if kind and kind not in STARTS:
+        raise InvalidArgument.of("start_kind", f"must be {', '.join(STARTS)} or empty, got {kind!r:.40}")
 
 
 def check_captured(captured: CapturedEntries, step_count: int) -> None:

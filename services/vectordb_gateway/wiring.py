@@ -13,12 +13,13 @@ from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.rpc import RpcServer
 from pentimento.rpc.grant_keys import open_grant_keys
 from pentimento.service.fleet_member import FleetMember
+from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.vectors import VectorIndex, open_vectors
-from services.vectordb_gateway.capacity import Capacity, rule_of
+from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.gateway import Gateway
 from services.vectordb_gateway.healing import Healing
@@ -28,10 +29,11 @@ from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.neighbours import NeighbourSearch
 from services.vectordb_gateway.pinning import Pinning
+from services.vectordb_gateway.planned_cache import PlannedCache
 from services.vectordb_gateway.quality_watch import QualityWatch
 from services.vectordb_gateway.searches import LookupBounds
 from services.vectordb_gateway.servicer import FULL_NAME, GatewayServicer
-from services.vectordb_gateway.settings import GatewaySettings
+from services.vectordb_gateway.settings import EvictionChoice, GatewaySettings
 from services.vectordb_gateway.stalls import StallWatch, WatchedStore
 from services.vectordb_gateway.use_notes import UseNotes
 from services.vectordb_gateway.writing import EntryWriting, WriteBounds
@@ -74,7 +76,8 @@ class GatewayProcess(ServiceProcess):
     stalls: StallWatch
     healing: Healing
     uses: UseNotes
-    settings: GatewaySettings
+    planned: PlannedCache
+    follower: PlanFollower | None = None
 
     async def prepare(self) -> None:
         """Open the index and put right what a crash left. Without its index the gateway serves misses meanwhile."""
@@ -83,8 +86,10 @@ class GatewayProcess(ServiceProcess):
         except StoreUnavailable as error:
             logger.warning("lookups will miss until the index is there: %s", error.message)
         self._refuse_profiles()
-        await asyncio.to_thread(self._follow)
+        await asyncio.to_thread(self.maintenance.follow_rule)
         await asyncio.to_thread(self.maintenance.run_round)
+        if self.follower is not None:
+            self.run_beside(self.follower.run(), "plan")
         self.run_beside(self.maintenance.run(), "maintenance")
         self.run_beside(self.stalls.run(), "stalls")
 
@@ -95,11 +100,6 @@ class GatewayProcess(ServiceProcess):
                 self.reuse.profiles.check_encoder(encoder_digest)
             except FailedPrecondition as error:
                 logger.warning("a selector profile is not used: %s", error.message)
-
-    def _follow(self) -> None:
-        """Have the ledger rank what it holds by the rule of the settings."""
-        ledger, hits_add = self.stores.ledger, self.settings.selection.keep_latents_of_hits
-        ledger.follow(rule_of(self.settings.capacity, ledger.totals(), hits_add)).result()
 
     async def close(self) -> None:
         self.lookup.close()
@@ -121,16 +121,23 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     guard = EncoderGuard(stores.ledger, stores.index)
     watch = MatchWatch(stores.ledger, settings.predictor)
     indexing = Indexing(stores.ledger, stores.index, guard, watch.follow)
-    capacity = Capacity(stores.ledger, stores.objects, settings.capacity, settings.grants)
     selection = settings.selection
     reuse = selection.reuse()
+    planned = PlannedCache(settings.choice(), reuse)
+    capacity = Capacity(
+        stores.ledger,
+        stores.objects,
+        settings.capacity,
+        settings.grants,
+        lambda: EvictionChoice(planned.in_force.eviction),
+    )
     row_age_s = min(_ROW_AGE_S, settings.capacity.object_grace_s / 4)
     bounds = LookupBounds(
         settings.search_timeout_ms / 1000, selection.max_ancestor_depth, selection.scratch_share, row_age_s
     )
     uses = UseNotes(stores.ledger)
-    quality = QualityWatch(stores.ledger, guard, reuse, follows=selection.follow_quality)
-    lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch)
+    quality = QualityWatch(stores.ledger, guard, planned, follows=selection.follow_quality)
+    lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch, lambda: planned.in_force)
     neighbours = NeighbourSearch(guard, stores.index, stores.ledger, bounds)
     keys = open_grant_keys(settings.grants.grant_key_file)
     written = WriteBounds(settings.grants.grant_ttl_s, selection.max_ancestor_depth)
@@ -138,7 +145,7 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     gateway = Gateway(
         lookup=lookup,
         neighbours=neighbours,
-        writing=EntryWriting(stores.ledger, guard, indexing, capacity, reuse, written, SystemClock(), keys),
+        writing=EntryWriting(stores.ledger, guard, indexing, capacity, planned, written, SystemClock(), keys),
         healing=healing,
         pinning=Pinning(stores.ledger, SystemClock()),
         quality=quality,
@@ -150,11 +157,20 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     )
     server.add(add_VectordbGatewayServiceServicer_to_server, GatewayServicer(gateway), FULL_NAME)
     maintenance = Maintenance(
-        stores.ledger, stores.objects, indexing, capacity, settings.maintenance, watch, uses, quality
+        stores.ledger,
+        stores.objects,
+        indexing,
+        capacity,
+        settings.maintenance,
+        watch,
+        uses,
+        quality,
+        hits_add=selection.keep_latents_of_hits,
     )
+    member = FleetMember(server, ReplicaKind.VECTORDB_GATEWAY, settings)
     return GatewayProcess(
         server=server,
-        registration=FleetMember(server, ReplicaKind.VECTORDB_GATEWAY, settings).registration(),
+        registration=member.registration(),
         stores=stores,
         guard=guard,
         reuse=reuse,
@@ -165,8 +181,18 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
         stalls=StallWatch(watched_stores(lookup, stores.ledger, maintenance), partial(tell_health, server)),
         healing=healing,
         uses=uses,
-        settings=settings,
+        planned=planned,
+        follower=_follower(member, server, settings, planned),
     )
+
+
+def _follower(
+    member: FleetMember, server: RpcServer, settings: GatewaySettings, planned: PlannedCache
+) -> PlanFollower | None:
+    """Who hears of plans, where the operator gave leave."""
+    if not settings.follow_plan or member.controller is None:
+        return None
+    return PlanFollower(member.controller, server.instance_id, planned.take)
 
 
 def tell_health(server: RpcServer, serving: bool) -> None:

@@ -13,7 +13,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, LatentSlot
 from pentimento.domain.grant_signature import GrantBinding, sign
 from pentimento.policies.cache_selection import keeps_image, kept_steps
-from pentimento.policies.reuse_rules import ReuseRules
+from pentimento.policies.followed_cache import kind_of_run
 from pentimento.rpc.grant_keys import GrantKeys
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
@@ -21,12 +21,14 @@ from services.vectordb_gateway import metrics
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.indexing import Indexing
+from services.vectordb_gateway.planned_cache import PlannedCache
 from services.vectordb_gateway.validation import (
     SHARED_POOL,
     check_attempt,
     check_captured,
     check_name,
     check_scope,
+    check_start_kind,
     check_start_step,
 )
 
@@ -44,11 +46,14 @@ class Reservation:
 @dataclass(frozen=True)
 class ReservedRun:
     """What a grant is asked for: a run from `start_step` on, 0 for from noise, with so many ancestors; `no_image` where
-    nobody will embed its picture, so that nobody would find it."""
+    nobody will embed its picture, so that nobody would find it. `start_kind`: noise, latent or image; empty where the
+    caller does not say. `light`: for a stage of a cascade that another one may follow."""
 
     start_step: int = 0
     ancestor_depth: int = 0
     no_image: bool = False
+    start_kind: str = ""
+    light: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class EntryWriting:
         guard: EncoderGuard,
         indexing: Indexing,
         capacity: Capacity,
-        reuse: ReuseRules,
+        planned: PlannedCache,
         bounds: WriteBounds,
         clock: Clock,
         keys: GrantKeys | None = None,
@@ -78,7 +83,7 @@ class EntryWriting:
         self._guard = guard
         self._indexing = indexing
         self._capacity = capacity
-        self._reuse = reuse
+        self._planned = planned
         self._bounds = bounds
         self._clock = clock
         self._keys = keys
@@ -88,10 +93,13 @@ class EntryWriting:
         check_scope(scope)
         check_attempt(attempt, scope)
         check_start_step(run.start_step, scope.num_inference_steps)
+        check_start_kind(run.start_kind)
         if run.ancestor_depth >= self._bounds.max_ancestor_depth:
             # It would stand before entries that serve, and never serve itself.
             return _refused(f"{run.ancestor_depth} ancestors in a row: nothing may start from its picture")
-        rules = self._reuse.keeping(scope.model_digest, self._guard.encoder_digest)
+        if refusal := self._planned.in_force.refusal(kind_of_run(run.start_kind, run.start_step), light=run.light):
+            return _refused(refusal)
+        rules = self._planned.keeping(scope.model_digest, self._guard.encoder_digest)
         keys = [self._new_key(step) for step in kept_steps(scope.num_inference_steps, run.start_step, rules)]
         if keeps_image(run.start_step, rules) and not run.no_image:
             keys.append(self._new_key(None))

@@ -20,7 +20,8 @@ EVERY_START = (RouteShare(NOISE, 1.0), RouteShare(LATENT, 1.0), RouteShare(IMAGE
 class Stage:
     """A stage of a request: its pool, its model and, in a cascade that is followed by another, how its pictures are
     scored. `cascade` names the plan's cascade, empty for the operator's own and where there is none. `planned`: the
-    plan's shares sent the request there, and not its own wish."""
+    plan's shares sent the request there, and not its own wish. `skip_below`: the plan's bound of the prompt's
+    probability, below which the stage is left out; 0 for never."""
 
     pool: str
     model: str
@@ -28,6 +29,7 @@ class Stage:
     discriminator: str = ""
     thresholds: tuple[StartThreshold, ...] = ()
     planned: bool = False
+    skip_below: float = 0.0
 
     def threshold(self, start: str) -> float | None:
         """Return the confidence that pictures from that start must exceed; None where they are not scored."""
@@ -105,7 +107,15 @@ def _stages(plan: Plan, entry: EnteredPool) -> tuple[Stage, ...]:
     if cascade is None:
         return (Stage(entry.pool.pool, entry.pool.model, planned=True),)
     return tuple(
-        Stage(stage.pool, models[stage.pool], cascade.cascade, stage.discriminator, stage.thresholds, True)
+        Stage(
+            stage.pool,
+            models[stage.pool],
+            cascade.cascade,
+            stage.discriminator,
+            stage.thresholds,
+            planned=True,
+            skip_below=stage.skip_below,
+        )
         for stage in cascade.stages
     )
 

@@ -1,12 +1,14 @@
 """A serving policy: everything that one system of the literature decides, as one value that any runner can play."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from pentimento.domain.fleet import CachePlan
 from pentimento.policies.allocation import Allocator, hold_resident
 from pentimento.policies.serving.cascade_milp import solve_by_milp
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
+from pentimento.policies.serving.entry import NOISE, STARTS
 from pentimento.policies.serving.joint import JointAllocator
 from pentimento.policies.serving.mixture import MixtureAllocator, ResidentMixture
 from pentimento.policies.serving.proteus import Proteus
@@ -51,6 +53,13 @@ class ServingPolicy:
     cache_hits: bool = True
     drops_late: bool = True
     plans_batches: bool = True
+
+    def cache_plan(self, decided: CachePlan) -> CachePlan:
+        """Return what plans of this policy say of the cache: what its allocator decided, else what the system itself
+        keeps and evicts. A policy that reuses nothing says nothing of a cache that others may read."""
+        if self.cache is CacheUse.NONE or decided != CachePlan():
+            return decided
+        return replace(decided, admits=STARTS if self.cache_hits else (NOISE,), eviction=self.eviction)
 
 
 def resident(settings: ServingSettings) -> ServingPolicy:

@@ -13,7 +13,7 @@ from pentimento.domain.replay import ancestor_of, taken_of
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job, PendingEntries
 from services.frontdoor.routing.bounded_calls import bounded
-from services.frontdoor.routing.starts import ancestor_depth, scope_of, steps_saved
+from services.frontdoor.routing.starts import ancestor_depth, kind_of, scope_of, steps_saved
 
 # Committing is off the critical path; this only bounds how long a drain may wait for it.
 COMMIT_TIMEOUT_S = 5.0
@@ -33,7 +33,16 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
     timeout_s = parts.timeouts.reserve_s
     no_image = parts.embedder is None or not parts.embedder.embeds_images
     start_step, depth = steps_saved(route.start), ancestor_depth(route.start)
-    call = parts.gateway.reserve(scope, attempt, start_step, depth, timeout_s, no_image=no_image)
+    call = parts.gateway.reserve(
+        scope,
+        attempt,
+        start_step,
+        depth,
+        timeout_s,
+        no_image=no_image,
+        start_kind=kind_of(route.start),
+        light=execution.stage + 1 < len(job.stages),
+    )
     grant = await bounded("reserve", timeout_s, call)
     if grant is not None:
         key = (attempt.request_id, attempt.fencing_token)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Start
-from pentimento.policies.light_stages import leaves_out_light
+from pentimento.policies.light_stages import leaves_out_light, skip_bound
 from pentimento.policies.serving.entry import NOISE, Stage
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.routing.bounded_calls import Note
@@ -14,7 +14,11 @@ from services.frontdoor.routing.starts import kind_of
 
 def foresees(parts: FrontdoorParts, stages: Sequence[Stage]) -> bool:
     """Return whether the light stage of such a request may be left out at all."""
-    return len(stages) > 1 and parts.dataplane.state.settings.skip_light_below > 0.0
+    return len(stages) > 1 and _bound(parts, stages[0]) > 0.0
+
+
+def _bound(parts: FrontdoorParts, first: Stage) -> float:
+    return skip_bound(parts.dataplane.state.settings.skip_light_below, first.skip_below)
 
 
 async def foresee(
@@ -37,8 +41,7 @@ def is_left_out(parts: FrontdoorParts, stages: Sequence[Stage], start: Start, fo
     """Return whether the light stage would be left out now, as the dataplane decides it."""
     if not foresees(parts, stages):
         return False
-    bound = parts.dataplane.state.settings.skip_light_below
-    return leaves_out_light(foreseen, bound, _threshold(parts, stages[0], start))
+    return leaves_out_light(foreseen, _bound(parts, stages[0]), _threshold(parts, stages[0], start))
 
 
 def left_out_note(model: str, foreseen: float) -> str:

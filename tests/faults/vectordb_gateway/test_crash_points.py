@@ -12,6 +12,7 @@ import pytest
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
 from pentimento.policies.cache_selection import SelectionRules
+from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
@@ -23,6 +24,7 @@ from services.vectordb_gateway.integrity import check_integrity
 from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.pinning import Pinning
+from services.vectordb_gateway.planned_cache import PlannedCache
 from services.vectordb_gateway.settings import (
     CapacitySettings,
     GrantSettings,
@@ -98,7 +100,7 @@ class Cache:
         self.indexing = Indexing(ledger, index, guard)
         settings = CapacitySettings(max_entries=1, object_grace_s=0, min_free_bytes=0)
         capacity = Capacity(ledger, objects, settings, GrantSettings())
-        rules = ReuseRules(SelectionRules())
+        rules = PlannedCache(CacheChoice(), ReuseRules(SelectionRules()))
         self.writing = EntryWriting(ledger, guard, self.indexing, capacity, rules, WriteBounds(900, 5), SystemClock())
         self.maintenance = Maintenance(
             ledger,

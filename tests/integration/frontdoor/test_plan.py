@@ -21,12 +21,21 @@ from pentimento.domain.fleet import (
     StartThreshold,
     WorkerAssignment,
 )
-from pentimento.domain.generation import Donor, FromImage, FromLatent, NoiseForm, ObjectReference, PlanVersion, Start
+from pentimento.domain.generation import (
+    Donor,
+    FromImage,
+    FromLatent,
+    FromNoise,
+    NoiseForm,
+    ObjectReference,
+    PlanVersion,
+    Start,
+)
 from pentimento.domain.image_request import AskedLora, CacheMode, ImageRequest
 from pentimento.policies.serving.entry import EVERY_START, every_start
 from pentimento.policies.serving.mixture import HITS, SPARING
 from pentimento.stores.ledger import open_journal
-from pentimento.testing.cascade import running_parts
+from pentimento.testing.cascade import FixedDiscriminator, running_parts
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, settings_of, until
 from pentimento.testing.held_models import HELD
 from pentimento.testing.paced_worker import PacedWorker
@@ -53,6 +62,7 @@ class Planned:
     suite: FrontdoorSuite
     light: PacedWorker
     heavy: PacedWorker
+    discriminator: FixedDiscriminator
 
 
 @asynccontextmanager
@@ -78,7 +88,7 @@ async def planned(
         settings = parts.settings | {"cascade": (), "embedder_address": address, "gateway_address": address, **WAITS}
         async with running_suite(folder, **settings, **changes) as suite:
             await suite.wait_for_workers(2)
-            yield Planned(suite, parts.light, parts.heavy)
+            yield Planned(suite, parts.light, parts.heavy, parts.discriminator)
     await served.stop()
 
 
@@ -194,6 +204,23 @@ async def test_a_refined_hit_is_scored_where_the_plan_has_a_threshold_for_its_st
 
     assert provenance.spec.model == painted
     assert [stage.pool for stage in provenance.route.stages] == ["light", "heavy"]
+
+
+@pytest.mark.parametrize(("own", "left_out"), [(None, True), (0.0, False)])
+async def test_the_plan_says_which_prompts_leave_the_light_stage_out_unless_the_operator_does(
+    folder: Path, own: float | None, left_out: bool
+) -> None:
+    pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
+    known = cascade("light", "heavy", noise=0.95)
+    skipping = replace(known, stages=(replace(known.stages[0], skip_below=0.05), known.stages[1]))
+    settings = {"skip_light_below": own, "foresee_timeout_ms": 60_000}
+    async with planned(folder, pools, FromNoise(), (skipping,), **settings) as run:
+        run.discriminator.foreseen = 0.03
+        provenance = (await run.suite.paint(replace(UNNAMED, cache=CacheMode.OFF))).provenance
+
+    assert provenance.spec.model == "heavy"
+    assert (len(run.light.orders), len(run.heavy.orders)) == (0 if left_out else 1, 1)
+    assert any("left out" in note for note in provenance.notes) is left_out
 
 
 async def test_misses_take_one_way_and_hits_another_cascade(folder: Path) -> None:

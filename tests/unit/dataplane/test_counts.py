@@ -41,7 +41,7 @@ def test_what_nobody_sets_is_as_the_documentation_has_it() -> None:
         "accept_unscored": True,
         "fall_back": True,
         "fall_back_margin_s": 0.1,
-        "skip_light_below": 0.0,
+        "skip_light_below": None,
         "adapter_load_s": 0.5,
         "pair_tight_share": None,
         "hedge_after": None,

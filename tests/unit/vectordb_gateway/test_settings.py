@@ -3,9 +3,10 @@
 import pytest
 
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, Threshold
+from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.selector_profiles import ReuseKind
 from pentimento.settings import SettingsError, load_settings
-from services.vectordb_gateway.settings import EvictionChoice, GatewaySettings
+from services.vectordb_gateway.settings import GatewaySettings
 
 URLS = ("--index-url", "edge:///i", "--objects-url", "file:///o", "--ledger-url", "sqlite:////l")
 
@@ -19,7 +20,7 @@ def test_without_a_word_nothing_is_reused() -> None:
 
     assert settings.selection.rules() == SelectionRules((), (), 0.9)
     assert not settings.selection.reuse().reuses_anything
-    assert settings.capacity.eviction is EvictionChoice.FIFO
+    assert settings.choice() == CacheChoice()
 
 
 def test_models_without_a_profile_reuse_by_nirvanas_constants_where_they_shall() -> None:

@@ -89,15 +89,15 @@ def test_what_is_too_much_is_lost_and_the_rest_goes_in_batches(monkeypatch: pyte
 )
 def test_the_memory_of_a_rule_follows_the_limit_that_binds(held: CacheTotals, expected: int) -> None:
     """1,000 entries of six items, or 100,000 bytes of items that have 100 or one each; to the next power of two."""
-    settings = CapacitySettings(max_entries=1000, max_size_bytes=100_000, eviction=EvictionChoice.AGED)
+    settings = CapacitySettings(max_entries=1000, max_size_bytes=100_000)
 
-    rule = rule_of(settings, held, hits_add=False)
+    rule = rule_of(settings, EvictionChoice.AGED, held, hits_add=False)
 
     assert isinstance(rule, AgedBenefit)
     assert rule.capacity_count == expected
 
 
 def test_a_cache_that_evicts_nothing_is_ranked_by_age() -> None:
-    settings = CapacitySettings(eviction=EvictionChoice.NONE)
+    settings, nothing = CapacitySettings(), CacheTotals(0, 0, 0, 0)
 
-    assert repr(rule_of(settings, CacheTotals(0, 0, 0, 0), hits_add=False)) == "FifoRule()"
+    assert repr(rule_of(settings, EvictionChoice.NONE, nothing, hits_add=False)) == "FifoRule()"

@@ -783,9 +783,12 @@ class StagePlan(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     THRESHOLDS_FIELD_NUMBER: _builtins.int
     DISCRIMINATOR_FIELD_NUMBER: _builtins.int
+    SKIP_BELOW_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     discriminator: _builtins.str
     """As discriminators know it, `light>heavy`; empty for that of the stages' models."""
+    skip_below: _builtins.float
+    """The stage is left out where the prompt alone tells that its picture is good enough with less than this probability; 0 for never."""
     @_builtins.property
     def thresholds(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartThreshold]:
         """Pictures from a kind of start that is not named are not scored: they are good enough."""
@@ -796,10 +799,11 @@ class StagePlan(_message.Message):
         pool: _builtins.str = ...,
         thresholds: _abc.Iterable[Global___StartThreshold] | None = ...,
         discriminator: _builtins.str = ...,
+        skip_below: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "pool", b"pool", "thresholds", b"thresholds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "pool", b"pool", "skip_below", b"skip_below", "thresholds", b"thresholds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -280,6 +280,8 @@ class ReserveRequest(_message.Message):
     START_STEP_FIELD_NUMBER: _builtins.int
     ANCESTOR_DEPTH_FIELD_NUMBER: _builtins.int
     NO_IMAGE_FIELD_NUMBER: _builtins.int
+    START_KIND_FIELD_NUMBER: _builtins.int
+    LIGHT_FIELD_NUMBER: _builtins.int
     start_step: _builtins.int
     """Step that the attempt starts at, 0 for from noise. The gateway chooses what is kept of such a run."""
     ancestor_depth: _builtins.int
@@ -288,6 +290,10 @@ class ReserveRequest(_message.Message):
     """
     no_image: _builtins.bool
     """Nobody will embed the picture: it is not kept, since nobody would find it."""
+    start_kind: _builtins.str
+    """Kind of the start, as plans name it: noise, latent, image. Empty: by `start_step`, noise or else latent."""
+    light: _builtins.bool
+    """The attempt paints for a stage of a cascade that another one may follow."""
     @_builtins.property
     def scope(self) -> Global___CacheScope: ...
     @_builtins.property
@@ -300,10 +306,12 @@ class ReserveRequest(_message.Message):
         start_step: _builtins.int = ...,
         ancestor_depth: _builtins.int = ...,
         no_image: _builtins.bool = ...,
+        start_kind: _builtins.str = ...,
+        light: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "scope", b"scope"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ancestor_depth", b"ancestor_depth", "attempt", b"attempt", "no_image", b"no_image", "scope", b"scope", "start_step", b"start_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ancestor_depth", b"ancestor_depth", "attempt", b"attempt", "light", b"light", "no_image", b"no_image", "scope", b"scope", "start_kind", b"start_kind", "start_step", b"start_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

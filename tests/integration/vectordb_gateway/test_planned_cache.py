@@ -1,0 +1,147 @@
+"""A gateway that follows plans: alpha, bias, eviction and what may enter, as far as no setting says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.clients.controller import ControllerClient
+from pentimento.domain.fleet import CachePlan, Plan
+from pentimento.domain.generation import FromLatent, FromNoise, PlanVersion
+from pentimento.policies.selector_profiles import ProfiledStep, profile_to_json
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
+from pentimento.settings import SettingsError
+from pentimento.testing.frontdoor_suite import until
+from services.controller.settings import ControllerSettings, PolicySettings
+from services.controller.wiring import wire
+from tests.gateways import RunningGateway, at_similarity, attempt, embedding, gateway_settings, running_gateway, scope
+from tests.unit.vectordb_gateway.test_lookup_profiles import PROFILE
+
+FAR_APART = [embedding(*([0] * number), 1) for number in range(4)]
+TWO_ROWS = replace(PROFILE, steps=(*PROFILE.steps, ProfiledStep(10, 80, 0.95, 0.9, 0.85)))
+
+
+def profiled(directory: Path) -> tuple[str, ...]:
+    (directory / "latents.json").write_text(profile_to_json(TWO_ROWS))
+    return "--unprofiled-reuse", "no", "--selector-profiles", str(directory / "latents.json")
+
+
+def follow(gateway: RunningGateway, sequence: int = 1, **cache: object) -> None:
+    gateway.process.planned.take(Plan(PlanVersion(7, sequence), cache=CachePlan(**cache)))  # type: ignore[arg-type]
+
+
+async def test_alpha_is_the_plans_where_a_request_does_not_say(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, *profiled(tmp_path)) as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        follow(gateway, alpha=0.95)
+
+        unsaid = await gateway.lookup(at_similarity(0.99))
+        said = await gateway.lookup(at_similarity(0.99), quality=0.5)
+
+    assert unsaid.start == FromNoise()
+    assert unsaid.reason == ("miss: quality 0.95 asked for, thresholds profiled for 0.90; plan 7.1: alpha 0.95")
+    assert isinstance(said.start, FromLatent)
+
+
+async def test_bias_moves_the_rows_of_the_tables_and_the_reason_names_the_plan(tmp_path: Path) -> None:
+    """By the row below its own, 0.85 allows no step where step 5 is from 0.8 on."""
+    async with running_gateway(tmp_path, *profiled(tmp_path)) as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        before = await gateway.lookup(at_similarity(0.85))
+        follow(gateway, bias=-1)
+        after = await gateway.lookup(at_similarity(0.85))
+        nearer = await gateway.lookup(at_similarity(0.99))
+
+    assert isinstance(before.start, FromLatent)
+    assert after.start == FromNoise()
+    assert isinstance(nearer.start, FromLatent)
+    assert nearer.reason.endswith("plan 7.1: cache bias -1")
+
+
+async def test_the_operators_bias_stands_over_the_plans(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, *profiled(tmp_path), "--cache-bias", "0") as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        follow(gateway, bias=-1)
+
+        answer = await gateway.lookup(at_similarity(0.85))
+
+    assert isinstance(answer.start, FromLatent)
+    assert answer.reason.endswith("plan 7.1: cache bias +0 is the operator's")
+
+
+async def test_what_the_plan_does_not_admit_is_granted_nothing(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--keep-latents-of-hits", "yes") as gateway:
+        ask = gateway.client.reserve
+        follow(gateway, admits=("noise",), admits_light=False)
+        noise, light = await ask(scope(), attempt()), await ask(scope(), attempt(), light=True)
+        hit = await ask(scope(), attempt(), 5, start_kind="latent")
+        follow(gateway, sequence=2)
+        later = await ask(scope(), attempt(), 5, start_kind="latent", light=True)
+
+    assert [grant is not None for grant in (noise, light, hit, later)] == [True, False, False, True]
+
+
+async def test_eviction_is_by_the_plans_rule_from_the_next_round_on(tmp_path: Path) -> None:
+    """Two of four entries may stay: the newest by fifo, those that served by lcbfu."""
+    async with running_gateway(tmp_path, "--max-entries", "2") as gateway:
+        follow(gateway, eviction="lcbfu")
+        gateway.process.maintenance.follow_rule()
+        for text in FAR_APART:
+            await gateway.store(text)
+        for text in FAR_APART[:2]:
+            start = (await gateway.lookup(text)).start
+            assert isinstance(start, FromLatent)
+            await gateway.client.report_start(start.latent.key, from_image=False, taken=True)
+        gateway.maintain()
+
+        found = [isinstance((await gateway.lookup(text)).start, FromLatent) for text in FAR_APART]
+
+    assert found == [True, True, False, False]
+
+
+async def test_the_operators_eviction_stands(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--max-entries", "1", "--eviction", "none") as gateway:
+        follow(gateway, eviction="lru")
+        await gateway.store(FAR_APART[0])
+
+        assert await gateway.client.reserve(scope(), attempt()) is None
+
+
+async def test_a_plan_that_makes_no_sense_changes_nothing(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        follow(gateway, alpha=0.8)
+        before = gateway.process.planned.in_force
+        follow(gateway, sequence=2, eviction="random")
+
+        assert gateway.process.planned.in_force == before
+
+
+async def test_a_controllers_policy_reaches_the_gateway_that_may_follow(tmp_path: Path) -> None:
+    """NIRVANA's caches what was painted from noise alone, and evicts by LCBFU."""
+    address = f"unix:{tmp_path / 'c'}"
+    serving = PolicySettings(heavy="m")
+    controller = wire(
+        ControllerSettings(
+            RpcServerSettings(listen=(address,)), serving=serving, allocator="nirvana-only", plan_interval_s=0.05
+        )
+    )
+    await controller.server.start()
+    await controller.warm()
+    controller.server.set_serving()
+    try:
+        flags = ("--controller-address", address)
+        async with (
+            running_gateway(tmp_path, *flags, "--follow-plan", "yes") as following,
+            open_channel(address, RpcChannelSettings()) as channel,
+        ):
+            await until(lambda: following.process.planned.in_force.eviction == "lcbfu")
+            plan = (await ControllerClient(channel).fleet()).plan
+            assert following.process.planned.in_force.admits == plan.cache.admits == ("noise",)
+    finally:
+        await controller.drain()
+        await controller.server.stop()
+
+
+def test_leave_without_a_controller_refuses_to_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--follow-plan needs a --controller-address"):
+        gateway_settings(tmp_path, "--follow-plan", "yes")
