@@ -9,7 +9,7 @@ import click
 
 from pentimento.cli.calls import ask_controller, controller_options
 from pentimento.clients.adapters import CHUNK_BYTES, AdapterRegistryClient
-from pentimento.domain.adapters import Adapter, LoraUpload
+from pentimento.domain.adapters import ADAPTED_FAMILIES, Adapter, LoraUpload
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ def adapters() -> None:
 @adapters.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--name", required=True, help="by which requests ask for it")
-@click.option("--family", required=True, help="of the models that it changes, as `pentimento models list` says it")
+@click.option("--family", required=True, help=f"of the models that it changes: {', '.join(ADAPTED_FAMILIES)}")
 @click.option("--licence", required=True, help="SPDX identifier or name")
 @click.option("--base-digest", default="", help="of the one model that it changes")
 @click.option(

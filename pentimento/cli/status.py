@@ -31,6 +31,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 LOOK_S = 1.0
 CALL_TIMEOUT_S = 2.0
 SHOWN_LOOKS = 60
+NOBODY_ANSWERED = 1
 
 
 @click.command()
@@ -56,18 +57,23 @@ def status(
     state_dir: Path,
     **addresses: str | None,
 ) -> None:
-    """Shows who is up, the models they hold, queues, running work, the cache and the plan in force."""
+    """Shows who is up, the models they hold, queues, running work, the cache and the plan in force. Exits with 1 where
+    nobody answers."""
     if as_json and watch:
         raise InvalidArgument.of("json", "is one look; --watch --record FILE writes a line for each")
     if record is not None and not watch:
         raise InvalidArgument.of("record", "is written with --watch alone")
     places = find_places(addresses, read_token(token), tls_ca_file, state_dir)
-    if as_json:
-        click.echo(json.dumps(as_document(asyncio.run(look(places))), indent=1))
-    elif watch:
+    if watch:
         asyncio.run(keep_looking(places, record))
+        return
+    found = asyncio.run(look(places))
+    if as_json:
+        click.echo(json.dumps(as_document(found), indent=1))
     else:
-        Console().print(Group(*render(asyncio.run(look(places)))))
+        Console().print(Group(*render(found)))
+    if not found.answered:
+        raise click.exceptions.Exit(NOBODY_ANSWERED)
 
 
 @dataclasses.dataclass(frozen=True)

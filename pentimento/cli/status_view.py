@@ -29,6 +29,11 @@ class SuiteStatus:
     cache: CacheStatistics | None
     unanswered: dict[str, str]
 
+    @property
+    def answered(self) -> bool:
+        """Whether any process did."""
+        return any(part is not None for part in (self.fleet, self.frontdoor, self.cache))
+
     @classmethod
     def of(
         cls,

@@ -8,6 +8,7 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import click
 from pentimento.cli.connection import state_dir_option
 from pentimento.cli.detached import start_detached
 from pentimento.devices.emulation import EmulatedFleet, read_fleet
+from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.files.private_files import keep_files_private
 from pentimento.supervisor.access import SuiteTokens, write_grant_key
 from pentimento.supervisor.leftovers import clean_leftovers
@@ -154,6 +156,7 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
     fleet = emulated_fleet(options["emulate"], models, options["profiles"])
     encoder_path = find_encoder(encoder).path
     selector_profiles = options["selector_profiles"] or shipped_selector_profiles(encoder_path)
+    check_policy(options["policy"])
     cascade = served_cascade(options["cascade"], options["discriminator"], options["confidence_threshold"])
     if fleet is not None and cascade is not None:
         raise click.UsageError("--cascade and --emulate exclude each other: the fleet's file has its cascade")
@@ -187,6 +190,14 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
     if detach:
         return start_detached(state)
     return run_suite(settings, state, show_logs=not quiet)
+
+
+def check_policy(name: str) -> None:
+    """Raise click.UsageError for a policy that there is not, with the one that was meant, if it can be told."""
+    if name and name not in POLICY_NAMES:
+        close = get_close_matches(name, POLICY_NAMES, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise click.UsageError(f"--policy must be one of {', '.join(sorted(POLICY_NAMES))}, got {name!r}{hint}")
 
 
 def served_cascade(models: str, discriminator: str, threshold: float) -> ServedCascade | None:

@@ -18,6 +18,10 @@ _NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*", re.ASCII)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
+# Of models that adapters can be made for, as workers name them.
+ADAPTED_FAMILIES = ("stable_diffusion", "stable_diffusion_xl", "stable_diffusion_3")
+
+
 class AdapterKind(Enum):
     LORA = "lora"
     CONTROLNET = "controlnet"

@@ -1,6 +1,6 @@
 """What may be said of an upload, judged before a byte of it is taken."""
 
-from pentimento.domain.adapters import ADAPTER_NAME_RULE, LoraUpload, is_adapter_name, is_digest
+from pentimento.domain.adapters import ADAPTED_FAMILIES, ADAPTER_NAME_RULE, LoraUpload, is_adapter_name, is_digest
 from pentimento.domain.errors import InvalidArgument
 
 MAX_TEXT_LENGTH = 256
@@ -10,11 +10,12 @@ def check_upload(upload: LoraUpload, max_bytes: int) -> None:
     """Raise InvalidArgument that names the field and its limit."""
     if not is_adapter_name(upload.name):
         raise InvalidArgument.of("upload.name", f"{ADAPTER_NAME_RULE}, got {upload.name[:80]!r}")
-    for field in ("family", "licence"):
-        text = getattr(upload, field)
-        if not (1 <= len(text) <= MAX_TEXT_LENGTH and text.isprintable()):
-            limit = f"must be 1 to {MAX_TEXT_LENGTH} printable characters"
-            raise InvalidArgument.of(f"upload.{field}", f"{limit}, got {len(text)}")
+    if upload.family not in ADAPTED_FAMILIES:
+        limit = f"must be one of {', '.join(ADAPTED_FAMILIES)}"
+        raise InvalidArgument.of("upload.family", f"{limit}, got {upload.family[:80]!r}")
+    if not (1 <= len(upload.licence) <= MAX_TEXT_LENGTH and upload.licence.isprintable()):
+        limit = f"must be 1 to {MAX_TEXT_LENGTH} printable characters"
+        raise InvalidArgument.of("upload.licence", f"{limit}, got {len(upload.licence)}")
     for field in ("digest", "base_digest"):
         digest = getattr(upload, field)
         if not (is_digest(digest) or (field == "base_digest" and not digest)):

@@ -270,7 +270,8 @@ class ImageApi:
             told.append(left_out_note(stage.model, foreseen))
             stage = judged.stages[1]
             option = await self._option(tenant, judged, stage, embedding, notes.append)
-        stages, cascade = cascade_stages(judged.stages, kind_of(start)), judged.stages[0].cascade
+        own_threshold = self._parts.dataplane.state.settings.confidence_threshold
+        stages, cascade = cascade_stages(judged.stages, kind_of(start), own_threshold), judged.stages[0].cascade
         option = replace(option, route=replace(option.route, stages=stages, cascade=cascade))
         explained = await self._explanation(option, bool(request.model), stage, tuple(dict.fromkeys(notes)), told)
         near = await neighbours_of(self._parts, tenant, option, embedding, neighbour_count)
@@ -291,8 +292,8 @@ class ImageApi:
         dataplane, route = self._parts.dataplane, option.route
         state = dataplane.state
         plan, pool = state.plan, state.pools.get(option.pool) or Pool(option.pool)
-        steps, threshold = self._steps(option, pool), state.settings.confidence_threshold
-        why = reasons(Explained(route, plan, names_model, entered, threshold, notes, pool, steps, told))
+        steps = self._steps(option, pool)
+        why = reasons(Explained(route, plan, names_model, entered, notes, pool, steps, told))
         return Explanation(
             route,
             route.plan_version,

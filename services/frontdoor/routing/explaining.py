@@ -26,14 +26,13 @@ class ExplainedSteps:
 @dataclass(frozen=True)
 class Explained:
     """A route, and what led to it: the plan in force, whether the request names its model, the stage at which it comes
-    in, the operator's own confidence threshold, what was noted of the cache, the pool in which it would wait, what
-    decides its steps, and what its prompt told of its stages."""
+    in, what was noted of the cache, the pool in which it would wait, what decides its steps, and what its prompt told
+    of its stages."""
 
     route: Route
     plan: Plan | None
     names_model: bool
     entered: Stage
-    confidence_threshold: float
     notes: Sequence[str]
     pool: Pool
     steps: ExplainedSteps
@@ -103,7 +102,7 @@ def _of_stages(explained: Explained) -> Iterator[str]:
     route, entered = explained.route, explained.entered.model
     models = [stage.model for stage in route.stages]
     for stage, following in pairwise(route.stages[models.index(entered) if entered in models else 0 :]):
-        threshold = stage.confidence_threshold if route.cascade else explained.confidence_threshold
+        threshold = stage.confidence_threshold
         yield f"stages: {following.model} paints it again unless the confidence is above {threshold:g}"
 
 

@@ -95,7 +95,8 @@ async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
             job.restaged = _stages_from(parts, job, decided[0])
             job.foreseen = await foresee(parts, job.stages, decided[0].route.start, embedding, job.note)
     start = kind_of(decided[0].route.start)
-    stages, cascade = cascade_stages(job.stages, start), job.stages[0].cascade
+    own_threshold = parts.dataplane.state.settings.confidence_threshold
+    stages, cascade = cascade_stages(job.stages, start, own_threshold), job.stages[0].cascade
     options = tuple(replace(option, route=replace(option.route, stages=stages, cascade=cascade)) for option in decided)
     counted = _count_start(parts, stage, as_painted_by(request.resolved, held), options[0]) if number == 0 else None
     now = parts.clock.monotonic()

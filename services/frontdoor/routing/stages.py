@@ -70,14 +70,20 @@ def known_stages(stages: Sequence[Stage], catalogue: Catalogue) -> tuple[Stage, 
     return tuple(stage for stage in stages if catalogue.known(stage.model) is not None)
 
 
-def cascade_stages(stages: Sequence[Stage], start: str) -> tuple[CascadeStage, ...]:
-    """As a route from that kind of start records them; none where there is only one."""
+def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) -> tuple[CascadeStage, ...]:
+    """As a route from that kind of start records them; none where there is only one. `own_threshold`: the operator's,
+    which decides where the stages are of no plan's cascade."""
     if len(stages) < 2:
         return ()
     *scored, last = stages
     return (
         *(
-            CascadeStage(stage.model, discriminator_of(stages, index), stage.threshold(start) or 0.0, stage.pool)
+            CascadeStage(
+                stage.model,
+                discriminator_of(stages, index),
+                (stage.threshold(start) or 0.0) if stage.cascade else own_threshold,
+                stage.pool,
+            )
             for index, stage in enumerate(scored)
         ),
         CascadeStage(last.model, pool=last.pool),

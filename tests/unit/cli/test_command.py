@@ -1,5 +1,6 @@
 """The command line: help without grpc, one-line errors that name the field, exit codes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pentimento.cli import SUBCOMMANDS, cli, describe, zoo
+from pentimento.cli import SUBCOMMANDS, cli, describe, status, up, zoo
 from pentimento.cli.generate import parse_size
 from pentimento.domain.errors import FailedPrecondition, FieldViolation, InvalidArgument, NotFound
 from pentimento.rpc.tokens import hash_token, parse_tokens
@@ -48,6 +49,26 @@ def test_without_a_suite_generate_says_what_to_do(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [
         f"pentimento: no suite serves from {tmp_path / 'none'}: start one with `pentimento up`, or say where one serves"
     ]
+
+
+def test_a_policy_that_there_is_not_is_refused_under_the_name_of_its_option(tmp_path: Path) -> None:
+    done = CliRunner().invoke(up.up, ["--policy", "jiont", "--model", "m", "--state-dir", str(tmp_path / "state")])
+
+    assert done.exit_code == 2
+    assert "--policy must be one of aimd, clipper-heavy" in done.output
+    assert "'jiont' (did you mean joint?)" in done.output
+    assert not (tmp_path / "state").exists()
+
+
+def test_where_nobody_answers_status_says_so_by_its_exit_code(tmp_path: Path) -> None:
+    nobody = f"unix:{tmp_path / 'nobody'}"
+    addresses = [f"--{name}-address={nobody}" for name in ("controller", "frontdoor", "gateway")]
+
+    plain, document = (CliRunner().invoke(status.status, [*addresses, *more]) for more in ((), ("--json",)))
+
+    assert (plain.exit_code, document.exit_code) == (1, 1)
+    assert "controller does not answer" in plain.output
+    assert json.loads(document.output)["fleet"] is None
 
 
 def test_unknown_model_stops_up_with_one_line(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ async def test_an_uploaded_lora_is_stored_by_digest_named_and_outlives_the_contr
         ({"name": "../ink"}, "upload.name"),
         ({"name": "Ink"}, "upload.name"),
         ({"family": ""}, "upload.family"),
+        ({"family": "stable_difusion"}, "upload.family"),
         ({"licence": "a\nb"}, "upload.licence"),
         ({"digest": "sha256:0"}, "upload.digest"),
         ({"digest": "sha256:" + "0" * 64}, "upload.digest"),

@@ -36,7 +36,7 @@ BINDING = ThinningRefusal(WholeReason.BINDING_STEPS, "its number of steps is bin
 MEANT = ExplainedSteps(ThinningMode.LOAD, WHOLE, BINDING, Pressure(None))
 MILD, HARD = ThinningOption(10, 20, 0.99), ThinningOption(10, 5, 0.96)
 OFFER = ThinningOffer(50, 0, (MILD, HARD))
-CASE = Explained(ROUTE, PLAN, False, Stage("light", "light", planned=True), 0.5, (), POOL, MEANT)
+CASE = Explained(ROUTE, PLAN, False, Stage("light", "light", planned=True), (), POOL, MEANT)
 
 
 def told(of: Explained, word: str) -> list[str]:
@@ -71,8 +71,6 @@ def test_every_hand_over_says_its_threshold() -> None:
         "middle paints it again unless the confidence is above 0.4",
         "heavy paints it again unless the confidence is above 0.7",
     ]
-    own = replace(CASE, route=replace(ROUTE, stages=THREE[1:], cascade=""))
-    assert told(own, "stages") == ["heavy paints it again unless the confidence is above 0.5"]
 
 
 def test_a_stage_that_is_left_out_hands_nothing_over() -> None:

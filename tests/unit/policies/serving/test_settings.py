@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pentimento.devices.emulation import read_fleet
 from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.policies.allocation import Allocator, hold_resident
 from pentimento.policies.serving.cascade_milp import solve_by_milp
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
@@ -156,6 +157,7 @@ def test_how_much_an_observed_share_tells_is_its_information(share: float, told:
 
 def test_every_policy_has_a_row_here() -> None:
     assert SERVING_POLICIES.keys() == WHAT_THEY_NEED.keys() == WHAT_THEY_ARE.keys() == NEEDS.keys()
+    assert tuple(SERVING_POLICIES) == POLICY_NAMES
 
 
 @pytest.mark.parametrize("name", WHAT_THEY_ARE)

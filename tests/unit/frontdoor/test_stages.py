@@ -1,0 +1,30 @@
+"""What a route records of its stages."""
+
+from pentimento.domain.fleet import StartThreshold
+from pentimento.domain.generation import CascadeStage
+from pentimento.policies.serving.entry import Stage
+from services.frontdoor.routing.stages import cascade_stages
+
+PLANNED = (
+    Stage("l", "light", "c", thresholds=(StartThreshold("noise", 0.7),)),
+    Stage("m", "middle", "c", "light>heavy"),
+    Stage("h", "heavy", "c"),
+)
+
+
+def test_stages_of_a_plan_have_the_plans_thresholds() -> None:
+    assert cascade_stages(PLANNED, "noise", 0.5) == (
+        CascadeStage("light", "light>middle>heavy", 0.7, "l"),
+        CascadeStage("middle", "light>heavy", 0.0, "m"),
+        CascadeStage("heavy", pool="h"),
+    )
+
+
+def test_stages_of_the_operators_own_cascade_have_the_operators_threshold() -> None:
+    own = (Stage("light", "light"), Stage("heavy", "heavy"))
+
+    assert [stage.confidence_threshold for stage in cascade_stages(own, "noise", 0.5)] == [0.5, 0.0]
+
+
+def test_one_stage_is_no_cascade() -> None:
+    assert cascade_stages(PLANNED[:1], "noise", 0.5) == ()
