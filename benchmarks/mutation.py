@@ -49,8 +49,10 @@ SUITES = (
         "ledger",
         ("pentimento/stores/ledger/*.py",),
         (
+            "tests/contract/stores/test_cache_ends.py",
             "tests/contract/stores/test_cache_ledger.py",
             "tests/contract/stores/test_journal.py",
+            "tests/contract/stores/test_journal_leases.py",
             "tests/contract/stores/test_journal_objects.py",
             "tests/contract/stores/test_migrations.py",
             "tests/unit/stores/test_group_commit.py",

@@ -1,8 +1,6 @@
 """The cache ledger's promises, on SQLite and on PostgreSQL."""
 
 import sqlite3
-import struct
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -12,29 +10,19 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from pentimento.domain.cache import CacheHolding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError
-from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
-from pentimento.policies.cache_quota import CacheLimits, gives_way
-from pentimento.stores.ledger.cache_evictions import WhoGivesWay
+from pentimento.domain.generation import CapturedEntries, CapturedLatent
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import (
     CachedEntry,
     CacheTotals,
     EncoderBinding,
-    EntryCommit,
     EntryVectors,
-    GrantedKey,
-    GrantRecord,
     HeldLatent,
 )
 from pentimento.stores.ledger.database import open_engine
-from pentimento.stores.objects.store import refer_to
 from pentimento.testing.clocks import SetClock
-
-VECTOR = struct.pack("<2f", 1.0, 0.0)
-# By resume step, as a run whose adapters took effect after step 5 has them.
-KEYS = {5: "free", 10: "adapted", 15: "adapted", None: "image"}
+from tests.contract.stores.cache_records import VECTOR, add, commit, grant, reference
 
 
 @pytest.fixture
@@ -48,44 +36,6 @@ def ledger(ledger_url: str, clock: SetClock) -> Iterator[CacheLedger]:
     yield ledger
     assert ledger.check_integrity() == []
     ledger.close()
-
-
-def grant(name: str = "g1", steps: tuple[int | None, ...] = (5, 10), expires_at: float = 2000.0) -> GrantRecord:
-    keys = tuple(GrantedKey(f"cache/{name}/{step or 'image'}", step) for step in steps)
-    return GrantRecord(name, "pool", "tenant", "scope", "r1", 7, expires_at, keys)
-
-
-def reference(key: str, size: int = 10) -> ObjectReference:
-    return refer_to(key, bytes(size))
-
-
-def commit(name: str = "g1", steps: tuple[int, ...] = (5, 10), image: bool = False, size: int = 10) -> EntryCommit:
-    latents = tuple(CapturedLatent(step, step / 10, reference(f"cache/{name}/{step}", size), True) for step in steps)
-    captured = CapturedEntries(name, latents, reference(f"cache/{name}/image", size) if image else None)
-    return EntryCommit(
-        entry_id=str(uuid.uuid4()),
-        captured=captured,
-        tenant="tenant",
-        pool="pool",
-        scope_digest="scope",
-        compatibility_keys=KEYS,
-        request_id="r1",
-        fencing_token=7,
-        text_vector=VECTOR,
-        image_vector=None,
-        ancestor_depth=2,
-        created_at=1000.0,
-        step_count=50,
-    )
-
-
-def add(ledger: CacheLedger, name: str, steps: tuple[int, ...] = (5, 10), size: int = 10) -> str:
-    ledger.reserve(grant(name, steps)).result()
-    return ledger.commit(commit(name, steps, size=size)).result()
-
-
-def live(ledger: CacheLedger, entry_ids: list[str]) -> set[str]:
-    return {entry_id for entry_id in entry_ids if ledger.live_entry(entry_id) is not None}
 
 
 def test_a_committed_entry_is_live_with_what_was_captured(ledger: CacheLedger) -> None:
@@ -169,132 +119,6 @@ def test_a_key_cannot_be_committed_as_another_step(ledger: CacheLedger) -> None:
 def test_a_grant_that_never_was_is_not_found(ledger: CacheLedger) -> None:
     with pytest.raises(NotFound):
         ledger.commit(commit("unknown")).result()
-
-
-def test_a_released_grant_is_gone_and_its_keys_are_to_be_deleted(ledger: CacheLedger) -> None:
-    ledger.reserve(grant()).result()
-
-    assert ledger.release("g1").result()
-    assert not ledger.release("g1").result()
-
-    assert sorted(ledger.deletable_keys(10)) == ["cache/g1/10", "cache/g1/5"]
-    with pytest.raises(NotFound):
-        ledger.commit(commit()).result()
-
-
-def test_a_committed_grant_cannot_be_released(ledger: CacheLedger) -> None:
-    entry_id = add(ledger, "g1")
-
-    assert not ledger.release("g1").result()
-    assert ledger.live_entry(entry_id) is not None
-
-
-def test_grants_expire(ledger: CacheLedger, clock: SetClock) -> None:
-    ledger.reserve(grant("g1", expires_at=2000.0)).result()
-    ledger.reserve(grant("g2", expires_at=3000.0)).result()
-    clock.wall_s = 2500.0
-
-    assert ledger.expire_grants().result() == 1
-
-    assert sorted(ledger.deletable_keys(10)) == ["cache/g1/10", "cache/g1/5"]
-    assert ledger.totals().open_grant_count == 1
-
-
-def test_an_entry_outlives_its_grant(ledger: CacheLedger, clock: SetClock) -> None:
-    entry_id = add(ledger, "g1")
-    clock.wall_s = 5000.0
-
-    assert ledger.expire_grants().result() == 0
-    assert ledger.live_entry(entry_id) is not None
-    assert ledger.deletable_keys(10) == []
-
-
-def test_keys_that_were_not_used_are_deleted(ledger: CacheLedger) -> None:
-    ledger.reserve(grant(steps=(5, 10, 15))).result()
-    ledger.commit(commit(steps=(10,))).result()
-
-    assert sorted(ledger.deletable_keys(10)) == ["cache/g1/15", "cache/g1/5"]
-
-
-def test_an_entry_leaves_service_at_once_and_its_objects_after_the_grace(ledger: CacheLedger, clock: SetClock) -> None:
-    entry_id = add(ledger, "g1")
-
-    assert ledger.doom([entry_id], grace_s=60).result() == 1
-    assert ledger.doom([entry_id], grace_s=60).result() == 0
-
-    assert ledger.live_entry(entry_id) is None
-    assert ledger.totals().size_bytes == 0
-    clock.wall_s += 61
-    assert ledger.deletable_keys(10) == [], "the index may still hold the entry"
-    assert ledger.doomed_ids(10) == [entry_id]
-    ledger.forget_entries([entry_id]).result()
-    clock.wall_s -= 61
-    assert ledger.deletable_keys(10) == [], "who looked it up may still be reading"
-    clock.wall_s += 61
-    keys = ledger.deletable_keys(10)
-    assert sorted(keys) == ["cache/g1/10", "cache/g1/5"]
-    ledger.forget_objects(keys).result()
-    assert ledger.known_keys(keys) == set()
-
-
-def within(max_entry_count: int, max_size_bytes: int) -> WhoGivesWay:
-    return lambda held: gives_way(held, CacheLimits(max_entry_count, max_size_bytes))
-
-
-def test_one_tenants_flood_does_not_evict_anothers_only_entry(ledger: CacheLedger) -> None:
-    (alone,) = add_for(ledger, "quiet", 1)
-    flood = add_for(ledger, "loud", 26)
-
-    assert ledger.evict(within(10, 10**9), grace_s=0).result() == 17
-
-    assert live(ledger, [alone, *flood]) == {alone, *flood[17:]}
-
-
-def test_what_a_tenant_gave_to_the_shared_pool_is_its_own(ledger: CacheLedger) -> None:
-    (alone,) = add_for(ledger, "quiet", 1)
-    flood = add_for(ledger, "loud", 5, pool="*shared*")
-
-    ledger.evict(within(3, 10**9), grace_s=0).result()
-
-    assert live(ledger, [alone, *flood]) == {alone, *flood[3:]}
-    assert ledger.holdings() == {"quiet": CacheHolding(1, 20), "loud": CacheHolding(2, 40)}
-
-
-def add_for(ledger: CacheLedger, tenant: str, count: int, pool: str = "") -> list[str]:
-    """Entries of two objects of 10 bytes."""
-    ids = []
-    for number in range(count):
-        name, owner = f"{tenant}{number}", {"tenant": tenant, "pool": pool or tenant}
-        ledger.reserve(replace(grant(name), **owner)).result()
-        ids.append(ledger.commit(replace(commit(name), **owner)).result())
-    return ids
-
-
-def test_the_oldest_go_first(ledger: CacheLedger) -> None:
-    ids = [add(ledger, f"g{number}") for number in range(5)]
-
-    assert ledger.evict(within(3, 10**9), grace_s=0).result() == 2
-
-    assert live(ledger, ids) == set(ids[2:])
-
-
-def test_bytes_are_a_limit_too(ledger: CacheLedger) -> None:
-    ids = [add(ledger, f"g{number}", size=100) for number in range(5)]
-
-    assert ledger.evict(within(10, 500), grace_s=0).result() == 3
-
-    assert live(ledger, ids) == set(ids[3:])
-    assert ledger.totals().size_bytes == 400
-
-
-def test_many_more_than_a_batch_are_evicted(ledger: CacheLedger) -> None:
-    names = [f"g{number}" for number in range(70)]
-    for future in [ledger.reserve(grant(name, (5,))) for name in names]:
-        future.result()
-    ids = [future.result() for future in [ledger.commit(commit(name, (5,))) for name in names]]
-
-    assert ledger.evict(within(1, 10**9), grace_s=0).result() == 69
-    assert live(ledger, ids) == {ids[-1]}
 
 
 def test_new_entries_wait_for_the_index(ledger: CacheLedger) -> None:
@@ -387,33 +211,6 @@ def test_vectors_are_not_printed(ledger: CacheLedger) -> None:
     printed = f"{secret} {EntryVectors('e', 'pool', ('free',), 0.0, b'secret', b'secret')}"
 
     assert "secret" not in printed
-
-
-def test_a_grant_ends_at_its_time_and_objects_go_at_theirs(ledger: CacheLedger, clock: SetClock) -> None:
-    ledger.reserve(grant(expires_at=2000.0)).result()
-    clock.wall_s = 1999.9
-    early = ledger.expire_grants().result()
-    clock.wall_s = 2000.0
-
-    assert (early, ledger.expire_grants().result()) == (0, 1)
-    assert len(ledger.deletable_keys(10)) == 2
-
-
-def test_evicted_objects_stay_for_their_grace(ledger: CacheLedger, clock: SetClock) -> None:
-    oldest, _ = add_for(ledger, "tenant", 2)
-    ledger.evict(within(1, 10**9), grace_s=60).result()
-    ledger.forget_entries([oldest]).result()
-
-    early = ledger.deletable_keys(10)
-    clock.wall_s += 60
-
-    assert (early, len(ledger.deletable_keys(10))) == ([], 2)
-
-
-def test_nothing_is_evicted_where_nobody_gives_way(ledger: CacheLedger) -> None:
-    add_for(ledger, "tenant", 1)
-
-    assert ledger.evict(within(10, 10**9), grace_s=0).result() == 0
 
 
 def refusals(ledger: CacheLedger) -> Iterator[tuple[str, list[str]]]:

@@ -8,15 +8,15 @@ chooses. The world checks on every step what must hold on every step.
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
 from pentimento.dataplane.events import AttemptKey, FailureKind
 from pentimento.dataplane.requests import WAITING
 from pentimento.domain.fleet import Capability
-from pentimento.policies.adapter_needs import NO_HOLDINGS, NO_NEEDS, AdapterHoldings, AdapterNeeds, can_paint
+from pentimento.policies.adapter_needs import AdapterHoldings, AdapterNeeds, can_paint
 from tests.unit.dataplane.bookkeeping import check_bookkeeping, check_counters
+from tests.unit.dataplane.world_parts import JournalRow, Wish, WorldWorker
 
 LIGHT, HEAVY = "light", "heavy"
 QUEUE_LIMIT = 4
@@ -29,49 +29,6 @@ CONFIDENCES = (0.9, 0.1, None, math.nan)
 TAKES_LORAS = ("w2", "w3")
 HOLDINGS = AdapterHoldings(frozenset({Capability.LORA}), frozenset({"neon", "mosaic"}), frozenset({"neon"}))
 STYLES = tuple(AdapterNeeds(frozenset({Capability.LORA}), frozenset({style})) for style in ("neon", "mosaic"))
-
-
-@dataclass
-class WorldWorker:
-    worker_id: str
-    model: str
-    generation: int = 1
-    credit_count: int = 1
-    alive: bool = True
-    # Whether its stream of credits is up as the frontdoor sees it.
-    connected: bool = False
-    # Whether all that it runs has been told to this frontdoor, or came from it.
-    heard: bool = False
-    running: dict[AttemptKey, None] = field(default_factory=dict)
-    # Those whose place may be taken already.
-    yielded: set[AttemptKey] = field(default_factory=set)
-    reserve_count: int = 1
-    holdings: AdapterHoldings = NO_HOLDINGS
-    # The start of it that has told this frontdoor its holdings.
-    told: int = 0
-
-
-@dataclass
-class JournalRow:
-    newest_token: int = 0
-    attempt_number: int = 0
-    worker_id: str = ""
-    cascade_stage: int = 0
-    model: str = ""
-    picture_token: int = 0
-    ends: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a client asks for. `spare`: its light stage may run on a heavy worker."""
-
-    tenant: str
-    deadline: float
-    cascade: tuple[str, ...] = ()
-    spare: bool = False
-    pair: bool = False
-    needs: AdapterNeeds = NO_NEEDS
 
 
 class World:

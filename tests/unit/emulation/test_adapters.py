@@ -8,7 +8,7 @@ import pytest
 from pentimento.devices.adapter_costs import AdapterCosts
 from pentimento.devices.profile import steady
 from pentimento.emulation.adapters import PLAIN, AttemptAdapters, DeviceAdapters
-from tests.unit.emulation.test_device import World, costs
+from tests.unit.emulation.device_world import World, costs
 
 COSTS = AdapterCosts(2, load=steady(3.0), patch=steady(0.5), residual_wait=steady(0.25))
 NEON, MOSAIC = AttemptAdapters((("neon", 1.0),)), AttemptAdapters((("mosaic", 1.0),))

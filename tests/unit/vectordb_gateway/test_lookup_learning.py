@@ -16,7 +16,7 @@ from services.vectordb_gateway.settings import MatchPredictorSettings
 from services.vectordb_gateway.store_threads import StoreThreads
 from tests.gateways import scope
 from tests.selector_profiles import LATENT_PROFILE
-from tests.unit.vectordb_gateway.test_lookup import ENCODER, VECTOR, AwaitedIndex, Gateway, SaidIndex
+from tests.unit.vectordb_gateway.said_index import ENCODER, VECTOR, AwaitedIndex, Gateway, SaidIndex
 
 
 class ToldWatch(MatchWatch):

@@ -13,7 +13,7 @@ from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding
 from tests.gateways import scope
 from tests.selector_profiles import LATENT_PROFILE
-from tests.unit.vectordb_gateway.test_lookup import ENCODER, Gateway
+from tests.unit.vectordb_gateway.said_index import ENCODER, Gateway
 
 PROFILE = replace(
     LATENT_PROFILE,

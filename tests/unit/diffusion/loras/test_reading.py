@@ -1,9 +1,7 @@
 """LoRA files of several writers mean what diffusers takes them to mean; unsound ones are refused by what is wrong."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
@@ -12,23 +10,22 @@ from torch import Tensor
 
 from pentimento.diffusion.checkpoint import file_sum
 from pentimento.diffusion.families import load_model
-from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, check_lora, digest_lora, layers_of, read_lora
+from pentimento.diffusion.loras import BaseLayers, Lora, check_lora, digest_lora, layers_of, read_lora
 from pentimento.diffusion.loras.original_layout import original_names
 from pentimento.testing.lora_files import (
     EVERYWHERE,
     Factors,
     random_factors,
-    with_header,
     write_diffusers_lora,
     write_kohya_lora,
     write_tensors,
 )
+from tests.unit.diffusion.loras.one_layer import LAYER, pair
 
 F32 = torch.float32
 ZOO = Path(__file__).parents[4] / "zoo" / "weights"
 # Not a text encoder's attention: diffusers' loader drops kohya's names of it beside this release of transformers.
 KOHYA_ENDS = ("to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2", "proj_in", "fc1", "fc2")
-LAYER = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
 
 
 def deltas(lora: Lora) -> dict[str, Tensor]:
@@ -206,187 +203,27 @@ def test_half_precision_is_read_as_it_is(base: BaseLayers, tmp_path: Path) -> No
     assert factors.down.dtype == F32 and torch.equal(factors.down, down.float())
 
 
-# What is wrong with a file, and what the error says of it.
-
-
-def _pair(base: BaseLayers, **changes: Any) -> dict[str, Tensor]:
-    down, up = random_factors(base)["unet"][LAYER]
-    return {
-        f"unet.{LAYER}.lora_A.weight": changes.get("down", down),
-        f"unet.{LAYER}.lora_B.weight": changes.get("up", up),
-    }
-
-
-WRONG: dict[str, tuple[Callable[[BaseLayers], dict[str, Tensor]], str, str]] = {
-    "a layer that is not there": (
-        lambda base: {**_pair(base), "unet.no_such_layer.lora_A.weight": torch.zeros(1, 4)},
-        "LORA_MISMATCH",
-        "of 3 keys 1 match no layer .*'unet.no_such_layer.lora_A.weight'",
-    ),
-    "DoRA's magnitudes": (
-        lambda base: {**_pair(base), f"unet.{LAYER}.lora_magnitude_vector": torch.zeros(4)},
-        "LORA_MISMATCH",
-        "lora_magnitude_vector",
-    ),
-    "a component that is not there": (
-        lambda base: {"text_encoder_2.encoder.layers.0.mlp.fc1.lora_A.weight": torch.zeros(1, 4)},
-        "LORA_MISMATCH",
-        "text_encoder_2",
-    ),
-    "inputs of another width": (
-        lambda base: _pair(base, down=torch.zeros(3, 5)),
-        "LORA_MISMATCH",
-        r"attn1.to_q: factors \[3, 5\]",
-    ),
-    "factors of different ranks": (
-        lambda base: _pair(base, down=torch.zeros(2, 32)),
-        "LORA_MISMATCH",
-        r"\[2, 32\] and \[32, 3\]",
-    ),
-    "transposed factors": (
-        lambda base: dict(zip(_pair(base), reversed(list(_pair(base).values())), strict=True)),
-        "LORA_MISMATCH",
-        "do not make a change",
-    ),
-    "rank 0": (lambda base: _pair(base, down=torch.zeros(0, 32), up=torch.zeros(32, 0)), "BAD_LORA", "its rank 0"),
-    "a number as a factor": (lambda base: _pair(base, down=torch.zeros(())), "BAD_LORA", "its rank 0"),
-    "rank 1025": (lambda base: _pair(base, down=torch.zeros(1025, 32), up=torch.zeros(32, 1025)), "BAD_LORA", "1025"),
-    "one factor alone": (
-        lambda base: dict(list(_pair(base).items())[:1]),
-        "BAD_LORA",
-        "attn1.to_q has no up factor",
-    ),
-    "one layer twice": (
-        lambda base: {**_pair(base), f"base_model.model.{LAYER}.lora_A.weight": torch.zeros(3, 32)},
-        "BAD_LORA",
-        "both for down of unet",
-    ),
-    "not a number": (lambda base: _pair(base, down=torch.full((3, 32), float("nan"))), "BAD_LORA", "not finite"),
-    "an infinite alpha": (
-        lambda base: {**_pair(base), f"unet.{LAYER}.alpha": torch.tensor(float("inf"))},
-        "BAD_LORA",
-        "alpha is no finite",
-    ),
-    "whole numbers": (lambda base: _pair(base, down=torch.zeros(3, 32, dtype=torch.int8)), "BAD_LORA", "type I8"),
-    "nothing": (lambda base: {}, "BAD_LORA", "not JSON"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_named(what: str, base: BaseLayers, tmp_path: Path) -> None:
-    tensors, reason, said = WRONG[what]
-    file = write_tensors(tmp_path / "it.safetensors", tensors(base))
-
-    with pytest.raises(BadLora, match=said) as refused:
-        read_lora(file, base, F32)
-
-    assert refused.value.reason == reason
-    assert str(refused.value).startswith("it.safetensors: ") and "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_a_header_tells_all_but_what_the_numbers_are(what: str, base: BaseLayers, tmp_path: Path) -> None:
-    tensors, reason, said = WRONG[what]
-    file = write_tensors(tmp_path / "it.safetensors", tensors(base))
-
-    if what in ("not a number", "an infinite alpha"):
-        check_lora(file, base)
-        return
-    with pytest.raises(BadLora, match=said) as refused:
-        check_lora(file, base)
-
-    assert refused.value.reason == reason
-
-
 def test_a_check_reads_the_header_alone(base: BaseLayers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write_tensors(tmp_path / "it.safetensors", _pair(base))
+    file = write_tensors(tmp_path / "it.safetensors", pair(base))
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} was read"))
     monkeypatch.setattr(safetensors.torch, "load", lambda data: pytest.fail("tensors were made"))
 
     check_lora(file, base)
 
 
-def test_another_family_is_refused_by_its_keys(base: BaseLayers, flow_base: BaseLayers, tmp_path: Path) -> None:
-    file = write_diffusers_lora(tmp_path, random_factors(flow_base, ends=("to_q",)), alpha=1.0)
-
-    with pytest.raises(BadLora, match=r"match no layer of this stable_diffusion model: .* and [0-9]+ more"):
-        read_lora(file, base, F32)
-
-
-def test_an_xl_lora_does_not_fit_a_smaller_model(base: BaseLayers, xl_base: BaseLayers, tmp_path: Path) -> None:
-    """The names are all there, the widths of the text are others."""
-    factors = random_factors(xl_base, ends=("attn2.to_k",), components=["unet"])
-    file = write_diffusers_lora(tmp_path, factors, alpha=1.0)
-
-    with pytest.raises(BadLora, match="do not make a change") as refused:
-        read_lora(file, base, F32)
-
-    assert refused.value.reason == "LORA_MISMATCH"
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ('{"unet.use_dora": true}', "use_dora"),
-        ('{"unet.alpha_pattern": {"(a+)+$": 1}}', "no layer's name"),
-        ('{"unet.alpha_pattern": [1]}', "alpha_pattern"),
-        ('{"unet.lora_alpha": "8"}', "no number"),
-        ('{"unet.lora_alpha": NaN}', "no number"),
-        ("[" * 100_000, "not JSON"),
-        ("[]", "JSON object"),
-    ],
-)
-def test_a_configuration_that_is_not_understood_is_refused(
-    config: str, said: str, base: BaseLayers, tmp_path: Path
-) -> None:
-    file = write_tensors(tmp_path / "it.safetensors", _pair(base), {"lora_adapter_metadata": config})
-
-    with pytest.raises(BadLora, match=said):
-        read_lora(file, base, F32)
-
-
 def test_rank_stabilised_alphas_are_divided_by_the_ranks_root(base: BaseLayers, tmp_path: Path) -> None:
     config = '{"unet.lora_alpha": 6, "unet.use_rslora": true}'
-    file = write_tensors(tmp_path / "it.safetensors", _pair(base), {"lora_adapter_metadata": config})
+    file = write_tensors(tmp_path / "it.safetensors", pair(base), {"lora_adapter_metadata": config})
 
     scale = read_lora(file, base, F32).components["unet"][LAYER].scale
 
     assert scale == pytest.approx(6 / 3**0.5)
 
 
-def test_a_shape_lie_in_the_header_is_seen_before_anything_is_read(base: BaseLayers, tmp_path: Path) -> None:
-    file = write_tensors(tmp_path / "it.safetensors", _pair(base))
-
-    def lie(header: dict[str, Any]) -> None:
-        header[f"unet.{LAYER}.lora_A.weight"]["shape"] = [3, 2**40]
-
-    with pytest.raises(BadLora, match="do not match its shape"):
-        read_lora(with_header(file, lie), base, F32)
-
-
-@pytest.mark.parametrize("data", [b"", b"\x80\x02ctorch\n", b"PK\x03\x04" * 100, bytes(range(64))])
-def test_what_is_no_safetensors_file_is_refused(data: bytes, base: BaseLayers, tmp_path: Path) -> None:
-    (tmp_path / "it.safetensors").write_bytes(data)
-
-    with pytest.raises(BadLora):
-        read_lora(tmp_path / "it.safetensors", base, F32)
-
-
-def test_a_file_that_is_not_there_and_one_with_another_digest(base: BaseLayers, tmp_path: Path) -> None:
-    file = write_tensors(tmp_path / "it.safetensors", _pair(base))
-    digest = read_lora(file, base, F32).digest
-
-    assert read_lora(file, base, F32, digest).digest == digest
-    with pytest.raises(BadLora, match="expected sha256:0000"):
-        read_lora(file, base, F32, "sha256:" + "0" * 64)
-    with pytest.raises(BadLora, match="no file"):
-        read_lora(tmp_path / "other.safetensors", base, F32)
-
-
 def test_the_digest_of_a_file_is_the_one_of_what_was_read_and_of_the_zoos_registry(
     base: BaseLayers, tmp_path: Path
 ) -> None:
-    file = write_tensors(tmp_path / "it.safetensors", _pair(base))
+    file = write_tensors(tmp_path / "it.safetensors", pair(base))
     zoos = {entry["name"]: entry for entry in json.loads((ZOO / "registry.json").read_text())["models"]}
     model = load_model(ZOO / "tiny-heavy", torch.device("cpu"), F32)
     of_zoo = ZOO / "tiny-lora-neon" / "pytorch_lora_weights.safetensors"
@@ -397,7 +234,7 @@ def test_the_digest_of_a_file_is_the_one_of_what_was_read_and_of_the_zoos_regist
 
 
 def test_alphas_beside_a_file_are_in_its_digest(base: BaseLayers, tmp_path: Path) -> None:
-    file = write_tensors(tmp_path / "adapter_model.safetensors", _pair(base))
+    file = write_tensors(tmp_path / "adapter_model.safetensors", pair(base))
     digests = [digest_lora(file)]
     for alpha in (2, 4):
         (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_alpha": alpha}))
@@ -405,15 +242,3 @@ def test_alphas_beside_a_file_are_in_its_digest(base: BaseLayers, tmp_path: Path
 
         assert read_lora(file, base, F32).digest == digests[-1]
     assert len(set(digests)) == 3
-
-
-def test_a_disk_that_fails_is_no_bad_lora(base: BaseLayers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another time it may be read: who loads tries again."""
-    file = write_tensors(tmp_path / "it.safetensors", _pair(base))
-
-    def failing(path: Path) -> bytes:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(Path, "read_bytes", failing)
-    with pytest.raises(OSError, match="Input/output"):
-        read_lora(file, base, F32)

@@ -1,0 +1,49 @@
+"""What a world around a dataplane is made of: workers, rows of its journal, and what clients wish."""
+
+from dataclasses import dataclass, field
+
+from pentimento.dataplane.events import AttemptKey
+from pentimento.policies.adapter_needs import NO_HOLDINGS, NO_NEEDS, AdapterHoldings, AdapterNeeds
+
+
+@dataclass
+class WorldWorker:
+    worker_id: str
+    model: str
+    generation: int = 1
+    credit_count: int = 1
+    alive: bool = True
+    # Whether its stream of credits is up as the frontdoor sees it.
+    connected: bool = False
+    # Whether all that it runs has been told to this frontdoor, or came from it.
+    heard: bool = False
+    running: dict[AttemptKey, None] = field(default_factory=dict)
+    # Those whose place may be taken already.
+    yielded: set[AttemptKey] = field(default_factory=set)
+    reserve_count: int = 1
+    holdings: AdapterHoldings = NO_HOLDINGS
+    # The start of it that has told this frontdoor its holdings.
+    told: int = 0
+
+
+@dataclass
+class JournalRow:
+    newest_token: int = 0
+    attempt_number: int = 0
+    worker_id: str = ""
+    cascade_stage: int = 0
+    model: str = ""
+    picture_token: int = 0
+    ends: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a client asks for. `spare`: its light stage may run on a heavy worker."""
+
+    tenant: str
+    deadline: float
+    cascade: tuple[str, ...] = ()
+    spare: bool = False
+    pair: bool = False
+    needs: AdapterNeeds = NO_NEEDS

@@ -1,0 +1,149 @@
+"""A gateway's lookups over a real ledger, and an index that finds what it is told."""
+
+import struct
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pentimento.domain.cache import CacheScope, image_key, latent_key, scope_digest
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import (
+    CapturedEntries,
+    CapturedLatent,
+)
+from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
+from pentimento.policies.cache_selection import SelectionRules, Threshold
+from pentimento.policies.reuse_rules import ReuseRules
+from pentimento.policies.selector_profiles import SelectorProfiles
+from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
+from pentimento.stores.objects.store import refer_to
+from pentimento.stores.vectors.index import Space, VectorMatch, VectorPoint, VectorQuery
+from services.vectordb_gateway.encoder_guard import EncoderGuard
+from services.vectordb_gateway.lookup import Lookup
+from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
+from services.vectordb_gateway.searches import LookupBounds
+from services.vectordb_gateway.settings import MatchPredictorSettings
+from tests.gateways import scope
+
+ENCODER = "sha256:encoder"
+VECTOR = struct.pack("<2f", 1.0, 0.0)
+EMBEDDING = Embedding(VECTOR, 2, ENCODER)
+IMAGES = (Threshold(0.3, 0.6),)
+NOBODY = str(uuid.uuid4())
+
+
+class SaidIndex:
+    """Answers with `said`, whoever asks for what; `error` is raised instead, `gate` waited for before."""
+
+    backend = "said"
+
+    def __init__(self) -> None:
+        self.said: dict[Space, list[VectorMatch]] = {}
+        self.asked = threading.Semaphore(0)
+        self.queries: list[tuple[VectorQuery, float]] = []
+        self.error: PentimentoError | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
+        self.queries.append((query, timeout_s))
+        self.asked.release()
+        self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return self.said.get(query.space, [])[: query.limit_count]
+
+    def prepare(self, dimension_count: int) -> None: ...
+
+    def upsert(self, points: Sequence[VectorPoint]) -> None: ...
+
+    def delete(self, entry_ids: Sequence[str]) -> None: ...
+
+    def entry_ids(self) -> Iterator[str]:
+        return iter(())
+
+    def close(self) -> None: ...
+
+
+class AwaitedIndex(SaidIndex):
+    """One whose searches can be awaited; `busy` ones cannot begin at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awaited_count = 0
+        self.busy = False
+
+    async def search_soon(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch] | None:
+        self.awaited_count += 1
+        return None if self.busy else self.search(query, timeout_s)
+
+
+def candidates(*of: CacheScope) -> list[LookupCandidate]:
+    return [LookupCandidate(each) for each in of]
+
+
+@dataclass
+class Gateway:
+    """A lookup over the ledger, and what the index says in each space."""
+
+    ledger: CacheLedger
+    index: SaidIndex = field(default_factory=SaidIndex)
+
+    def __post_init__(self) -> None:
+        self.guard = EncoderGuard(self.ledger, self.index)
+        self.watch = MatchWatch(self.ledger, MatchPredictorSettings())
+        self.rules = SelectionRules()
+        self.profiles = SelectorProfiles()
+        self.timeout_s, self.max_ancestor_depth, self.scratch_share = 5.0, 5, 0.0
+        self._lookups: list[Lookup] = []
+
+    def open(self) -> Lookup:
+        bounds = LookupBounds(self.timeout_s, self.max_ancestor_depth, self.scratch_share)
+        reuse = ReuseRules(self.rules, self.profiles)
+        self._lookups.append(Lookup(self.guard, self.index, self.ledger, reuse, bounds, self.watch))
+        return self._lookups[-1]
+
+    async def ask(self, *of: CacheScope, quality: float | None = None) -> LookupAnswer:
+        """A lookup of several candidates."""
+        return await self.open().lookup(candidates(*of), EMBEDDING, quality)
+
+    async def lookup(self, of: CacheScope | None = None, quality: float | None = None) -> CandidateStart:
+        """A lookup of one."""
+        return (await self.ask(of or scope(), quality=quality)).starts[0]
+
+    def store(self, pool: str = "tenant", of: CacheScope | None = None, image: bool = False) -> str:
+        """A live entry with a latent of step 5; its id."""
+        name, of = f"g{uuid.uuid4().hex}", of or scope()
+        digest, by_step = scope_digest(of), {5: latent_key(of, 5), None: image_key(of)}
+        keys = (GrantedKey(f"{name}/5", 5), GrantedKey(f"{name}/image", None))
+        self.ledger.reserve(GrantRecord(name, pool, "tenant", digest, "r1", 7, 1e12, keys)).result()
+        latent = CapturedLatent(5, 0.25, refer_to(f"{name}/5", b"latent"), True)
+        captured = CapturedEntries(name, (latent,), refer_to(f"{name}/image", b"image") if image else None)
+        vectors = {"text_vector": VECTOR, "image_vector": VECTOR if image else None}
+        commit = EntryCommit(
+            str(uuid.uuid4()),
+            captured,
+            "tenant",
+            pool,
+            digest,
+            by_step,
+            "r1",
+            7,
+            **vectors,
+            ancestor_depth=3,
+            created_at=1,
+            step_count=50,
+        )  # type: ignore[arg-type]
+        return self.ledger.commit(commit).result()
+
+    def say(self, *entry_ids: str, similarity: float = 0.99, space: Space = Space.TEXT) -> None:
+        """What the index answers with, best first."""
+        self.index.said[space] = [VectorMatch(entry_id, similarity) for entry_id in entry_ids]
+
+    def close(self) -> None:
+        self.index.gate.set()
+        for lookup in self._lookups:
+            lookup.close()
