@@ -2,16 +2,19 @@
 
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.lean_imports import import_networks_alone
+from pentimento.diffusion.triton_package import check_triton
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from services.unet_worker.models.libraries import needs_networks_alone
-from services.unet_worker.settings import UnetWorkerSettings
+from services.unet_worker.settings import KernelChoice, UnetWorkerSettings
 
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(UnetWorkerSettings, "unet_worker", argv)
+    if settings.kernels is not KernelChoice.OFF:
+        check_triton()
     check_checkpoint(settings.model)
-    # Imported after that: a wrong flag or a bad checkpoint is answered before torch is loaded.
+    # Imported after that: a wrong flag, a bad checkpoint or a missing package is answered before torch is loaded.
     if needs_networks_alone(settings):
         import_networks_alone()
     from services.unet_worker.wiring import wire

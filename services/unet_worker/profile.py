@@ -4,16 +4,19 @@ import asyncio
 
 from pentimento.devices.profile import profile_to_json
 from pentimento.diffusion.allow_list import check_checkpoint
+from pentimento.diffusion.triton_package import check_triton
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from pentimento.telemetry import configure_logging
-from services.unet_worker.settings import ProfileSettings
+from services.unet_worker.settings import KernelChoice, ProfileSettings
 
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(ProfileSettings, "bench_profile", argv)
+    if settings.kernels is not KernelChoice.OFF:
+        check_triton()
     check_checkpoint(settings.model)
-    # Imported after that: a wrong flag or a bad checkpoint is answered before torch is loaded.
+    # Imported after that: a wrong flag, a bad checkpoint or a missing package is answered before torch is loaded.
     from services.unet_worker.models.model_profile import measure
 
     profile = await asyncio.to_thread(measure, settings)

@@ -1,6 +1,5 @@
 """Puts layers with kernels into a network."""
 
-import importlib.util
 from enum import Enum
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import nn
 
 from pentimento.diffusion.kernels.layers import FusedGeglu, Kernels, NormSilu, SiluOfTimes
+from pentimento.diffusion.triton_package import check_triton
 from pentimento.domain.errors import FailedPrecondition
 
 
@@ -46,8 +46,7 @@ def kernels_for(mode: KernelMode, device: torch.device) -> Kernels | None:
     on `device`. On a CPU they run under Triton's interpreter alone, which is for tests."""
     if mode is KernelMode.OFF:
         return None
-    if importlib.util.find_spec("triton") is None:
-        raise FailedPrecondition("NO_TRITON", "fused kernels need the package triton, which is not installed")
+    check_triton()
     import triton
 
     if device.type != "cuda" and not triton.knobs.runtime.interpret:
