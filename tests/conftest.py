@@ -1,5 +1,5 @@
-"""What holds for all tests: where their files lie, and how they are dealt to processes (by file, those that share the
-one real suite together, and the slow ones first)."""
+"""What holds for all tests: where their files lie, and how they are dealt to processes (by file, those that share a
+real suite together, and the slow ones first)."""
 
 import gc
 import os
@@ -12,8 +12,10 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-ONE_SUITE = "tests/e2e"
-SLOWEST_FIRST = (ONE_SUITE, *(f"tests/{tier}" for tier in ("faults", "integration", "golden", "unit/zoo", "contract")))
+# Folders whose tests share a real suite, those inside others first.
+SUITES = ("tests/e2e/guarded/", "tests/e2e/two_models/", "tests/e2e/")
+TIERS = ("faults", "integration", "golden", "unit/zoo", "contract")
+SLOWEST_FIRST = ("tests/e2e/test_", "tests/e2e/strangers/", "tests/e2e/", *(f"tests/{tier}/" for tier in TIERS))
 
 # Set before torch is imported, here and in the processes that tests start: two test processes share the cores, and on
 # some processors the last bits of a picture depend on the number of threads.
@@ -44,10 +46,10 @@ hypothesis.settings.load_profile("no deadline")
 
 
 class ByFile(LoadFileScheduling):
-    """What shares the suite of the whole tier stays in one process, which starts it once."""
+    """What shares a suite stays in one process, which starts it once."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return ONE_SUITE if nodeid.startswith(ONE_SUITE) else str(super()._split_scope(nodeid))
+        return next((folder for folder in SUITES if nodeid.startswith(folder)), str(super()._split_scope(nodeid)))
 
 
 @pytest.hookimpl(optionalhook=True)

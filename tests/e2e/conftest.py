@@ -1,5 +1,5 @@
-"""One real suite for the whole tier: every service a process of its own, the zoo's weights, real stores. It starts
-where another was killed."""
+"""Real suites: every service a process of its own, the zoo's weights, real stores. A start costs more than most tests:
+whatever can be asked of this one does without another. The folders have one each, which ends with their tests."""
 
 import subprocess
 import tempfile
@@ -14,6 +14,9 @@ import pytest
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.leftovers import marked_processes
 from pentimento.supervisor.local import COMMAND, LocalSuite, local_suite
+from tests.e2e.folder_suite import FolderSuite
+
+STARTED = FolderSuite(Path(__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,15 @@ def crash(patient_frontdoors: None) -> Iterator[Crash]:
 
 @pytest.fixture(scope="session")
 def suite(crash: Crash) -> Iterator[LocalSuite]:
-    with local_suite(["--unprofiled-reuse"], state_dir=crash.state_directory) as running:
-        yield running
+    """One heavy model with everything that it can be asked for. It starts where another was killed."""
+    flags = ["--unprofiled-reuse", "--controlnets", "tiny", "--loras", "tiny"]
+    with STARTED:
+        yield STARTED.enter_context(local_suite(flags, state_dir=crash.state_directory))
+
+
+@pytest.hookimpl(trylast=True)  # after the test's own fixtures
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    STARTED.end_before(nextitem)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import asyncio
 import io
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from pentimento.files.adapter_registry import read_adapters
 from pentimento.sdk import AsyncClient, Picture
 from pentimento.sdk.picture import read_provenance
 from pentimento.stores.objects.store import digest_of
-from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.supervisor.local import LocalSuite
 from pentimento.testing.controlled_painting import conditions_for
 from zoo.drawing.conditions import edge_f1, edges
 
@@ -32,15 +32,9 @@ SIDE_PX = 64
 PROMPT = "a large red circle on a white background"
 
 
-@pytest.fixture(scope="module")
-def adapted() -> Iterator[LocalSuite]:
-    with local_suite(["--controlnets", "tiny", "--loras", "tiny"]) as running:
-        yield running
-
-
 @pytest.fixture
-async def client(adapted: LocalSuite) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(adapted.endpoint.public) as opened:
+async def client(suite: LocalSuite) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(suite.endpoint.public) as opened:
         # The plan that names them may come a moment after the suite serves.
         for _ in range(600):
             if {EDGES, LAYOUT, NEON, MOSAIC} <= {adapter.name for adapter in await opened.list_adapters()}:
@@ -142,13 +136,13 @@ async def named(client: AsyncClient, name: str, *, there: bool) -> None:
     raise AssertionError(f"{name} did not {'come' if there else 'go'}")
 
 
-async def test_a_lora_is_uploaded_painted_with_and_removed(adapted: LocalSuite, client: AsyncClient) -> None:
+async def test_a_lora_is_uploaded_painted_with_and_removed(suite: LocalSuite, client: AsyncClient) -> None:
     weights = REGISTRY[NEON].directory / "pytorch_lora_weights.safetensors"
     about = ("--name", "uploaded-neon", "--family", REGISTRY[NEON].adapter.family, "--licence", "Apache-2.0")
 
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "pentimento.cli", "adapters", *arguments]
-        where = ["--state-dir", str(adapted.state.path)]
+        where = ["--state-dir", str(suite.state.path)]
         return subprocess.run([*command, *where], capture_output=True, text=True, check=False)
 
     added = await asyncio.to_thread(run, "add", str(weights), *about)
@@ -202,11 +196,11 @@ async def test_two_controlnets_are_painted_again_to_the_same_bytes(client: Async
 
 
 async def test_the_command_takes_them_and_paints_them_again(
-    adapted: LocalSuite, client: AsyncClient, tmp_path: Path
+    suite: LocalSuite, client: AsyncClient, tmp_path: Path
 ) -> None:
     told, picture = tmp_path / "told.png", tmp_path / "picture.png"
     told.write_bytes(outline())
-    where = ["--state-dir", str(adapted.state.path)]
+    where = ["--state-dir", str(suite.state.path)]
 
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "pentimento.cli", *arguments, *where]

@@ -211,10 +211,10 @@ def live_replicas(document: dict[str, dict[str, object]]) -> list[str]:
 
 def test_status_knows_every_process(suite: LocalSuite) -> None:
     # One that is too busy to report is there again a little later.
-    while len(live_replicas(document := status(suite))) < 4:
+    while len(live_replicas(document := status(suite))) < 5:
         pass
 
-    assert live_replicas(document) == ["embedder", "frontdoor", "gateway", "tiny-heavy-0"]
+    assert live_replicas(document) == ["controlnet-0", "embedder", "frontdoor", "gateway", "tiny-heavy-0"]
     assert document["frontdoor"]["frontdoor_id"]
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
@@ -11,23 +11,16 @@ from PIL import Image
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest, Progress
 from pentimento.sdk import AsyncClient, Picture
 from pentimento.supervisor.leftovers import marked_processes
-from pentimento.supervisor.local import LocalSuite, local_suite
+from tests.e2e.guarded.conftest import Guarded
 
 STEPS = 20
 # Of 255: latents differ by rounding, so a pixel may be rounded to its neighbour.
 TOLERANCE = 1
 
 
-@pytest.fixture(scope="module")
-def pairing() -> Iterator[LocalSuite]:
-    """Two workers of one model, which paint whatever is guided together."""
-    with local_suite(["--workers", "2"], environment={"PENTIMENTO_FRONTDOOR_LATENT_PARALLEL": "always"}) as running:
-        yield running
-
-
 @pytest.fixture
-async def client(pairing: LocalSuite) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(pairing.endpoint.public) as opened:
+async def client(guarded: Guarded) -> AsyncIterator[AsyncClient]:
+    async with guarded.client(guarded.user) as opened:
         yield opened
 
 
@@ -62,9 +55,9 @@ async def test_a_guided_picture_is_painted_by_both_workers_and_is_the_picture_of
 
 
 @pytest.mark.faults
-async def test_a_worker_that_dies_while_both_paint_costs_no_picture(client: AsyncClient, pairing: LocalSuite) -> None:
+async def test_a_worker_that_dies_while_both_paint_costs_no_picture(client: AsyncClient, guarded: Guarded) -> None:
     wanted = await client.generate(request(num_inference_steps=200))
-    workers = [one for one in marked_processes(pairing.state.path) if "services.unet_worker" in one.cmdline()]
+    workers = [one for one in marked_processes(guarded.suite.state.path) if "services.unet_worker" in one.cmdline()]
     assert len(workers) == 2
     del workers[1:]
 

@@ -2,8 +2,6 @@
 interrupted in the end."""
 
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -13,41 +11,12 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.domain.errors import NotFound, PermissionDenied, Unauthenticated
-from pentimento.domain.identity import Role
 from pentimento.domain.image_request import CacheMode, ImageRequest
-from pentimento.rpc import RpcChannelSettings, new_token, open_channel, token_entry
-from pentimento.sdk import AsyncClient
+from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.supervisor.leftovers import marked_processes
-from pentimento.supervisor.local import LocalSuite, local_suite
+from tests.e2e.guarded.conftest import Guarded
 
 REQUEST = ImageRequest("a red circle", num_inference_steps=2, cache=CacheMode.OFF)
-
-
-@dataclass(frozen=True)
-class Guarded:
-    suite: LocalSuite
-    user: str
-    other_user: str
-    admin: str
-    service: str
-
-    def client(self, token: str = "") -> AsyncClient:
-        return AsyncClient(self.suite.endpoint.public, token=token)
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    user, other, admin, service = (new_token() for _ in range(4))
-    entries = [
-        token_entry(user, "acme", frozenset({Role.USER})),
-        token_entry(other, "other", frozenset({Role.USER})),
-        token_entry(admin, "acme", frozenset({Role.ADMIN})),
-        token_entry(service, "acme", frozenset({Role.SERVICE})),
-    ]
-    file: Path = tmp_path_factory.mktemp("tokens") / "tokens.toml"
-    file.write_text("\n".join(entries))
-    with local_suite(["--token-file", str(file)]) as suite:
-        yield Guarded(suite, user, other, admin, service)
 
 
 async def test_user_paints(guarded: Guarded) -> None:
@@ -103,7 +72,7 @@ async def test_admin_sees_the_fleet(guarded: Guarded) -> None:
         fleet = await ControllerClient(channel).fleet()
 
     kinds = sorted(status.replica.kind.value for status in fleet.replicas)
-    assert kinds == ["embedder", "frontdoor", "unet_worker", "vectordb_gateway"]
+    assert kinds == ["embedder", "frontdoor", "unet_worker", "unet_worker", "vectordb_gateway"]
 
 
 def test_no_token_and_no_prompt_in_any_log(guarded: Guarded) -> None:
@@ -127,7 +96,7 @@ def test_interrupt_leaves_nothing_behind(guarded: Guarded) -> None:
     suite.supervisor.send_signal(signal.SIGINT)
 
     assert suite.supervisor.wait(60) == 0
-    assert len(processes) >= 5
+    assert len(processes) >= 6
     assert not [process for process in processes if process.is_running()]
     assert not suite.state.sockets.exists()
     assert suite.state.endpoint() is None

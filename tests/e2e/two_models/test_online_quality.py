@@ -1,37 +1,13 @@
 """Quality kept online by real processes: a hit is painted again, and what it kept is told."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from pentimento.domain.generation import FromLatent
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.sdk import AsyncClient, Picture
-from pentimento.supervisor.local import LocalSuite, local_suite
-
-# Any prompt is near enough to any other, and every hit is painted again as soon as nobody waits.
-SETTINGS = """
-[vectordb_gateway]
-latent_thresholds = ["-1:0.4"]
-image_thresholds = []
-
-[frontdoor]
-quality_sample_share = 1.0
-quality_work_share = 1.0
-quality_quiet_s = 0.1
-"""
-
-
-@pytest.fixture
-def suite_that_watches(tmp_path: Path) -> Iterator[LocalSuite]:
-    config = tmp_path / "settings.toml"
-    config.write_text(SETTINGS)
-    with local_suite(["--model", "tiny-light", "--config", str(config)]) as running:
-        yield running
+from pentimento.supervisor.local import LocalSuite
 
 
 def asking(prompt: str, seed: int) -> ImageRequest:
@@ -61,8 +37,8 @@ async def watched_row(client: AsyncClient) -> ReuseQuality:
             await asyncio.sleep(0.5)
 
 
-async def test_a_hit_is_painted_again_and_explain_tells_what_it_kept(suite_that_watches: LocalSuite) -> None:
-    async with AsyncClient(suite_that_watches.endpoint.public) as client:
+async def test_a_hit_is_painted_again_and_explain_tells_what_it_kept(suite_of_two: LocalSuite) -> None:
+    async with AsyncClient(suite_of_two.endpoint.public) as client:
         hit = await paint_hit(client)
         row = await watched_row(client)
 

@@ -1,0 +1,52 @@
+"""One suite of two workers, in which every call needs a token."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.identity import Role
+from pentimento.rpc import new_token, token_entry
+from pentimento.sdk import AsyncClient
+from pentimento.supervisor.local import LocalSuite, local_suite
+from tests.e2e.folder_suite import FolderSuite
+
+STARTED = FolderSuite(Path(__file__).parent)
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """Tokens of a suite: of two users, each of a tenant of its own, and of one of each other role."""
+
+    suite: LocalSuite
+    user: str
+    other_user: str
+    admin: str
+    service: str
+
+    def client(self, token: str = "") -> AsyncClient:
+        return AsyncClient(self.suite.endpoint.public, token=token)
+
+
+@pytest.fixture(scope="session")
+def guarded(patient_frontdoors: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """Both workers have one model, and paint together whatever is guided."""
+    user, other, admin, service = (new_token() for _ in range(4))
+    entries = [
+        token_entry(user, "acme", frozenset({Role.USER})),
+        token_entry(other, "other", frozenset({Role.USER})),
+        token_entry(admin, "acme", frozenset({Role.ADMIN})),
+        token_entry(service, "acme", frozenset({Role.SERVICE})),
+    ]
+    file = tmp_path_factory.mktemp("tokens") / "tokens.toml"
+    file.write_text("\n".join(entries))
+    together = {"PENTIMENTO_FRONTDOOR_LATENT_PARALLEL": "always"}
+    with STARTED:
+        suite = STARTED.enter_context(local_suite(["--workers", "2", "--token-file", str(file)], environment=together))
+        yield Guarded(suite, user, other, admin, service)
+
+
+@pytest.hookimpl(trylast=True)  # after the test's own fixtures
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    STARTED.end_before(nextitem)
