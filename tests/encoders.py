@@ -1,11 +1,8 @@
 """Small directories of encoders with random weights: CLIPModel as transformers writes it, BERT sentence encoders as
 sentence-transformers lays them out."""
 
-import atexit
 import functools
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, CLIPTokenizer
 
+from tests.run_directories import directory_for_the_run
 from zoo.drawing.tokenizer import build_tokenizer
 
 TOKENS = 24
@@ -31,13 +29,6 @@ PREPROCESSING = {
     "image_std": [0.26862954, 0.26130258, 0.27577711],
     "do_convert_rgb": True,
 }
-
-
-def directory_for_the_run(prefix: str) -> Path:
-    """Make a directory that is deleted when the process ends: for what several tests build once."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 @functools.cache

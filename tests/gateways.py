@@ -135,7 +135,7 @@ def gateway_settings(directory: Path, *flags: str) -> GatewaySettings:
         "--ledger-url": f"sqlite:///{directory}/ledger.sqlite",
         "--maintenance-interval-s": "3600",
         "--object-grace-s": "0",
-        "--search-timeout-ms": "5000",
+        "--search-timeout-ms": "10000",
         "--min-free-bytes": "0",
         # No profile is of the models that tests make up.
         "--unprofiled-reuse": "yes",

@@ -64,7 +64,7 @@ def test_a_deadlock_of_two_services_is_run_again(postgresql: PostgresqlServer) -
                 connection.execute(text("UPDATE counters SET value = value + 1 WHERE name = :name"), {"name": name})
                 if not waited:
                     waited.append(name)
-                    both_hold_one.wait(20)
+                    both_hold_one.wait(60)
 
         return work
 

@@ -43,13 +43,15 @@ async def running(folder: Path, url: str = "", planned: str = "") -> AsyncIterat
     settings = ControllerSettings(
         RpcServerSettings(listen=(address,)),
         ledger_url=url,
-        lease_s=0.2,
-        plan_interval_s=0.05,
+        lease_s=60.0,
         cascade=planned,
         **policy,
     )
     ledger = open_fleet_ledger(url) if url != "none" else None
     process = wire(settings, ledger)
+    # It plans at once, by replicas that are never silent for too long, however busy the machine is.
+    soon = replace(process.controller._times, plan_interval_s=0.05, settle_s=0.0, calm_s=0.0)
+    process.controller._times = soon
     await process.server.start()
     await process.warm()
     process.server.set_serving()

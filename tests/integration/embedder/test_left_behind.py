@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-ENCODERS = """
-from tests.encoders import directory_for_the_run, write_encoder, write_sentence_encoder
-write_encoder(directory_for_the_run("pmt-encoder-"))
-write_sentence_encoder(directory_for_the_run("pmt-sentences-"))
+DIRECTORIES = """
+from tests.run_directories import directory_for_the_run
+for prefix in ("pmt-encoder-", "pmt-sentences-"):
+    (directory_for_the_run(prefix) / "folder").mkdir()
 """
 QDRANT = """
 from pentimento.stores.vectors import open_vectors
@@ -23,7 +23,7 @@ with running_qdrant_double() as (url, _):
 """
 
 
-@pytest.mark.parametrize("program", [ENCODERS, QDRANT], ids=["encoders", "qdrant"])
+@pytest.mark.parametrize("program", [DIRECTORIES, QDRANT], ids=["directories", "qdrant"])
 def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path, program: str) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
 

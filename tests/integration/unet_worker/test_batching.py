@@ -1,6 +1,9 @@
 """Many attempts at once: they share steps, and each is what it is alone."""
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,14 @@ from torch import Tensor
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.devices.profile import profile_from_json
-from pentimento.diffusion.engine import MemoryBudget, MemoryModel
+from pentimento.diffusion.engine import (
+    MemoryBudget,
+    MemoryModel,
+    PaintingListener,
+    PaintingTicket,
+    StepEngine,
+)
+from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, InvalidArgument
 from pentimento.domain.execution import AttemptResult, PlaceYielded, Started
 from pentimento.domain.generation import GenerationSpec
@@ -41,12 +51,32 @@ def steps_by_batch_size() -> dict[str, float]:
     return {sample.labels["le"]: sample.value for sample in found.samples if "le" in sample.labels}
 
 
+@contextmanager
+def held_until_given(engine: StepEngine, count: int) -> Iterator[None]:
+    """Let the engine take no step before it was given so many pictures: on a busy machine the first of some that are
+    asked for at once may be painted before the last arrives."""
+    submit, given, all_given = engine.submit, [0], threading.Event()
+
+    def counted(request: PaintingRequest, listener: PaintingListener) -> PaintingTicket:
+        ticket = submit(request, listener)
+        given[0] += 1
+        if given[0] == count:
+            all_given.set()
+        return ticket
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "submit", counted)
+        engine.call(lambda: all_given.wait(60))
+        yield
+
+
 async def test_attempts_that_come_together_share_steps_and_are_what_they_are_alone(worker: Served) -> None:
     specs = [spec_with(seed=seed, num_inference_steps=20 + seed) for seed in range(4)]
     alone = [await latents_of(worker, spec, f"alone-{spec.seed}") for spec in specs]
     before = steps_by_batch_size()
 
-    together = await asyncio.gather(*(latents_of(worker, spec, f"together-{spec.seed}") for spec in specs))
+    with held_until_given(worker.model.engine, len(specs)):
+        together = await asyncio.gather(*(latents_of(worker, spec, f"together-{spec.seed}") for spec in specs))
 
     after = steps_by_batch_size()
     shared = (after["+Inf"] - before["+Inf"]) - (after["1.0"] - before["1.0"])
@@ -146,12 +176,13 @@ async def test_a_replay_shares_no_step(worker: Served) -> None:
     before = steps_by_batch_size()
     specs = [spec_with(seed=seed, num_inference_steps=20) for seed in range(3)]
 
-    await asyncio.gather(
-        *(
-            result_of(execute(worker, attempt=attempt(request_id=f"r-{spec.seed}"), spec=spec, replay_of="r"))
-            for spec in specs
+    with held_until_given(worker.model.engine, len(specs)):
+        await asyncio.gather(
+            *(
+                result_of(execute(worker, attempt=attempt(request_id=f"r-{spec.seed}"), spec=spec, replay_of="r"))
+                for spec in specs
+            )
         )
-    )
 
     after = steps_by_batch_size()
     assert after["+Inf"] - before["+Inf"] == after["1.0"] - before["1.0"] == 3 * 20

@@ -1,26 +1,41 @@
 """Stores that are away cost cache hits, never requests."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.domain.retrieval import CandidateStart
 from pentimento.stores.vectors.edge import EdgeVectorIndex
+from pentimento.stores.vectors.shard_process import ShardProcess
 from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
 
 TIMEOUT_S = 120.0
 
 
-def index_process(gateway: RunningGateway) -> psutil.Process:
+def shard_of(gateway: RunningGateway) -> ShardProcess:
     index = gateway.process.stores.index
     assert isinstance(index, EdgeVectorIndex)
     assert index.process is not None
-    assert index.process.pid is not None
-    return psutil.Process(index.process.pid)
+    return index.process
+
+
+def index_process(gateway: RunningGateway) -> psutil.Process:
+    pid = shard_of(gateway).pid
+    assert pid is not None
+    return psutil.Process(pid)
+
+
+async def until_back(gateway: RunningGateway) -> None:
+    """Return once the index serves that was started after the first one: before, what is asked may still believe the
+    dead one alive."""
+    await until(lambda: shard_of(gateway).start_count == 2)
+    await asyncio.to_thread(shard_of(gateway).wait_ready, TIMEOUT_S)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -55,16 +70,19 @@ async def test_many_lookups_beside_a_stopped_index_all_give_up(tmp_path: Path) -
         assert all(answer.starts[0].start == FromNoise() and answer.search_skipped for answer in answers)
 
 
-async def test_a_killed_index_misses_until_it_is_back(gateway: RunningGateway) -> None:
+async def test_a_killed_index_misses_until_it_is_back(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     await gateway.store(embedding(1))
-    child = index_process(gateway)
+    shard, child, looked = shard_of(gateway), index_process(gateway), threading.Event()
+    spawn = shard._spawn
+    monkeypatch.setattr(shard, "_spawn", lambda *wires: looked.wait(TIMEOUT_S) and spawn(*wires))
     child.kill()
     child.wait(TIMEOUT_S)
 
-    assert (await gateway.lookup(embedding(1))).start == FromNoise()
+    missed = await gateway.lookup(embedding(1))
 
-    index = gateway.process.stores.index
-    await asyncio.to_thread(index.prepare, 8)
+    looked.set()
+    await until_back(gateway)
+    assert missed.start == FromNoise()
     assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
 
 
@@ -79,7 +97,7 @@ async def test_a_commit_without_an_index_is_durable_and_found_later(gateway: Run
 
     await gateway.client.commit(scope(), by, gateway.upload(grant), embedding(1))
 
-    await asyncio.to_thread(gateway.process.stores.index.prepare, 8)
+    await until_back(gateway)
     gateway.maintain()
     assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
     assert gateway.problems() == []

@@ -61,7 +61,7 @@ def test_bytes_are_carried_as_they_are_until_the_end() -> None:
         found = b""
         while part := far.recv(65536):
             found += part
-    carrying.join(10.0)
+    carrying.join(60.0)
     source.close()
     target.close()
 

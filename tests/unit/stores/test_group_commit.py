@@ -45,10 +45,10 @@ def test_what_waits_for_a_commit_shares_the_next(writer: GroupCommitWriter, engi
 
     def slow(connection: Connection) -> None:
         running.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     first = writer.submit(slow)
-    running.wait(10)
+    running.wait(60)
     others = [writer.submit(lambda connection, x=x: insert(connection, x)) for x in range(50)]
     go_on.set()
 
@@ -66,10 +66,10 @@ def test_a_job_that_fails_undoes_only_itself(writer: GroupCommitWriter) -> None:
 
     def holds(connection: Connection) -> None:
         running.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     writer.submit(holds)
-    running.wait(10)
+    running.wait(60)
     jobs = [writer.submit(lambda c: insert(c, 1)), writer.submit(fails), writer.submit(lambda c: insert(c, 3))]
     go_on.set()
 
@@ -107,10 +107,10 @@ def test_a_job_that_was_cancelled_while_it_waited_is_not_run(writer: GroupCommit
 
     def holds(connection: Connection) -> None:
         running.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     writer.submit(holds)
-    running.wait(10)
+    running.wait(60)
     cancelled = writer.submit(lambda connection: insert(connection, 1))
     assert cancelled.cancel()
     go_on.set()
@@ -149,10 +149,10 @@ def test_a_group_is_256_jobs_at_most(writer: GroupCommitWriter, engine: Engine) 
 
     def holds(connection: Connection) -> None:
         running.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     writer.submit(holds)
-    running.wait(10)
+    running.wait(60)
     jobs = [writer.submit(rows) for _ in range(257)]
     go_on.set()
     for job in jobs:
@@ -218,13 +218,13 @@ def test_of_two_jobs_the_one_that_fails_undoes_only_itself_and_alone_it_is_run_o
 
     def holds(connection: Connection) -> None:
         running.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     with pytest.raises(RuntimeError):
         writer.submit(fails).result()
     run_alone_count = run_count
     writer.submit(holds)
-    running.wait(10)
+    running.wait(60)
     good, bad = writer.submit(lambda connection: insert(connection, 1)), writer.submit(fails)
     go_on.set()
 

@@ -25,7 +25,7 @@ class Paper:
 
     def write(self, source: str, line: str) -> None:
         self.began.set()
-        assert self.free.wait(20)
+        assert self.free.wait(60)
         if self.jammed(line):
             raise FULL
         self.lines.append((source, line))
@@ -47,7 +47,7 @@ def test_a_writer_that_blocks_keeps_nobody_and_the_missing_are_counted() -> None
     paper.free.clear()
     outlet = Outlet("test", paper.write)
     outlet.put("worker", "first")
-    assert paper.began.wait(20)
+    assert paper.began.wait(60)
 
     for _ in range(10):
         outlet.put("worker", "x" * (MAX_PENDING_CHARS // 4))

@@ -246,7 +246,7 @@ def test_work_for_idle_times_is_done_while_nobody_is_here(engine: StepEngine) ->
 
     engine.work_when_idle(work)
 
-    assert done.wait(20)
+    assert done.wait(60)
 
 
 def test_whoever_comes_interrupts_work_for_idle_times_and_it_goes_on_later(
@@ -265,10 +265,10 @@ def test_whoever_comes_interrupts_work_for_idle_times_and_it_goes_on_later(
         return True
 
     engine.work_when_idle(work)
-    assert began.wait(20)
+    assert began.wait(60)
 
     assert canary_succeeds(engine, model)
-    assert again.wait(20)
+    assert again.wait(60)
     assert interrupted == [0]
 
 
@@ -298,7 +298,7 @@ def test_closing_does_not_wait_for_work_for_idle_times(model: DiffusionModel) ->
 
     engine.start()
     engine.work_when_idle(work)
-    assert began.wait(20)
+    assert began.wait(60)
 
     engine.close()
 

@@ -21,7 +21,7 @@ class Disk:
         self.open.set()
 
     def read(self, digest: str) -> Lora:
-        assert self.open.wait(30)
+        assert self.open.wait(60)
         self.reads.append(digest)
         if self.errors:
             raise self.errors.pop(0)
