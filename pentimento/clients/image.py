@@ -9,6 +9,7 @@ from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceStub
 from pentimento.clients.errors import domain_errors
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.image_request import (
+    Accepted,
     Explanation,
     GenerateEvent,
     ImageRequest,
@@ -17,6 +18,7 @@ from pentimento.domain.image_request import (
     ReplayRequest,
     RequestStatus,
 )
+from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl
 from pentimento.domain.requests import RequestState
 from pentimento.wire.adapters import adapter_from_proto
 from pentimento.wire.enumerations import REQUEST_STATES
@@ -29,6 +31,7 @@ from pentimento.wire.image import (
     request_to_proto,
     status_from_proto,
 )
+from pentimento.wire.jobs import page_from_proto, query_to_proto, result_url_from_proto
 
 
 class ImageClient:
@@ -67,6 +70,49 @@ class ImageClient:
                     yield event_from_proto(event)
         finally:
             call.cancel()
+
+    async def submit(
+        self, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0, webhook_url: str = ""
+    ) -> Accepted:
+        """Have the request painted as a job, and return its id. `webhook_url` is called once it has ended."""
+        generate = pb.GenerateRequest(
+            request=request_to_proto(request),
+            idempotency_key=idempotency_key,
+            preview_interval_steps=preview_interval_steps,
+        )
+        webhook = pb.Webhook(url=webhook_url) if webhook_url else None
+        with domain_errors():
+            answer = await self._stub.Submit(pb.SubmitRequest(generate=generate, webhook=webhook))
+        return Accepted(answer.request_id, answer.replayed, tuple(answer.image_request_ids))
+
+    async def attach(self, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
+        """Yield accepted, routed, progress, completed of a request that was asked for before; leaving cancels no
+        job."""
+        call = self._stub.Attach(pb.AttachRequest(request_id=request_id))
+        try:
+            with domain_errors():
+                async for event in call:
+                    yield event_from_proto(event)
+        finally:
+            call.cancel()
+
+    async def list_requests(self, query: RequestQuery, timeout_s: float | None = None) -> RequestPage:
+        """Return a page of the tenant's requests, newest first."""
+        with domain_errors():
+            return page_from_proto(await self._stub.ListRequests(query_to_proto(query), timeout=timeout_s))
+
+    async def result_url(
+        self, request_id: str, expires_in_ms: int | None = None, timeout_s: float | None = None
+    ) -> ResultUrl:
+        """Return an address under which anybody may read the request's picture until it expires."""
+        message = pb.GetResultUrlRequest(request_id=request_id, expires_in_ms=expires_in_ms)
+        with domain_errors():
+            return result_url_from_proto(await self._stub.GetResultUrl(message, timeout=timeout_s))
+
+    async def webhook_key(self, timeout_s: float | None = None) -> str:
+        """Return what webhooks of the caller's tenant are signed with, as Standard Webhooks write it."""
+        with domain_errors():
+            return (await self._stub.GetWebhookKey(pb.GetWebhookKeyRequest(), timeout=timeout_s)).key
 
     async def pin(self, request_id: str, duration_ms: int, timeout_s: float | None = None) -> PinnedPicture:
         """Keep what a completed request's picture started from for so long from now, so that it can be replayed."""

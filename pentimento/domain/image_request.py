@@ -12,6 +12,7 @@ from pentimento.domain.generation import (
     Route,
     SpecInput,
 )
+from pentimento.domain.jobs import RequestSummary, WebhookDelivery
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.domain.requests import RequestState
 from pentimento.domain.retrieval import Neighbour
@@ -192,7 +193,7 @@ GenerateEvent = Accepted | Routed | Progress | Completed | PictureFailed
 @dataclass(frozen=True)
 class RequestStatus:
     """`completed` only in that state; the error only in FAILED, CANCELLED and EXPIRED. `pictures`: of a request for
-    several pictures each of them, without its bytes."""
+    several pictures each of them, without its bytes. `webhook`: of a job that named one."""
 
     request_id: str
     state: RequestState
@@ -200,6 +201,8 @@ class RequestStatus:
     error_reason: str = ""
     error_message: str = ""
     pictures: "tuple[RequestStatus, ...]" = ()
+    summary: RequestSummary | None = None
+    webhook: WebhookDelivery | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Capability, ReplicaKind
 from pentimento.domain.generation import ControlNetMode, NoiseForm, Scheduler
 from pentimento.domain.image_request import CacheMode, ImageFormat
+from pentimento.domain.jobs import WebhookState
 from pentimento.domain.requests import RequestState
 
 E = TypeVar("E", bound=Enum)
@@ -76,6 +77,14 @@ REPLICA_KINDS = EnumTable(
 CACHE_MODES = EnumTable("cache", {value: image_pb.CacheMode.Value(f"CACHE_MODE_{value.name}") for value in CacheMode})
 IMAGE_FORMATS = EnumTable(
     "format", {value: image_pb.ImageFormat.Value(f"IMAGE_FORMAT_{value.name}") for value in ImageFormat}
+)
+WEBHOOK_STATES = EnumTable(
+    "webhook.state",
+    {
+        WebhookState.PENDING: image_pb.WEBHOOK_STATE_PENDING,
+        WebhookState.DELIVERED: image_pb.WEBHOOK_STATE_DELIVERED,
+        WebhookState.FAILED: image_pb.WEBHOOK_STATE_FAILED,
+    },
 )
 REQUEST_STATES = EnumTable(
     "state", {value: image_pb.RequestState.Value(f"REQUEST_STATE_{value.name}") for value in RequestState}

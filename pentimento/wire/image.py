@@ -34,6 +34,7 @@ from pentimento.wire.generation import (
     route_from_proto,
     route_to_proto,
 )
+from pentimento.wire.jobs import delivery_from_proto, delivery_to_proto, summary_from_proto, summary_to_proto
 from pentimento.wire.online_quality import reuse_quality_from_proto, reuse_quality_to_proto
 
 # Present or absent in the contract, so that 0 can be told from "not said".
@@ -124,6 +125,11 @@ def replay_to_bytes(request: ReplayRequest) -> bytes:
     return b"replay\0" + replay_to_proto(request).SerializeToString(deterministic=True)
 
 
+def job_to_bytes(request: ImageRequest, webhook_url: str) -> bytes:
+    """Return the form in which the frontdoor hashes a job; never that of a request whose client stays."""
+    return b"job\0" + webhook_url.encode() + b"\0" + request_to_bytes(request)
+
+
 def pinned_to_proto(pinned: PinnedPicture) -> pb.PinResponse:
     return pb.PinResponse(**asdict(pinned))
 
@@ -206,7 +212,14 @@ def _routed_to_proto(event: Routed) -> pb.Routed:
     return pb.Routed(route=route_to_proto(event.route), image_index=event.image_index)
 
 
-def event_from_proto(message: pb.GenerateResponse | pb.ReplayResponse) -> GenerateEvent:
+def attach_event_to_proto(event: GenerateEvent) -> pb.AttachResponse:
+    told = event_to_proto(event)
+    kind = told.WhichOneof("event")
+    assert kind is not None
+    return pb.AttachResponse(**{kind: getattr(told, kind)})
+
+
+def event_from_proto(message: pb.GenerateResponse | pb.ReplayResponse | pb.AttachResponse) -> GenerateEvent:
     kind = message.WhichOneof("event")
     if kind == "accepted":
         return _accepted_from_proto(message.accepted)
@@ -216,7 +229,7 @@ def event_from_proto(message: pb.GenerateResponse | pb.ReplayResponse) -> Genera
         return _progress_from_proto(message.progress)
     if kind == "completed":
         return completed_from_proto(message.completed)
-    if isinstance(message, pb.GenerateResponse) and kind == "failed":
+    if isinstance(message, pb.GenerateResponse | pb.AttachResponse) and kind == "failed":
         return failed_from_proto(message.failed)
     raise InvalidArgument.of("event", "must be accepted, routed, progress, completed or failed, got nothing")
 
@@ -237,6 +250,8 @@ def status_to_proto(status: RequestStatus) -> pb.GetRequestResponse:
         error_reason=status.error_reason,
         error_message=status.error_message,
         pictures=[picture_status_to_proto(picture) for picture in status.pictures],
+        summary=summary_to_proto(status.summary) if status.summary is not None else None,
+        webhook=delivery_to_proto(status.webhook) if status.webhook is not None else None,
     )
 
 
@@ -251,7 +266,12 @@ def picture_status_to_proto(status: RequestStatus) -> pb.PictureStatus:
 
 
 def status_from_proto(message: pb.GetRequestResponse) -> RequestStatus:
-    return replace(_status_from_proto(message), pictures=tuple(map(_status_from_proto, message.pictures)))
+    return replace(
+        _status_from_proto(message),
+        pictures=tuple(map(_status_from_proto, message.pictures)),
+        summary=summary_from_proto(message.summary) if message.HasField("summary") else None,
+        webhook=delivery_from_proto(message.webhook) if message.HasField("webhook") else None,
+    )
 
 
 def _status_from_proto(message: pb.GetRequestResponse | pb.PictureStatus) -> RequestStatus:

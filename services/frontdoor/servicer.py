@@ -11,6 +11,7 @@ from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServ
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceServicer
 from pentimento.dataplane.pools import Pool, Worker
+from pentimento.domain.errors import FailedPrecondition
 from pentimento.rpc import current_caller
 from pentimento.wire.adapters import adapter_to_proto
 from pentimento.wire.enumerations import REQUEST_STATES
@@ -69,6 +70,38 @@ class ImageServicer(ImageServiceServicer):
                 with self._reaping():
                     yield replay_event_to_proto(event)
 
+    async def Submit(
+        self, request: pb.SubmitRequest, context: grpc.aio.ServicerContext[pb.SubmitRequest, pb.SubmitResponse]
+    ) -> pb.SubmitResponse:
+        raise not_served()
+
+    async def Attach(
+        self, request: pb.AttachRequest, context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]
+    ) -> AsyncIterator[pb.AttachResponse]:
+        raise not_served()
+        yield pb.AttachResponse()
+
+    async def ListRequests(
+        self,
+        request: pb.ListRequestsRequest,
+        context: grpc.aio.ServicerContext[pb.ListRequestsRequest, pb.ListRequestsResponse],
+    ) -> pb.ListRequestsResponse:
+        raise not_served()
+
+    async def GetResultUrl(
+        self,
+        request: pb.GetResultUrlRequest,
+        context: grpc.aio.ServicerContext[pb.GetResultUrlRequest, pb.GetResultUrlResponse],
+    ) -> pb.GetResultUrlResponse:
+        raise not_served()
+
+    async def GetWebhookKey(
+        self,
+        request: pb.GetWebhookKeyRequest,
+        context: grpc.aio.ServicerContext[pb.GetWebhookKeyRequest, pb.GetWebhookKeyResponse],
+    ) -> pb.GetWebhookKeyResponse:
+        raise not_served()
+
     async def Pin(
         self, request: pb.PinRequest, context: grpc.aio.ServicerContext[pb.PinRequest, pb.PinResponse]
     ) -> pb.PinResponse:
@@ -121,6 +154,10 @@ class ImageServicer(ImageServiceServicer):
             yield
         finally:
             reaper.cancel()
+
+
+def not_served() -> FailedPrecondition:
+    return FailedPrecondition("NOT_SERVED", "this frontdoor serves no jobs")
 
 
 class FrontdoorServicer(FrontdoorServiceServicer):

@@ -34,6 +34,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
 from pentimento.stores.ledger.epoch_ledger import EpochLedger
+from pentimento.stores.ledger.journal_listing import JournalListing
 from pentimento.stores.ledger.journal_objects import JournalObjects
 from pentimento.stores.ledger.journal_pins import JournalPins, pinned_requests
 from pentimento.stores.ledger.journal_rows import (
@@ -43,6 +44,7 @@ from pentimento.stores.ledger.journal_rows import (
     select_requests,
     values_of_result,
 )
+from pentimento.stores.ledger.journal_webhooks import JournalWebhooks, add_webhook, untold_requests
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.records import (
     AcceptedRequest,
@@ -111,13 +113,16 @@ class Journal(EpochLedger):
 
     Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be in; every method may
     be called again with the same arguments. All but `get`, `unfinished` and `load_plan` change state.
-    `objects`: what the same ledger knows of pictures and other objects; `pins`: which requests are kept until when.
+    `objects`: what the same ledger knows of pictures and other objects; `pins`: which requests are kept until when;
+    `listing`: requests by tenant; `webhooks`: who is to be told of their ends.
     """
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         super().__init__(GroupCommitWriter(engine, "journal"), _epoch)
         self.objects = JournalObjects(self._writer, engine.url, clock)
         self.pins = JournalPins(self._writer, clock)
+        self.listing = JournalListing(self._writer)
+        self.webhooks = JournalWebhooks(self._writer)
         self._clock = clock
 
     def identity(self) -> "Future[str]":
@@ -134,13 +139,14 @@ class Journal(EpochLedger):
         statement = self._claim_from("", least).values(journal_id=_new_journal_id())
         return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
 
-    def accept(self, record: AcceptedRequest) -> "Future[AcceptOutcome]":
-        """Make a request durable, or find the one that holds its (tenant, idempotency key).
+    def accept(self, record: AcceptedRequest, webhook_url: str = "") -> "Future[AcceptOutcome]":
+        """Make a request durable, with whom to tell of its end, or find the one that holds its (tenant, idempotency
+        key).
 
         Fails with Unavailable SUPERSEDED when a newer epoch than the record's was claimed (0: of no epoch): whoever
         holds it has taken over what was there, and would never hear of this one.
         """
-        return self._submit(lambda connection: _accept(connection, record))
+        return self._submit(lambda connection: _accept(connection, record, webhook_url))
 
     def find_key(self, tenant: str, idempotency_key: str, body_hash: str) -> "Future[AcceptOutcome | None]":
         """Return what `accept` would answer of the request that holds the key; None where none does. Changes
@@ -189,9 +195,11 @@ class Journal(EpochLedger):
         self, finished_before: float, limit_count: int, tenant: str = ""
     ) -> "Future[list[JournalledRequest]]":
         """Delete up to so many requests that were terminal before that time, with their idempotency keys, and return
-        them, oldest first. `tenant`: of that one alone. Those that are pinned stay."""
+        them, oldest first. `tenant`: of that one alone. Those stay that are pinned, or somebody is still to be told
+        of."""
         is_pinned = _requests.c.request_id.in_(pinned_requests(self._clock.wall()))
-        statement = select_requests().where(_requests.c.finished_at < finished_before, ~is_pinned)
+        is_untold = _requests.c.request_id.in_(untold_requests())
+        statement = select_requests().where(_requests.c.finished_at < finished_before, ~is_pinned, ~is_untold)
         if tenant:
             statement = statement.where(_requests.c.tenant == tenant)
         oldest = statement.order_by(_requests.c.finished_at).limit(limit_count)
@@ -225,11 +233,13 @@ def _new_journal_id() -> str:
     return secrets.token_hex(16)
 
 
-def _accept(connection: Connection, record: AcceptedRequest) -> AcceptOutcome:
+def _accept(connection: Connection, record: AcceptedRequest, webhook_url: str) -> AcceptOutcome:
     # Shared lock: no epoch is claimed between this look and the commit.
     if record.frontdoor_epoch and connection.execute(_NEWEST_EPOCH).scalar_one() > record.frontdoor_epoch:
         raise superseded()
     if insert_unless_present(connection, _requests, row_of_request(record)):
+        if webhook_url:
+            add_webhook(connection, record.request_id, webhook_url)
         return AcceptOutcome(AcceptKind.NEW, record.request_id)
     held = _outcome(connection.execute(_holder_of_key(record)).one(), record.tenant, record.body_hash)
     assert held is not None

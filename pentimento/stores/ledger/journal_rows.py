@@ -34,6 +34,7 @@ def row_of_request(record: AcceptedRequest) -> dict[str, Any]:
         "cascade_stage": 0,
         "error_reason": "",
         "error_message": "",
+        "detached": int(record.detached),
     }
 
 
@@ -105,6 +106,7 @@ def _accepted(row: Row[Any]) -> AcceptedRequest:
         frontdoor_id=row.frontdoor_id,
         frontdoor_epoch=row.frontdoor_epoch,
         body_format=row.body_format,
+        detached=bool(row.detached),
     )
 
 

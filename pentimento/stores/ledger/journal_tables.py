@@ -38,6 +38,8 @@ requests = Table(
     Column("error_reason", Text, nullable=False),
     Column("error_message", Text, nullable=False),
     Column("finished_at", Double),
+    # 1: it goes on without listeners.
+    Column("detached", BigInteger, nullable=False),
 )
 
 attempts = Table(
@@ -100,6 +102,18 @@ pinned_inputs = Table(
     Column("key", Text, nullable=False),
     Column("digest", Text, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
+)
+
+# Who is to be told when a request ends. `next_at` counts from its end on.
+webhooks = Table(
+    "journal_webhooks",
+    _METADATA,
+    Column("request_id", Text, primary_key=True),
+    Column("url", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("try_count", BigInteger, nullable=False),
+    Column("next_at", Double, nullable=False),
+    Column("error", Text, nullable=False),
 )
 
 MIGRATIONS = (
@@ -197,6 +211,22 @@ MIGRATIONS = (
                 PRIMARY KEY (request_id, place)
             )""",
             "CREATE INDEX journal_pinned_keys ON journal_pinned_inputs (key)",
+        ),
+    ),
+    Migration(
+        7,
+        (
+            "ALTER TABLE journal_requests ADD COLUMN detached BIGINT NOT NULL DEFAULT 0",
+            "CREATE INDEX journal_listed ON journal_requests (tenant, accepted_at, request_id)",
+            """CREATE TABLE journal_webhooks (
+                request_id TEXT PRIMARY KEY REFERENCES journal_requests (request_id) ON DELETE CASCADE,
+                url TEXT NOT NULL,
+                state TEXT NOT NULL,
+                try_count BIGINT NOT NULL,
+                next_at DOUBLE PRECISION NOT NULL,
+                error TEXT NOT NULL
+            )""",
+            "CREATE INDEX journal_webhooks_pending ON journal_webhooks (next_at) WHERE state = 'pending'",
         ),
     ),
 )

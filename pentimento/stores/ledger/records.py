@@ -10,7 +10,7 @@ from pentimento.domain.requests import RequestState
 @dataclass(frozen=True)
 class AcceptedRequest:
     """What is durable before a client hears *accepted*. `idempotency_key` is "" where the client gave none,
-    `body_format` tells whoever reads `body` how."""
+    `body_format` tells whoever reads `body` how. `detached`: it goes on without listeners."""
 
     request_id: str
     tenant: str
@@ -22,6 +22,7 @@ class AcceptedRequest:
     frontdoor_id: str = ""
     frontdoor_epoch: int = 0
     body_format: int = 0
+    detached: bool = False
 
 
 class AcceptKind(Enum):

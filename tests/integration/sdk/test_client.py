@@ -54,6 +54,7 @@ class ScriptedImageService:
         raise AssertionError("not part of the script")
 
     Cancel = GetRequest = Explain = ListModels = Replay = Pin = Unpin = _unused
+    Submit = Attach = ListRequests = GetResultUrl = GetWebhookKey = _unused
 
 
 def plays(*events: pb.GenerateResponse, then: PentimentoError | None = None) -> Script:

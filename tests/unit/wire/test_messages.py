@@ -29,8 +29,9 @@ from pentimento.domain.image_request import (
     RequestStatus,
     Routed,
 )
+from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl
 from pentimento.domain.retrieval import LookupAnswer, LookupCandidate
-from pentimento.wire import adapters, cache, fleet, generation, image, plans, reports
+from pentimento.wire import adapters, cache, fleet, generation, image, jobs, plans, reports
 
 # Numbers as wide as the contract's narrowest field of the kind; text as protobuf takes it (no lone surrogates).
 st.register_type_strategy(int, st.integers(0, 2**31 - 1))
@@ -47,6 +48,8 @@ st.register_type_strategy(
         error_reason=...,
         error_message=...,
         pictures=st.lists(PICTURE_STATUSES, max_size=2).map(tuple),
+        summary=...,
+        webhook=...,
     ),
 )
 
@@ -75,6 +78,9 @@ ROUND_TRIPS = {
     RequestStatus: (image.status_to_proto, image.status_from_proto),
     Explanation: (image.explanation_to_proto, image.explanation_from_proto),
     ModelInfo: (image.model_to_proto, image.model_from_proto),
+    RequestPage: (jobs.page_to_proto, jobs.page_from_proto),
+    RequestQuery: (jobs.query_to_proto, jobs.query_from_proto),
+    ResultUrl: (jobs.result_url_to_proto, jobs.result_url_from_proto),
     CacheScope: (cache.scope_to_proto, cache.scope_from_proto),
     LookupCandidate: (cache.candidate_to_proto, cache.candidate_from_proto),
     LookupAnswer: (cache.answer_to_proto, cache.answer_from_proto),

@@ -64,6 +64,31 @@ IMAGE_FORMAT_JPEG: ImageFormat.ValueType  # 2
 IMAGE_FORMAT_WEBP: ImageFormat.ValueType  # 3
 Global___ImageFormat: _TypeAlias = ImageFormat  # noqa: Y015
 
+class _WebhookState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WebhookStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WebhookState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WEBHOOK_STATE_UNSPECIFIED: _WebhookState.ValueType  # 0
+    WEBHOOK_STATE_PENDING: _WebhookState.ValueType  # 1
+    """The job runs, or a call is still to be made."""
+    WEBHOOK_STATE_DELIVERED: _WebhookState.ValueType  # 2
+    """Answered with a status of 200 to 299."""
+    WEBHOOK_STATE_FAILED: _WebhookState.ValueType  # 3
+    """Given up after as many tries as the deployment makes."""
+
+class WebhookState(_WebhookState, metaclass=_WebhookStateEnumTypeWrapper): ...
+
+WEBHOOK_STATE_UNSPECIFIED: WebhookState.ValueType  # 0
+WEBHOOK_STATE_PENDING: WebhookState.ValueType  # 1
+"""The job runs, or a call is still to be made."""
+WEBHOOK_STATE_DELIVERED: WebhookState.ValueType  # 2
+"""Answered with a status of 200 to 299."""
+WEBHOOK_STATE_FAILED: WebhookState.ValueType  # 3
+"""Given up after as many tries as the deployment makes."""
+Global___WebhookState: _TypeAlias = WebhookState  # noqa: Y015
+
 class _RequestState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -651,6 +676,383 @@ class PictureFailed(_message.Message):
 Global___PictureFailed: _TypeAlias = PictureFailed  # noqa: Y015
 
 @_typing.final
+class SubmitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATE_FIELD_NUMBER: _builtins.int
+    WEBHOOK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def generate(self) -> Global___GenerateRequest: ...
+    @_builtins.property
+    def webhook(self) -> Global___Webhook:
+        """Called once the job has ended."""
+
+    def __init__(
+        self,
+        *,
+        generate: Global___GenerateRequest | None = ...,
+        webhook: Global___Webhook | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_webhook", b"_webhook", "generate", b"generate", "webhook", b"webhook"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_webhook", b"_webhook", "generate", b"generate", "webhook", b"webhook"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__webhook: _TypeAlias = _typing.Literal["webhook"]  # noqa: Y015
+    _WhichOneofArgType__webhook: _TypeAlias = _typing.Literal["_webhook", b"_webhook"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__webhook) -> _WhichOneofReturnType__webhook | None: ...
+
+Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
+
+@_typing.final
+class Webhook(_message.Message):
+    """Where to tell that a job has ended. The call is a POST of JSON that names the request and how it ended, never prompt or picture;
+    it is signed as Standard Webhooks are (webhook-id, webhook-timestamp, webhook-signature), and may come more than once.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """Of a host that the deployment allows."""
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Webhook: _TypeAlias = Webhook  # noqa: Y015
+
+@_typing.final
+class SubmitResponse(_message.Message):
+    """As Accepted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REPLAYED_FIELD_NUMBER: _builtins.int
+    IMAGE_REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    replayed: _builtins.bool
+    """True when an earlier call with this idempotency key was found."""
+    @_builtins.property
+    def image_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        replayed: _builtins.bool = ...,
+        image_request_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_request_ids", b"image_request_ids", "replayed", b"replayed", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmitResponse: _TypeAlias = SubmitResponse  # noqa: Y015
+
+@_typing.final
+class AttachRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
+
+@_typing.final
+class AttachResponse(_message.Message):
+    """As GenerateResponse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    ROUTED_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    COMPLETED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def accepted(self) -> Global___Accepted: ...
+    @_builtins.property
+    def routed(self) -> Global___Routed: ...
+    @_builtins.property
+    def progress(self) -> Global___Progress: ...
+    @_builtins.property
+    def completed(self) -> Global___Completed: ...
+    @_builtins.property
+    def failed(self) -> Global___PictureFailed: ...
+    def __init__(
+        self,
+        *,
+        accepted: Global___Accepted | None = ...,
+        routed: Global___Routed | None = ...,
+        progress: Global___Progress | None = ...,
+        completed: Global___Completed | None = ...,
+        failed: Global___PictureFailed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "routed", "progress", "completed", "failed"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class ListRequestsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: _builtins.int
+    JOBS_ONLY_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    jobs_only: _builtins.bool
+    """Leaves out what was asked for with Generate and Replay."""
+    page_size: _builtins.int
+    """1 to 200; 0 means 50. A page may be shorter, also where another one follows."""
+    page_token: _builtins.str
+    """Empty for the first page."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___RequestState.ValueType]:
+        """Those alone; none for all."""
+
+    def __init__(
+        self,
+        *,
+        states: _abc.Iterable[Global___RequestState.ValueType] | None = ...,
+        jobs_only: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs_only", b"jobs_only", "page_size", b"page_size", "page_token", b"page_token", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsRequest: _TypeAlias = ListRequestsRequest  # noqa: Y015
+
+@_typing.final
+class ListRequestsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestSummary]: ...
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___RequestSummary] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsResponse: _TypeAlias = ListRequestsResponse  # noqa: Y015
+
+@_typing.final
+class RequestSummary(_message.Message):
+    """Times are milliseconds since 1970."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    ACCEPTED_AT_MS_FIELD_NUMBER: _builtins.int
+    DEADLINE_AT_MS_FIELD_NUMBER: _builtins.int
+    FINISHED_AT_MS_FIELD_NUMBER: _builtins.int
+    KEPT_UNTIL_MS_FIELD_NUMBER: _builtins.int
+    WIDTH_PX_FIELD_NUMBER: _builtins.int
+    HEIGHT_PX_FIELD_NUMBER: _builtins.int
+    ERROR_REASON_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    state: Global___RequestState.ValueType
+    job: _builtins.bool
+    """It goes on without listeners."""
+    idempotency_key: _builtins.str
+    accepted_at_ms: _builtins.int
+    deadline_at_ms: _builtins.int
+    finished_at_ms: _builtins.int
+    """Absent until it has ended."""
+    kept_until_ms: _builtins.int
+    """Absent until it has ended: when the request and its picture are forgotten, at the latest. What is pinned stays longer, what is
+    beyond the tenant's quota goes sooner.
+    """
+    width_px: _builtins.int
+    """Of its picture; 0 where there is none."""
+    height_px: _builtins.int
+    error_reason: _builtins.str
+    """As in GetRequestResponse."""
+    error_message: _builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        state: Global___RequestState.ValueType = ...,
+        job: _builtins.bool = ...,
+        idempotency_key: _builtins.str = ...,
+        accepted_at_ms: _builtins.int = ...,
+        deadline_at_ms: _builtins.int = ...,
+        finished_at_ms: _builtins.int | None = ...,
+        kept_until_ms: _builtins.int | None = ...,
+        width_px: _builtins.int = ...,
+        height_px: _builtins.int = ...,
+        error_reason: _builtins.str = ...,
+        error_message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_at_ms", b"_finished_at_ms", "_kept_until_ms", b"_kept_until_ms", "finished_at_ms", b"finished_at_ms", "kept_until_ms", b"kept_until_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_at_ms", b"_finished_at_ms", "_kept_until_ms", b"_kept_until_ms", "accepted_at_ms", b"accepted_at_ms", "deadline_at_ms", b"deadline_at_ms", "error_message", b"error_message", "error_reason", b"error_reason", "finished_at_ms", b"finished_at_ms", "height_px", b"height_px", "idempotency_key", b"idempotency_key", "job", b"job", "kept_until_ms", b"kept_until_ms", "request_id", b"request_id", "state", b"state", "width_px", b"width_px"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__finished_at_ms: _TypeAlias = _typing.Literal["finished_at_ms"]  # noqa: Y015
+    _WhichOneofArgType__finished_at_ms: _TypeAlias = _typing.Literal["_finished_at_ms", b"_finished_at_ms"]  # noqa: Y015
+    _WhichOneofReturnType__kept_until_ms: _TypeAlias = _typing.Literal["kept_until_ms"]  # noqa: Y015
+    _WhichOneofArgType__kept_until_ms: _TypeAlias = _typing.Literal["_kept_until_ms", b"_kept_until_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__finished_at_ms) -> _WhichOneofReturnType__finished_at_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kept_until_ms) -> _WhichOneofReturnType__kept_until_ms | None: ...
+
+Global___RequestSummary: _TypeAlias = RequestSummary  # noqa: Y015
+
+@_typing.final
+class GetResultUrlRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EXPIRES_IN_MS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    expires_in_ms: _builtins.int
+    """From now; at most the deployment's longest. Absent means the deployment's."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        expires_in_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expires_in_ms", b"_expires_in_ms", "expires_in_ms", b"expires_in_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expires_in_ms", b"_expires_in_ms", "expires_in_ms", b"expires_in_ms", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expires_in_ms: _TypeAlias = _typing.Literal["expires_in_ms"]  # noqa: Y015
+    _WhichOneofArgType__expires_in_ms: _TypeAlias = _typing.Literal["_expires_in_ms", b"_expires_in_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expires_in_ms) -> _WhichOneofReturnType__expires_in_ms | None: ...
+
+Global___GetResultUrlRequest: _TypeAlias = GetResultUrlRequest  # noqa: Y015
+
+@_typing.final
+class GetResultUrlResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_MS_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """Whole where the object store serves it; a path of the HTTP edge, such as /v1/files/…, where that does."""
+    expires_at_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+        expires_at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_at_ms", b"expires_at_ms", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetResultUrlResponse: _TypeAlias = GetResultUrlResponse  # noqa: Y015
+
+@_typing.final
+class GetWebhookKeyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetWebhookKeyRequest: _TypeAlias = GetWebhookKeyRequest  # noqa: Y015
+
+@_typing.final
+class GetWebhookKeyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """whsec_ and base64, as Standard Webhooks write it."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetWebhookKeyResponse: _TypeAlias = GetWebhookKeyResponse  # noqa: Y015
+
+@_typing.final
+class WebhookDelivery(_message.Message):
+    """What became of a job's webhook."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    TRY_COUNT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    state: Global___WebhookState.ValueType
+    try_count: _builtins.int
+    error: _builtins.str
+    """Why the last try failed; empty where none did."""
+    def __init__(
+        self,
+        *,
+        state: Global___WebhookState.ValueType = ...,
+        try_count: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "state", b"state", "try_count", b"try_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WebhookDelivery: _TypeAlias = WebhookDelivery  # noqa: Y015
+
+@_typing.final
 class PinRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -809,6 +1211,8 @@ class GetRequestResponse(_message.Message):
     ERROR_REASON_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     PICTURES_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    WEBHOOK_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     state: Global___RequestState.ValueType
     error_reason: _builtins.str
@@ -822,6 +1226,12 @@ class GetRequestResponse(_message.Message):
         picture that has come least far; COMPLETED once all have ended and one is there.
         """
 
+    @_builtins.property
+    def summary(self) -> Global___RequestSummary: ...
+    @_builtins.property
+    def webhook(self) -> Global___WebhookDelivery:
+        """Of a job that named one."""
+
     def __init__(
         self,
         *,
@@ -831,14 +1241,21 @@ class GetRequestResponse(_message.Message):
         error_reason: _builtins.str = ...,
         error_message: _builtins.str = ...,
         pictures: _abc.Iterable[Global___PictureStatus] | None = ...,
+        summary: Global___RequestSummary | None = ...,
+        webhook: Global___WebhookDelivery | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "completed", b"completed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "_webhook", b"_webhook", "completed", b"completed", "summary", b"summary", "webhook", b"webhook"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "completed", b"completed", "error_message", b"error_message", "error_reason", b"error_reason", "pictures", b"pictures", "request_id", b"request_id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "_webhook", b"_webhook", "completed", b"completed", "error_message", b"error_message", "error_reason", b"error_reason", "pictures", b"pictures", "request_id", b"request_id", "state", b"state", "summary", b"summary", "webhook", b"webhook"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__completed: _TypeAlias = _typing.Literal["completed"]  # noqa: Y015
     _WhichOneofArgType__completed: _TypeAlias = _typing.Literal["_completed", b"_completed"]  # noqa: Y015
+    _WhichOneofReturnType__webhook: _TypeAlias = _typing.Literal["webhook"]  # noqa: Y015
+    _WhichOneofArgType__webhook: _TypeAlias = _typing.Literal["_webhook", b"_webhook"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__completed) -> _WhichOneofReturnType__completed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__webhook) -> _WhichOneofReturnType__webhook | None: ...
 
 Global___GetRequestResponse: _TypeAlias = GetRequestResponse  # noqa: Y015
 

@@ -45,6 +45,31 @@ class ImageServiceStub:
                 request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayResponse.FromString,
                 _registered_method=True)
+        self.Submit = channel.unary_unary(
+                '/pentimento.api.image.v1.ImageService/Submit',
+                request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.SubmitRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.SubmitResponse.FromString,
+                _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/pentimento.api.image.v1.ImageService/Attach',
+                request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.AttachRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.AttachResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/pentimento.api.image.v1.ImageService/ListRequests',
+                request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.GetResultUrl = channel.unary_unary(
+                '/pentimento.api.image.v1.ImageService/GetResultUrl',
+                request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GetResultUrlRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GetResultUrlResponse.FromString,
+                _registered_method=True)
+        self.GetWebhookKey = channel.unary_unary(
+                '/pentimento.api.image.v1.ImageService/GetWebhookKey',
+                request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GetWebhookKeyRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GetWebhookKeyResponse.FromString,
+                _registered_method=True)
         self.Pin = channel.unary_unary(
                 '/pentimento.api.image.v1.ImageService/Pin',
                 request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.PinRequest.SerializeToString,
@@ -83,7 +108,8 @@ class ImageServiceServicer:
 
     def Generate(self, request, context):
         """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (any number), completed. It ends
-        with an error status when the request fails after it was accepted. A client that goes away cancels the work.
+        with an error status when the request fails after it was accepted. A client that goes away cancels the work;
+        Submit is for those that come back.
         Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
         whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
         the error of the first.
@@ -97,6 +123,46 @@ class ImageServiceServicer:
         that it has the bytes that it has alone, and without the cache. The stream is Generate's. NOT_FOUND `ANCESTOR_GONE` where the
         latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
         `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Submit(self, request, context):
+        """Accepts a request as a job: it goes on whether anybody listens or not, and its picture is fetched by its id for as long as it is
+        kept. Answered once the request is journalled. What Generate refuses is refused here as well; FAILED_PRECONDITION `WEBHOOKS_OFF`
+        and `WEBHOOK_REFUSED` where it names a webhook that the deployment does not call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request, context):
+        """Tells what becomes of a request of the caller's tenant, from now on. The stream is Generate's: accepted, routed where that is
+        known, progress, completed; of one that has ended its picture or its error at once. Leaving cancels no job; of other requests
+        the last one to leave cancels, as with Generate. NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """Requests of the caller's tenant that are known here, newest first, a page at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetResultUrl(self, request, context):
+        """An address under which anybody may read the picture of a completed request until it expires. FAILED_PRECONDITION
+        `NOT_COMPLETED`, `URLS_OFF` where the deployment gives none; NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetWebhookKey(self, request, context):
+        """What webhooks of the caller's tenant are signed with. FAILED_PRECONDITION `WEBHOOKS_OFF`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,6 +223,31 @@ def add_ImageServiceServicer_to_server(servicer, server):
                     servicer.Replay,
                     request_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayResponse.SerializeToString,
+            ),
+            'Submit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Submit,
+                    request_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.SubmitRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.SubmitResponse.SerializeToString,
+            ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.AttachRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.AttachResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ListRequestsRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'GetResultUrl': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetResultUrl,
+                    request_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GetResultUrlRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GetResultUrlResponse.SerializeToString,
+            ),
+            'GetWebhookKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWebhookKey,
+                    request_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GetWebhookKeyRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GetWebhookKeyResponse.SerializeToString,
             ),
             'Pin': grpc.unary_unary_rpc_method_handler(
                     servicer.Pin,
@@ -244,6 +335,141 @@ class ImageService:
             '/pentimento.api.image.v1.ImageService/Replay',
             pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayRequest.SerializeToString,
             pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Submit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.image.v1.ImageService/Submit',
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.SubmitRequest.SerializeToString,
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.SubmitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pentimento.api.image.v1.ImageService/Attach',
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.AttachRequest.SerializeToString,
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.image.v1.ImageService/ListRequests',
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ListRequestsRequest.SerializeToString,
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetResultUrl(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.image.v1.ImageService/GetResultUrl',
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GetResultUrlRequest.SerializeToString,
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GetResultUrlResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWebhookKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.image.v1.ImageService/GetWebhookKey',
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GetWebhookKeyRequest.SerializeToString,
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GetWebhookKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,7 +35,8 @@ class ImageServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ImageServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_image_service_pb2.GenerateRequest, _image_service_pb2.GenerateResponse]
     """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (any number), completed. It ends
-    with an error status when the request fails after it was accepted. A client that goes away cancels the work.
+    with an error status when the request fails after it was accepted. A client that goes away cancels the work;
+    Submit is for those that come back.
     Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
     whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
     the error of the first.
@@ -46,6 +47,24 @@ class ImageServiceStub:
     latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
     `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
     """
+    Submit: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.SubmitRequest, _image_service_pb2.SubmitResponse]
+    """Accepts a request as a job: it goes on whether anybody listens or not, and its picture is fetched by its id for as long as it is
+    kept. Answered once the request is journalled. What Generate refuses is refused here as well; FAILED_PRECONDITION `WEBHOOKS_OFF`
+    and `WEBHOOK_REFUSED` where it names a webhook that the deployment does not call.
+    """
+    Attach: _grpc.UnaryStreamMultiCallable[_image_service_pb2.AttachRequest, _image_service_pb2.AttachResponse]
+    """Tells what becomes of a request of the caller's tenant, from now on. The stream is Generate's: accepted, routed where that is
+    known, progress, completed; of one that has ended its picture or its error at once. Leaving cancels no job; of other requests
+    the last one to leave cancels, as with Generate. NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
+    """
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.ListRequestsRequest, _image_service_pb2.ListRequestsResponse]
+    """Requests of the caller's tenant that are known here, newest first, a page at a time."""
+    GetResultUrl: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.GetResultUrlRequest, _image_service_pb2.GetResultUrlResponse]
+    """An address under which anybody may read the picture of a completed request until it expires. FAILED_PRECONDITION
+    `NOT_COMPLETED`, `URLS_OFF` where the deployment gives none; NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
+    """
+    GetWebhookKey: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.GetWebhookKeyRequest, _image_service_pb2.GetWebhookKeyResponse]
+    """What webhooks of the caller's tenant are signed with. FAILED_PRECONDITION `WEBHOOKS_OFF`."""
     Pin: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.PinRequest, _image_service_pb2.PinResponse]
     """Keeps what the picture of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
     it can be replayed for so long. Called again it ends at the new time. RESOURCE_EXHAUSTED `QUOTA_EXCEEDED` beyond what a tenant
@@ -68,7 +87,8 @@ class ImageServiceAsyncStub(ImageServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_image_service_pb2.GenerateRequest, _image_service_pb2.GenerateResponse]  # type: ignore[assignment]
     """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (any number), completed. It ends
-    with an error status when the request fails after it was accepted. A client that goes away cancels the work.
+    with an error status when the request fails after it was accepted. A client that goes away cancels the work;
+    Submit is for those that come back.
     Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
     whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
     the error of the first.
@@ -79,6 +99,24 @@ class ImageServiceAsyncStub(ImageServiceStub):
     latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
     `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
     """
+    Submit: _aio.UnaryUnaryMultiCallable[_image_service_pb2.SubmitRequest, _image_service_pb2.SubmitResponse]  # type: ignore[assignment]
+    """Accepts a request as a job: it goes on whether anybody listens or not, and its picture is fetched by its id for as long as it is
+    kept. Answered once the request is journalled. What Generate refuses is refused here as well; FAILED_PRECONDITION `WEBHOOKS_OFF`
+    and `WEBHOOK_REFUSED` where it names a webhook that the deployment does not call.
+    """
+    Attach: _aio.UnaryStreamMultiCallable[_image_service_pb2.AttachRequest, _image_service_pb2.AttachResponse]  # type: ignore[assignment]
+    """Tells what becomes of a request of the caller's tenant, from now on. The stream is Generate's: accepted, routed where that is
+    known, progress, completed; of one that has ended its picture or its error at once. Leaving cancels no job; of other requests
+    the last one to leave cancels, as with Generate. NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
+    """
+    ListRequests: _aio.UnaryUnaryMultiCallable[_image_service_pb2.ListRequestsRequest, _image_service_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """Requests of the caller's tenant that are known here, newest first, a page at a time."""
+    GetResultUrl: _aio.UnaryUnaryMultiCallable[_image_service_pb2.GetResultUrlRequest, _image_service_pb2.GetResultUrlResponse]  # type: ignore[assignment]
+    """An address under which anybody may read the picture of a completed request until it expires. FAILED_PRECONDITION
+    `NOT_COMPLETED`, `URLS_OFF` where the deployment gives none; NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
+    """
+    GetWebhookKey: _aio.UnaryUnaryMultiCallable[_image_service_pb2.GetWebhookKeyRequest, _image_service_pb2.GetWebhookKeyResponse]  # type: ignore[assignment]
+    """What webhooks of the caller's tenant are signed with. FAILED_PRECONDITION `WEBHOOKS_OFF`."""
     Pin: _aio.UnaryUnaryMultiCallable[_image_service_pb2.PinRequest, _image_service_pb2.PinResponse]  # type: ignore[assignment]
     """Keeps what the picture of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
     it can be replayed for so long. Called again it ends at the new time. RESOURCE_EXHAUSTED `QUOTA_EXCEEDED` beyond what a tenant
@@ -104,7 +142,8 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_image_service_pb2.GenerateResponse], _abc.AsyncIterator[_image_service_pb2.GenerateResponse]]:
         """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (any number), completed. It ends
-        with an error status when the request fails after it was accepted. A client that goes away cancels the work.
+        with an error status when the request fails after it was accepted. A client that goes away cancels the work;
+        Submit is for those that come back.
         Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
         whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
         the error of the first.
@@ -121,6 +160,54 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
         `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
         """
+
+    @_abc_1.abstractmethod
+    def Submit(
+        self,
+        request: _image_service_pb2.SubmitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_image_service_pb2.SubmitResponse, _abc.Awaitable[_image_service_pb2.SubmitResponse]]:
+        """Accepts a request as a job: it goes on whether anybody listens or not, and its picture is fetched by its id for as long as it is
+        kept. Answered once the request is journalled. What Generate refuses is refused here as well; FAILED_PRECONDITION `WEBHOOKS_OFF`
+        and `WEBHOOK_REFUSED` where it names a webhook that the deployment does not call.
+        """
+
+    @_abc_1.abstractmethod
+    def Attach(
+        self,
+        request: _image_service_pb2.AttachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_image_service_pb2.AttachResponse], _abc.AsyncIterator[_image_service_pb2.AttachResponse]]:
+        """Tells what becomes of a request of the caller's tenant, from now on. The stream is Generate's: accepted, routed where that is
+        known, progress, completed; of one that has ended its picture or its error at once. Leaving cancels no job; of other requests
+        the last one to leave cancels, as with Generate. NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
+        """
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _image_service_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_image_service_pb2.ListRequestsResponse, _abc.Awaitable[_image_service_pb2.ListRequestsResponse]]:
+        """Requests of the caller's tenant that are known here, newest first, a page at a time."""
+
+    @_abc_1.abstractmethod
+    def GetResultUrl(
+        self,
+        request: _image_service_pb2.GetResultUrlRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_image_service_pb2.GetResultUrlResponse, _abc.Awaitable[_image_service_pb2.GetResultUrlResponse]]:
+        """An address under which anybody may read the picture of a completed request until it expires. FAILED_PRECONDITION
+        `NOT_COMPLETED`, `URLS_OFF` where the deployment gives none; NOT_FOUND `UNKNOWN_REQUEST`, `RESULT_GONE`.
+        """
+
+    @_abc_1.abstractmethod
+    def GetWebhookKey(
+        self,
+        request: _image_service_pb2.GetWebhookKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_image_service_pb2.GetWebhookKeyResponse, _abc.Awaitable[_image_service_pb2.GetWebhookKeyResponse]]:
+        """What webhooks of the caller's tenant are signed with. FAILED_PRECONDITION `WEBHOOKS_OFF`."""
 
     @_abc_1.abstractmethod
     def Pin(

@@ -1,0 +1,140 @@
+"""What the journal keeps of jobs: lists by tenant, and whom to tell of their ends; on SQLite and on PostgreSQL."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import Attempt
+from pentimento.domain.jobs import WebhookDelivery, WebhookState
+from pentimento.domain.requests import RequestState
+from pentimento.stores.ledger import Journal, open_journal
+from pentimento.stores.ledger.journal_listing import PagePlace
+from pentimento.stores.ledger.journal_webhooks import DueWebhook
+from pentimento.stores.ledger.records import AcceptedRequest
+from pentimento.testing.clocks import SetClock
+
+NONE: frozenset[RequestState] = frozenset()
+HOOK = "https://hooks.example.com/done"
+
+
+@pytest.fixture
+def journal(ledger_url: str) -> Iterator[Journal]:
+    with closing(open_journal(ledger_url, SetClock(500.0))) as opened:
+        yield opened
+
+
+def accept(
+    journal: Journal, request_id: str, at: float, tenant: str = "acme", detached: bool = True, webhook_url: str = ""
+) -> None:
+    record = AcceptedRequest(request_id, tenant, b"body", "hash", accepted_at=at, detached=detached)
+    journal.accept(record, webhook_url).result()
+
+
+def ids(journal: Journal, *query: object, tenant: str = "acme") -> list[str]:
+    return [record.request.request_id for record in journal.listing.page(tenant, *query).result()]  # type: ignore[arg-type]
+
+
+def test_a_job_is_one_after_a_restart_too(ledger_url: str) -> None:
+    with closing(open_journal(ledger_url)) as journal:
+        accept(journal, "job", 1.0)
+        accept(journal, "request", 2.0, detached=False)
+
+    with closing(open_journal(ledger_url)) as journal:
+        found = {record.request.request_id: record.request.detached for record in journal.unfinished().result()}
+    assert found == {"job": True, "request": False}
+
+
+def test_a_tenant_sees_its_own_newest_first(journal: Journal) -> None:
+    for number, at in enumerate((10.0, 30.0, 20.0)):
+        accept(journal, f"r{number}", at)
+    accept(journal, "theirs", 40.0, tenant="globex")
+
+    assert ids(journal, NONE, False, 10) == ["r1", "r2", "r0"]
+    assert ids(journal, NONE, False, 10, tenant="globex") == ["theirs"]
+
+
+def test_pages_follow_one_another_without_a_gap_or_a_repetition(journal: Journal) -> None:
+    """Also where requests came in the same moment, and where newer ones come in between."""
+    for number in range(7):
+        accept(journal, f"r{number}", 10.0 + number // 3)
+
+    seen: list[str] = []
+    behind = None
+    while page := journal.listing.page("acme", NONE, False, 2, behind).result():
+        seen += [record.request.request_id for record in page]
+        last = page[-1].request
+        behind = PagePlace.of_token(PagePlace(last.accepted_at, last.request_id).to_token())
+        accept(journal, f"newer{len(seen)}", 100.0)
+
+    assert seen == ["r6", "r5", "r4", "r3", "r2", "r1", "r0"]
+
+
+def test_lists_are_of_some_states_and_of_jobs_alone(journal: Journal) -> None:
+    accept(journal, "waits", 1.0)
+    accept(journal, "runs", 2.0)
+    accept(journal, "cancelled", 3.0)
+    accept(journal, "request", 4.0, detached=False)
+    journal.start_attempt(Attempt("runs", 1, 1, "f", 1, "acme"), "w").result()
+    journal.finish("cancelled", RequestState.CANCELLED, "CANCELLED", "").result()
+
+    assert ids(journal, frozenset({RequestState.RUNNING, RequestState.CANCELLED}), False, 9) == ["cancelled", "runs"]
+    assert ids(journal, frozenset({RequestState.ACCEPTED}), True, 9) == ["waits"]
+    assert ids(journal, NONE, True, 9) == ["cancelled", "runs", "waits"]
+
+
+@pytest.mark.parametrize("token", ["x", "!!!!", "AAAA", "A" * 300, "f_gAAAAAAAByMQ", "QCQAAAAAAAD_", "QCQAAAAAAABy MQ"])
+def test_a_token_that_was_not_given_is_refused(token: str) -> None:
+    with pytest.raises(InvalidArgument, match="page_token"):
+        PagePlace.of_token(token)
+
+
+def test_a_webhook_is_due_once_its_job_has_ended(journal: Journal) -> None:
+    accept(journal, "job", 1.5, webhook_url=HOOK)
+    before = (journal.webhooks.due(9e9, 5).result(), journal.webhooks.next_at().result())
+
+    journal.finish("job", RequestState.FAILED, "WORKER_LOST", "").result()
+
+    due = DueWebhook("job", "acme", HOOK, 0, RequestState.FAILED, "WORKER_LOST", 1.5, 500.0)
+    assert before == ([], None)
+    assert journal.webhooks.due(500.0, 5).result() == [due]
+    assert journal.webhooks.next_at().result() == 0.0
+
+
+def test_a_try_that_failed_comes_again_later_and_one_that_did_not_never(ledger_url: str) -> None:
+    with closing(open_journal(ledger_url)) as journal:
+        for request_id in ("again", "told"):
+            accept(journal, request_id, 1.0, webhook_url=HOOK)
+            journal.finish(request_id, RequestState.CANCELLED, "", "").result()
+        again = WebhookDelivery(WebhookState.PENDING, 1, "status 503")
+        journal.webhooks.note_try("again", again, 700.0).result()
+        journal.webhooks.note_try("told", WebhookDelivery(WebhookState.DELIVERED, 1), 0.0).result()
+
+    with closing(open_journal(ledger_url)) as journal:
+        assert journal.webhooks.due(699.0, 5).result() == []
+        assert [(due.request_id, due.try_count) for due in journal.webhooks.due(700.0, 5).result()] == [("again", 1)]
+        assert journal.webhooks.next_at().result() == 700.0
+        assert journal.webhooks.delivery("again").result() == again
+        assert journal.webhooks.delivery("nobody's").result() is None
+
+
+def test_a_job_is_kept_until_somebody_was_told(journal: Journal) -> None:
+    accept(journal, "job", 1.0, webhook_url=HOOK)
+    journal.finish("job", RequestState.CANCELLED, "", "").result()
+
+    kept = journal.forget_finished(9e9, 5).result()
+    journal.webhooks.note_try("job", WebhookDelivery(WebhookState.FAILED, 8, "status 503"), 0.0).result()
+    forgotten = journal.forget_finished(9e9, 5).result()
+
+    assert (kept, [record.request.request_id for record in forgotten]) == ([], ["job"])
+    assert journal.webhooks.delivery("job").result() is None
+
+
+def test_a_key_that_is_held_already_adds_no_webhook(journal: Journal) -> None:
+    for request_id in ("first", "second"):
+        record = AcceptedRequest(request_id, "acme", b"", "hash", 1.0, idempotency_key="key", detached=True)
+        journal.accept(record, HOOK).result()
+        journal.finish("first", RequestState.CANCELLED, "", "").result()
+
+    assert [due.request_id for due in journal.webhooks.due(9e9, 5).result()] == ["first"]
