@@ -49,6 +49,7 @@ class ServiceProcess:
 
     def run_beside(self, work: Coroutine[object, object, None], name: str) -> None:
         """Run the work as a task of that name until the drain, which cancels it."""
+        self._background = [task for task in self._background if not task.done()]
         self._background.append(asyncio.create_task(work, name=name))
 
     async def _end_background(self) -> None:

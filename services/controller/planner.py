@@ -13,6 +13,7 @@ from pentimento.policies.allocation import (
     check_decision,
     hold_resident,
 )
+from pentimento.policies.component_placement import AskedShares, place_components
 from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.unplanned import unplanned_models
 from services.controller.allocating import AllocatorThreads
@@ -40,6 +41,8 @@ class Planner:
         self._before = self._decision = AllocationDecision()
         self._failing = False
         self.plan: Plan | None = None
+        # What adapters were asked for, by which the popular ones are placed.
+        self._asked = AskedShares()
         # LoRAs of the object store, which every plan names.
         self.uploaded: tuple[Adapter, ...] = ()
         # What the policy leaves out at the last look, and why.
@@ -70,6 +73,7 @@ class Planner:
     async def look(self, context: AllocationContext) -> Plan | None:
         """Changes state: decide anew, from new demand. The new plan if there is one; None while what is in force still
         holds."""
+        self._asked = self._asked.seen(context.demand)
         return await self._replan(context, self._decision)
 
     async def look_again(self, context: AllocationContext) -> Plan | None:
@@ -83,7 +87,7 @@ class Planner:
         if decision is None:
             return None
         self._before, self._decision = last, decision
-        plan = self._as_plan(decision, context.replicas)
+        plan = self._as_plan(self._placing(decision, context.replicas), context.replicas)
         if self.plan is not None and plan == replace(self.plan, version=plan.version) and self._version.sequence:
             return None
         self._version = replace(self._version, sequence=self._version.sequence + 1)
@@ -117,6 +121,15 @@ class Planner:
             logger.warning("models without a profile are not planned", extra={"models": told})
         self.unplanned = unplanned
         UNPLANNED_MODELS.set(len(unplanned))
+
+    def _placing(self, decision: AllocationDecision, replicas: tuple[ReplicaView, ...]) -> AllocationDecision:
+        """Changes state: the decision with popular adapters placed, where its policy plans at all and has not placed
+        any itself."""
+        if self._policy.allocator is hold_resident or decision.components:
+            return decision
+        found = place_components(self._asked, replicas, decision.assignments)
+        self._asked = found.shares
+        return replace(decision, components=found.components, assignments=found.assignments)
 
     def _as_plan(self, decision: AllocationDecision, replicas: tuple[ReplicaView, ...]) -> Plan:
         return replace(

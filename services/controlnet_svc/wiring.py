@@ -10,12 +10,15 @@ import torch
 from pentimento.api.auth.v1 import auth_pb2 as auth_pb
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import add_ControlNetServiceServicer_to_server
+from pentimento.clients.controller import ControllerClient
 from pentimento.domain.adapters import PipeliningBound
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.files.pipelining_bounds import read_pipelining_bounds
+from pentimento.policies.component_placement import placed_on
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.service.fleet_member import FleetMember
+from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
 from pentimento.telemetry.spans import SpanLog
 from pentimento.tensors.cuda import region_directory
@@ -74,10 +77,21 @@ class BusySeconds:
 class ControlNetProcess(ServiceProcess):
     controlnets: ControlNets
     settings: ControlNetSettings
+    controller: ControllerClient | None = None
+    _placed: tuple[str, ...] = ()
 
     async def prepare(self) -> None:
-        """Load what is to be there before the first request."""
+        """Load what is to be there before the first request; from then on, what plans place here."""
         await self.controlnets.shelf.prefetch(self.settings.prefetch)
+        if self.controller is not None:
+            self.run_beside(PlanFollower(self.controller, self.server.instance_id, self.follow).run(), "plan")
+
+    def follow(self, plan: Plan) -> None:
+        """Changes state: have what the plan places here, where that is news."""
+        placed = placed_on(plan.components, ReplicaKind.CONTROLNET, self.server.instance_id)
+        if placed != self._placed:
+            self._placed = placed
+            self.run_beside(self.controlnets.shelf.place(placed), "placed")
 
     async def finish(self) -> None:
         await self.controlnets.drain()
@@ -101,11 +115,18 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     directory = region_directory(settings.shared_memory_dir, device if settings.share_device_memory else None)
     servicer = ControlNetServicer(controlnets, news, directory, server.instance_id, source.outgoing)
     server.add(add_ControlNetServiceServicer_to_server, servicer, FULL_NAME)
-    registration = FleetMember(server, ReplicaKind.CONTROLNET, settings).registration(
+    member = FleetMember(server, ReplicaKind.CONTROLNET, settings)
+    registration = member.registration(
         lambda replica: _with_bounds(_described(replica, controlnets, device), bounds),
         lambda report: _reported(report, controlnets, busy),
     )
-    return ControlNetProcess(server=server, registration=registration, controlnets=controlnets, settings=settings)
+    return ControlNetProcess(
+        server=server,
+        registration=registration,
+        controlnets=controlnets,
+        settings=settings,
+        controller=member.controller,
+    )
 
 
 def _room_for_streams(settings: ControlNetSettings) -> RpcServerSettings:

@@ -142,6 +142,6 @@ class Frontdoor:
             self.parts.embedder.follow(
                 tuple(endpoint.address for endpoint in endpoints if endpoint.kind is ReplicaKind.EMBEDDER)
             )
-        self.parts.discriminators.follow(endpoints)
+        self.parts.discriminators.follow(endpoints, plan.components if plan is not None else ())
         planned = {assignment.address: False for assignment in plan.assignments} if plan is not None else {}
         self.parts.links.follow(planned | dict.fromkeys(self.settings.worker_addresses, True))

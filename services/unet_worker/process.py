@@ -1,7 +1,8 @@
 """A worker's process, whatever its device: it serves, joins the fleet, follows its plan, and drains."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -30,6 +31,9 @@ from services.unet_worker.models.plan_following import acknowledgement, wanted_o
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.settings import EmulatedWorkerSettings, UnetWorkerSettings
 from services.unet_worker.worker import UnetWorker
+
+# Between two looks at whether a model is there that was to be loaded.
+_SWITCH_LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class WorkerProcess(ServiceProcess):
         self.worker = UnetWorker(self.server.instance_id, credit_count, settings.orphan_s, limits, grants)
         self.server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(self.worker), FULL_NAME)
         self._models = models
+        # Model and LoRA, of the newest plan.
+        self._prefetched = frozenset[tuple[str, str]]()
         self._member = FleetMember(self.server, ReplicaKind.UNET_WORKER, settings)
         self._identity = WorkerIdentity(
             self.server.instance_id, self._member.generation, BusyMeter(time.monotonic), self.worker.capacity.changed
@@ -102,17 +108,32 @@ class WorkerProcess(ServiceProcess):
 
     def _join(self, controller: ControllerClient, backend: PlannedBackend, costs: tuple[ModelCost, ...]) -> None:
         """The fleet, and its plan."""
-        follower = PlanFollower(controller, self.server.instance_id, lambda plan: self._follow(backend, plan))
+        follower = PlanFollower(controller, self.server.instance_id, lambda plan: self.follow(backend, plan))
         self.registration = self._member.registration(
             lambda replica: self._describe(replica, backend, costs),
             lambda report: self._report(report, backend, follower),
         )
         self.run_beside(follower.run(), "plan")
 
-    def _follow(self, backend: PlannedBackend, plan: Plan) -> None:
+    def follow(self, backend: PlannedBackend, plan: Plan) -> None:
+        """Changes state: have the device hold what the plan assigns here, and load ahead of need the LoRAs that it
+        names."""
         wanted = wanted_of(plan, self.server.instance_id)
-        if wanted is not None:
-            self.assign(backend, wanted)
+        if wanted is None:
+            return
+        self.assign(backend, wanted)
+        # Only what is new in the plan: what gave way to others since then did so for those that were asked for.
+        new = {(wanted.model, name) for name in wanted.prefetch} - self._prefetched
+        self._prefetched = frozenset((wanted.model, name) for name in wanted.prefetch)
+        if new:
+            self.run_beside(self._prefetch(backend, wanted.model, [name for _, name in sorted(new)]), "prefetch")
+
+    async def _prefetch(self, backend: PlannedBackend, model: str, names: Collection[str]) -> None:
+        """Once the device holds the model that they change; not at all where it is to hold another one by now."""
+        while backend.held.model != model and backend.target_model == model:
+            await asyncio.sleep(_SWITCH_LOOK_S)
+        if backend.held.model == model:
+            await backend.prefetch(names)
 
     def assign(self, backend: PlannedBackend, wanted: WorkerAssignment) -> None:
         """Have the device hold what the plan wants. A stranger is left alone: plans are intent."""

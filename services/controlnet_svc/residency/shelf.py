@@ -5,7 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from pentimento.diffusion.controlnets import ControlNet
@@ -40,6 +40,8 @@ class NetworkShelf:
         self._load_s: dict[str, float] = {}
         self._changed = changed
         self._loading = asyncio.Lock()
+        # What the plan places here: it gives way last.
+        self._placed = frozenset[str]()
         self.load_count = 0
         self.eviction_count = 0
 
@@ -78,6 +80,15 @@ class NetworkShelf:
             self._in_use[name] -= 1
             self._changed()
 
+    async def place(self, names: Sequence[str]) -> None:
+        """Load what a plan places here, and let it give way after all others. Strangers are passed over, and so is what
+        does not load: whoever wants it is told why."""
+        here = [name for name in names if name in self._networks]
+        self._placed = frozenset(here)
+        for name in here:
+            with suppress(PentimentoError):
+                await self.prefetch([name])
+
     async def prefetch(self, names: Sequence[str]) -> None:
         """Load ahead of need what fits without pushing out anything that is in use. Raises NotFound."""
         for shelved in [self.find(name) for name in names]:
@@ -114,7 +125,10 @@ class NetworkShelf:
 
     def _make_room(self, shelved: ShelvedNetwork) -> None:
         in_use = {name for name, count in self._in_use.items() if count > 0}
-        leaving = self._resident.leaving_for(self._loadable(shelved), in_use)
+        loadable = self._loadable(shelved)
+        leaving = self._resident.leaving_for(loadable, in_use | self._placed)
+        if leaving is None:
+            leaving = self._resident.leaving_for(loadable, in_use)
         if leaving is None:
             message = "the ControlNets in use leave no room on the device"
             raise ResourceExhausted("NO_DEVICE_MEMORY", message, retry_after_ms=200)

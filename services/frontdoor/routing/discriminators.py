@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 from pentimento.clients.discriminator import AttemptKey, DiscriminatorClient
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.fleet import ReplicaKind, ServiceEndpoint
+from pentimento.domain.fleet import ComponentPlacement, ReplicaKind, ServiceEndpoint
 
 logger = logging.getLogger(__name__)
 
 
 class Discriminators:
-    """Takes turns among the discriminators of a cascade; one that fails is passed over once."""
+    """Takes turns among the discriminators of a cascade, of which those come first that the plan places it on; one that
+    fails is passed over once."""
 
     def __init__(self, open_client: Callable[[str], DiscriminatorClient], addresses: tuple[str, ...]) -> None:
         """`addresses` of the operator's; the plan's come beside them."""
@@ -21,13 +22,23 @@ class Discriminators:
         self._clients: dict[str, DiscriminatorClient] = {}
         # Whose pictures each of them scores; any where it names none.
         self._cascades: dict[str, tuple[str, ...]] = {}
+        # Where the plan places each cascade's discriminator.
+        self._placed: dict[str, frozenset[str]] = {}
         self._turn = 0
         self.follow(())
 
-    def follow(self, planned: Iterable[ServiceEndpoint]) -> None:
-        """Changes state: who is asked from now on. Endpoints of other kinds are passed over."""
+    def follow(self, planned: Iterable[ServiceEndpoint], components: Iterable[ComponentPlacement] = ()) -> None:
+        """Changes state: who is asked from now on, and who of them first. Endpoints and placements of other kinds are
+        passed over."""
+        planned = tuple(planned)
         own = {endpoint.address: endpoint for endpoint in planned if endpoint.kind is ReplicaKind.DISCRIMINATOR}
         self._cascades = dict.fromkeys(self._configured, ()) | {at: own[at].available_models for at in own}
+        addresses = {endpoint.instance_id: at for at, endpoint in own.items()}
+        self._placed = {
+            one.component: frozenset(addresses[name] for name in one.instance_ids if name in addresses)
+            for one in components
+            if one.kind is ReplicaKind.DISCRIMINATOR
+        }
         self._clients = {at: self._clients.get(at) or self._open_client(at) for at in self._cascades}
 
     async def score(
@@ -53,7 +64,15 @@ class Discriminators:
         return None
 
     def _next_two(self, cascade: str) -> list[tuple[str, DiscriminatorClient]]:
-        cascades = self._cascades
+        cascades, placed = self._cascades, self._placed.get(cascade, frozenset())
         clients = [entry for entry in self._clients.items() if not cascades[entry[0]] or cascade in cascades[entry[0]]]
         self._turn += 1
-        return [clients[(self._turn + offset) % len(clients)] for offset in range(min(2, len(clients)))]
+        first = [entry for entry in clients if entry[0] in placed]
+        others = [entry for entry in clients if entry[0] not in placed]
+        return [*_turned(first, self._turn), *_turned(others, self._turn)][:2]
+
+
+def _turned(clients: list[tuple[str, DiscriminatorClient]], turn: int) -> list[tuple[str, DiscriminatorClient]]:
+    """The clients, begun with another one at each turn."""
+    at = turn % len(clients) if clients else 0
+    return [*clients[at:], *clients[:at]]

@@ -20,9 +20,11 @@ from pentimento.domain.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from pentimento.domain.generation import Attempt
+from pentimento.domain.fleet import ComponentPlacement, Plan, ReplicaKind
+from pentimento.domain.generation import Attempt, PlanVersion
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.tensors.device import outgoing_tensor
+from pentimento.testing.frontdoor_suite import until
 from pentimento.wire.tensors import UNBOUND, Binding
 from tests.integration.controlnet_svc.conftest import (
     EDGES,
@@ -249,6 +251,18 @@ async def test_one_leaves_for_another_and_never_while_it_is_in_use(service: Serv
     assert_equal(tensors_of(received), of_diffusers(LAYOUT, 500.0, 1.0))
     assert (shelf.resident, shelf.eviction_count) == ((LAYOUT,), 1)
     layout.close()
+
+
+async def test_what_a_plan_places_here_is_loaded_before_anybody_asks(service: Service) -> None:
+    process, name = service.process, service.process.server.instance_id
+    here = ComponentPlacement(ReplicaKind.CONTROLNET, LAYOUT, (name,))
+    elsewhere = ComponentPlacement(ReplicaKind.CONTROLNET, EDGES, ("another",))
+    stranger = ComponentPlacement(ReplicaKind.CONTROLNET, "none", (name,))
+
+    process.follow(Plan(PlanVersion(1, 1), components=(elsewhere, stranger, here)))
+    await until(lambda: bool(process.controlnets.shelf.resident))
+
+    assert process.controlnets.shelf.resident == (LAYOUT,)
 
 
 async def test_a_drain_lets_open_streams_end_and_takes_no_new_ones(service: Service) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pentimento.devices.emulation import label_of, read_fleet
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress, WorkerCredits
-from pentimento.domain.fleet import Capability, Replica, ReplicaKind, WorkerAssignment
+from pentimento.domain.fleet import Capability, Plan, Replica, ReplicaKind, WorkerAssignment
 from pentimento.domain.generation import (
     Attempt,
     CacheGrant,
@@ -25,10 +25,12 @@ from pentimento.domain.generation import (
     LoraSelection,
     NoiseForm,
     ObjectReference,
+    PlanVersion,
     Route,
     Scheduler,
     Start,
 )
+from pentimento.testing.frontdoor_suite import until
 from services.unet_worker.emulation.model import model_cost
 from tests.integration.emulation.conftest import Emulated, held_steps
 
@@ -102,6 +104,19 @@ async def test_it_takes_the_loras_that_its_fleet_names_and_keeps_them(adapted_wo
     assert (await credits_of(adapted_worker)).resident_components == ("heavy", "neon")
     with pytest.raises(NotFound, match="LoRA 'neon'"):
         await result_of(execute(adapted_worker, "r2", spec=replace(SPEC, loras=(replace(neon, digest="sha256:0"),))))
+
+
+async def test_it_loads_the_loras_ahead_that_its_plan_names_and_each_of_them_once(adapted_worker: Emulated) -> None:
+    process, backend = adapted_worker.process, adapted_worker.backend
+    wanted = WorkerAssignment(process.server.instance_id, "", "heavy", 1, prefetch=("mosaic", "nobody"))
+
+    process.follow(backend, Plan(PlanVersion(1, 1), (wanted,), allocator="joint"))
+    await until(lambda: "mosaic" in backend.adapters.resident)
+    loads = list(process._background)
+    process.follow(backend, Plan(PlanVersion(1, 2), (wanted,), allocator="joint"))
+
+    assert backend.adapters.resident == ("mosaic",)
+    assert process._background == loads
 
 
 async def test_it_tells_its_loras_where_it_registers(adapted_worker: Emulated) -> None:

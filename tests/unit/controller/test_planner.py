@@ -8,10 +8,26 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pentimento.domain.adapters import Adapter, AdapterKind
-from pentimento.domain.fleet import AdapterPlacement, Replica, ReplicaKind, ServiceEndpoint, UnplannedModel
+from pentimento.domain.fleet import (
+    AdapterDemand,
+    AdapterPlacement,
+    CachePlan,
+    ComponentPlacement,
+    Replica,
+    ReplicaKind,
+    ServiceEndpoint,
+    UnplannedModel,
+)
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator, ReplicaView, hold_resident
-from pentimento.policies.serving.policy import ServingPolicy
+from pentimento.policies.allocation import (
+    AllocationContext,
+    AllocationDecision,
+    Allocator,
+    ModelDemand,
+    ReplicaView,
+    hold_resident,
+)
+from pentimento.policies.serving.policy import CacheUse, ServingPolicy
 from services.controller.planner import Planner
 
 WORKER = ReplicaView(Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",)))
@@ -193,3 +209,47 @@ async def test_models_without_a_profile_are_named_in_a_metric_unless_the_policy_
     unplanned.begin()
     await unplanned.look(idle)
     assert (unplanned.unplanned, REGISTRY.get_sample_value(name)) == ((), 0)
+
+
+ASKED = (ModelDemand("heavy", 1.0, adapters=(AdapterDemand(AdapterKind.CONTROLNET, "canny", 10),)),)
+CANNY = Adapter("canny", AdapterKind.CONTROLNET, "sha256:canny", "stable_diffusion")
+NETS = ReplicaView(Replica("c1", ReplicaKind.CONTROLNET, "unix:/c1", 1, adapters=(CANNY,)))
+
+
+async def test_a_policy_that_plans_places_what_is_popular():
+    planner = planner_of(lambda context: hold_resident(context), "deciding")
+
+    plan = await planner.look(AllocationContext(0.0, (WORKER, NETS), ASKED))
+
+    assert plan.components == (ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ("c1",)),)
+    assert await planner.look(AllocationContext(1.0, (WORKER, NETS))) is None, "nobody asked: what is placed stays"
+
+
+async def test_without_planning_nothing_is_placed(planner):
+    plan = await planner.look(AllocationContext(0.0, (WORKER, NETS), ASKED))
+
+    assert plan.components == ()
+
+
+async def test_what_an_allocator_places_itself_stands():
+    own = (ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ()),)
+    planner = planner_of(lambda context: replace(hold_resident(context), components=own), "placing")
+
+    plan = await planner.look(AllocationContext(0.0, (WORKER, NETS), ASKED))
+
+    assert plan.components == own
+
+
+async def test_plans_say_of_the_cache_what_the_policys_system_keeps_unless_its_allocator_does():
+    policy = ServingPolicy("nirvana-only", hold_resident, CacheUse.LATENTS, "lcbfu", cache_hits=False)
+    decided = CachePlan(("image",), alpha=0.8)
+    found = []
+    for allocator in (hold_resident, lambda context: replace(hold_resident(context), cache=decided)):
+        planner = Planner(replace(policy, allocator=allocator), 5, allocator_limit_s=60.0)
+        found.append((await planner.look(ONE)).cache)
+        planner.begin()
+        found.append((await planner.look(TWO)).cache)
+
+    # The first plans, while the fleet gathers, say so too: a cache would be ranked anew with every restart.
+    own = CachePlan(("noise",), eviction="lcbfu")
+    assert found == [own, own, own, decided]

@@ -5,7 +5,7 @@ from typing import Any
 
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import Unavailable
-from pentimento.domain.fleet import ReplicaKind, ServiceEndpoint
+from pentimento.domain.fleet import ComponentPlacement, ReplicaKind, ServiceEndpoint
 from pentimento.domain.foresight import PromptForesight, Verdict
 from services.frontdoor.routing.discriminators import Discriminators
 
@@ -97,3 +97,18 @@ async def test_what_a_prompt_tells_is_asked_of_those_of_its_cascade_and_of_the_n
     assert [await them.foresee("l>h", PROMPT, 1.0) for _ in range(2)] == [0.25, 0.25]
     assert set(asked) == {"down", "b"}
     assert await them.foresee("a>b", PROMPT, 1.0) is None
+
+
+async def test_those_come_first_that_the_plan_places_the_cascade_on() -> None:
+    asked: list[str] = []
+    them = discriminators(asked)
+    placed = ComponentPlacement(ReplicaKind.DISCRIMINATOR, "l>h", ("b", "down", "gone"))
+    them.follow([endpoint("a", "l>h"), endpoint("b", "l>h"), endpoint("down", "l>h")], [placed])
+
+    for _ in range(4):
+        assert await score(them, "l>h") == 0.5
+
+    assert asked.count("b") == 4
+    assert "a" not in asked
+    them.follow([endpoint("a", "l>h"), endpoint("down", "l>h")], [placed])
+    assert await score(them, "l>h") == 0.5, "another one is asked where the placed one is away"

@@ -1,0 +1,126 @@
+"""Which replicas are to have which ControlNets and LoRAs on their devices before anybody asks there.
+
+A few ControlNets serve almost all calls (Katz, section 5), so the popular ones are placed on replicas in proportion to
+their share of the calls. LoRAs have a long tail: only those that are asked for again and again are worth a load ahead
+of need. What was placed stays until it is clearly less asked for, so that a plan does not change with every draw of the
+demand. Pure; what it remembers is in the `AskedShares` that it returns.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pentimento.domain.adapters import AdapterKind
+from pentimento.domain.fleet import ComponentPlacement, ReplicaKind, WorkerAssignment
+from pentimento.policies.allocation import ModelDemand, ReplicaView
+
+# Weight of the newest look in what is remembered of calls.
+NEWEST_WEIGHT = 0.3
+# Calls below which, in memory, nothing can be said of what is popular.
+LEAST_CALLS = 3.0
+# A component is placed from this share of its kind's calls on, and stays down to half of it.
+PLACED_SHARE = 0.05
+# LoRAs that a worker loads ahead of need at most.
+MOST_LORAS = 8
+
+Asked = tuple[AdapterKind, str]
+
+
+@dataclass(frozen=True)
+class AskedShares:
+    """Calls by adapter, averaged over the looks, and what was placed by them: how many replicas each has."""
+
+    calls: Mapping[Asked, float] = field(default_factory=dict)
+    placed: Mapping[Asked, int] = field(default_factory=dict)
+
+    def seen(self, demand: Sequence[ModelDemand]) -> "AskedShares":
+        """Return it with one look more. A look in which nobody asked for any adapter says nothing of their shares."""
+        now = Counter[Asked]()
+        for model in demand:
+            for one in model.adapters:
+                now[one.kind, one.name] += one.request_count
+        if not now:
+            return self
+        average = {
+            asked: (1.0 - NEWEST_WEIGHT) * self.calls.get(asked, 0.0) + NEWEST_WEIGHT * now[asked]
+            for asked in self.calls.keys() | now.keys()
+        }
+        return replace(self, calls={asked: calls for asked, calls in average.items() if calls >= 1e-3})
+
+    def share(self, asked: Asked) -> float:
+        """Return the share (0..1) of its kind's calls that an adapter has; 0 where too few were made."""
+        total = sum(calls for (kind, _), calls in self.calls.items() if kind is asked[0])
+        return self.calls.get(asked, 0.0) / total if total >= NEWEST_WEIGHT * LEAST_CALLS else 0.0
+
+    def wanted(self, asked: Asked, replica_count: int) -> int:
+        """Return on how many of `replica_count` replicas the adapter is to be."""
+        before, share = self.placed.get(asked, 0), self.share(asked)
+        if share < (PLACED_SHARE / 2 if before else PLACED_SHARE):
+            return 0
+        exact = share * replica_count
+        # A count that is still within one of what would be exact stays.
+        if before and before <= replica_count and before - 1.25 < exact < before + 0.25:
+            return before
+        return min(max(math.ceil(exact), 1), replica_count)
+
+
+@dataclass(frozen=True)
+class PlacedComponents:
+    """What plans say of it: ControlNets by replica, and what each worker's assignment has it load ahead of need."""
+
+    components: tuple[ComponentPlacement, ...]
+    assignments: tuple[WorkerAssignment, ...]
+    shares: AskedShares
+
+
+def place_components(
+    shares: AskedShares, replicas: Sequence[ReplicaView], assignments: Sequence[WorkerAssignment]
+) -> PlacedComponents:
+    """Return the placements by what was asked for so far. Replicas that hold a component already come first, then those
+    with the fewest placed ones, so that nothing is loaded twice for nothing."""
+    placed, counts = _controlnets(shares, replicas)
+    loras = _loras(shares)
+    there = {view.replica.instance_id: view.replica for view in replicas}
+    known = {name: {adapter.name for adapter in replica.adapters} for name, replica in there.items()}
+    ahead = tuple(
+        replace(one, prefetch=tuple(name for name in loras if name in known.get(one.worker_id, ())))
+        for one in assignments
+    )
+    counts |= {(AdapterKind.LORA, name): 1 for name in loras}
+    return PlacedComponents(placed, ahead, replace(shares, placed=counts))
+
+
+def _controlnets(
+    shares: AskedShares, replicas: Sequence[ReplicaView]
+) -> tuple[tuple[ComponentPlacement, ...], dict[Asked, int]]:
+    serving = [view.replica for view in replicas if view.replica.kind is ReplicaKind.CONTROLNET]
+    load = Counter[str]()
+    found, counts = [], dict[Asked, int]()
+    for asked in _popular(shares, AdapterKind.CONTROLNET):
+        name = asked[1]
+        able = [one for one in serving if name in (adapter.name for adapter in one.adapters)]
+        count = shares.wanted(asked, len(able)) if able else 0
+        if not count:
+            continue
+        able.sort(key=lambda one: (name not in one.resident_models, load[one.instance_id], one.instance_id))
+        chosen = sorted(one.instance_id for one in able[:count])
+        load.update(chosen)
+        counts[asked] = count
+        found.append(ComponentPlacement(ReplicaKind.CONTROLNET, name, tuple(chosen)))
+    return tuple(sorted(found, key=lambda one: one.component)), counts
+
+
+def _loras(shares: AskedShares) -> tuple[str, ...]:
+    """By name: an order by popularity would be another plan whenever two of them change places."""
+    wanted = [asked[1] for asked in _popular(shares, AdapterKind.LORA) if shares.wanted(asked, 1)]
+    return tuple(sorted(wanted[:MOST_LORAS]))
+
+
+def _popular(shares: AskedShares, kind: AdapterKind) -> list[Asked]:
+    return sorted((asked for asked in shares.calls if asked[0] is kind), key=lambda one: (-shares.calls[one], one[1]))
+
+
+def placed_on(components: Sequence[ComponentPlacement], kind: ReplicaKind, instance_id: str) -> tuple[str, ...]:
+    """Return what a replica is to hold, in the plan's order."""
+    return tuple(one.component for one in components if one.kind is kind and instance_id in one.instance_ids)

@@ -1,0 +1,65 @@
+"""Which ControlNets give way on a device that holds two of three."""
+
+import pytest
+
+from pentimento.diffusion.controlnets import ControlNet
+from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.errors import InvalidArgument
+from services.controlnet_svc.residency.shelf import NetworkShelf, ShelvedNetwork
+
+
+class _Network:
+    """Nothing of it is called: what is asked is who is there."""
+
+
+def shelf(*unloadable: str) -> NetworkShelf:
+    def network(name: str) -> ShelvedNetwork:
+        def load() -> ControlNet:
+            if name in unloadable:
+                raise InvalidArgument.of("weights", "cannot be read")
+            return _Network()  # type: ignore[return-value]
+
+        adapter = Adapter(name, AdapterKind.CONTROLNET, f"sha256:{name}", "stable_diffusion")
+        return ShelvedNetwork(adapter, 100, load)
+
+    return NetworkShelf({name: network(name) for name in ("canny", "depth", "pose")}, 200, lambda: None)
+
+
+async def use(of: NetworkShelf, *names: str) -> None:
+    for name in names:
+        async with of.hold(name):
+            pass
+
+
+async def test_what_is_placed_here_gives_way_last() -> None:
+    there = shelf()
+    await there.place(["canny"])
+    await use(there, "depth", "depth", "pose")
+
+    assert set(there.resident) == {"canny", "pose"}
+
+
+async def test_what_is_placed_here_no_more_gives_way_like_any_other() -> None:
+    there = shelf()
+    await there.place(["canny"])
+    await there.place([])
+    await use(there, "depth", "depth", "pose")
+
+    assert set(there.resident) == {"depth", "pose"}
+
+
+async def test_it_does_give_way_where_nothing_else_can() -> None:
+    there = shelf()
+    await there.place(["canny", "depth"])
+    await use(there, "pose")
+
+    assert "pose" in there.resident
+
+
+async def test_one_that_does_not_load_keeps_none_of_the_others_away() -> None:
+    there = shelf("canny")
+    await there.place(["none", "canny", "depth"])
+
+    assert there.resident == ("depth",)
+    with pytest.raises(InvalidArgument):
+        await use(there, "canny")
