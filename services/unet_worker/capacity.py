@@ -21,6 +21,17 @@ class CapacityFeed:
         for watcher in self._watchers:
             watcher.set()
 
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Return once it holds, which is asked on every change and at least once a second."""
+        news = asyncio.Event()
+        self._watchers.add(news)
+        try:
+            while not holds():
+                await _wait_or_beat(news)
+                news.clear()
+        finally:
+            self._watchers.discard(news)
+
     async def watch(self, check: Callable[[], None]) -> AsyncGenerator[WorkerCredits, None]:
         """The state now, then on every change and at least once a second. `check` runs before each message; what it
         raises ends the stream. Adapters are told when they are others than this watcher was told: they may be many."""

@@ -1,6 +1,5 @@
 """A worker's process, whatever its device: it serves, joins the fleet, follows its plan, and drains."""
 
-import asyncio
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -31,9 +30,6 @@ from services.unet_worker.models.plan_following import acknowledgement, wanted_o
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.settings import EmulatedWorkerSettings, UnetWorkerSettings
 from services.unet_worker.worker import UnetWorker
-
-# Between two looks at whether a model is there that was to be loaded.
-_SWITCH_LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -130,8 +126,7 @@ class WorkerProcess(ServiceProcess):
 
     async def _prefetch(self, backend: PlannedBackend, model: str, names: Collection[str]) -> None:
         """Once the device holds the model that they change; not at all where it is to hold another one by now."""
-        while backend.held.model != model and backend.target_model == model:
-            await asyncio.sleep(_SWITCH_LOOK_S)
+        await self.worker.capacity.until(lambda: backend.held.model == model or backend.target_model != model)
         if backend.held.model == model:
             await backend.prefetch(names)
 
