@@ -1,5 +1,6 @@
 """The simulated devices together, and what is known of the models on them."""
 
+from dataclasses import replace
 from random import Random
 
 from pentimento.dataplane.events import AttemptKey, SpeedProfile, WorkerReported
@@ -127,7 +128,7 @@ class SimulatedFleet:
         costs = self._costs[kind][devices.resident]
         for number in range(devices.count):
             worker_id = f"{kind}-{number}"
-            settings = self._scenario.device_settings
+            settings = replace(self._scenario.device_settings, each_step=self._scenario.thins)
             self.devices[worker_id] = EmulatedDevice(
                 worker_id,
                 kind,

@@ -43,8 +43,6 @@ class SimulatedRequest:
     device_s: float = 0.0
     queued_s: float = 0.0
     painted: dict[int, SimulatedPicture] = field(default_factory=dict)
-    # By attempt: from the first of them on these steps alone are taken.
-    thinned_steps: dict[int, tuple[int, ...]] = field(default_factory=dict)
     stages: list[StageSpan] = field(default_factory=list)
 
 

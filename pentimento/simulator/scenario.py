@@ -11,7 +11,7 @@ from pentimento.emulation.costs import ModelCosts
 from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve
-from pentimento.policies.thinning import ThinningOption
+from pentimento.policies.thinning import ThinningMode, ThinningOption
 from pentimento.simulator.cache import CacheSettings
 
 
@@ -120,6 +120,16 @@ class Scenario:
     @property
     def device_count(self) -> int:
         return sum(devices.count for devices in self.devices)
+
+    @property
+    def thins(self) -> bool:
+        """Whether steps may be left out, so that devices have to tell of each."""
+        return self.dataplane.thinning is not ThinningMode.OFF and any(model.thinning for model in self.models)
+
+    @property
+    def yields_places(self) -> bool:
+        """Whether attempts give their place up shortly before their end, as those of workers that batch steps do."""
+        return self.device_settings.steps and self.device_settings.credit_batches is None
 
     def model(self, name: str) -> SimulatedModel:
         """KeyError for a stranger."""

@@ -18,7 +18,7 @@ from pentimento.dataplane import Dataplane, effects, events
 from pentimento.dataplane.events import AttemptKey
 from pentimento.devices.profile import Cost
 from pentimento.domain.fleet import StartShare
-from pentimento.domain.thinned_steps import taken_count
+from pentimento.emulation.attempt_steps import AttemptSteps
 from pentimento.emulation.device import EmulatedDevice
 from pentimento.emulation.jobs import EmulatedJob
 from pentimento.policies.serving.entry import NOISE, request_stages, stages_from
@@ -30,6 +30,7 @@ from pentimento.simulator.controller import SimulatedController
 from pentimento.simulator.endings import Endings
 from pentimento.simulator.fleet import RETRIEVAL_POOL, SimulatedFleet
 from pentimento.simulator.ledger import SimulatedPicture, SimulatedRequest, draws_of
+from pentimento.simulator.progress import SimulatedProgress
 from pentimento.simulator.reuse import Reuse
 from pentimento.simulator.scenario import Outage, Scenario
 from pentimento.workloads import Arrival, Workload
@@ -64,6 +65,7 @@ class Simulation:
         )
         self._reuse = Reuse(scenario, workload, self._fleet, self.dataplane.service_s)
         self._endings = Endings(scenario, self._agenda, rng, self._fleet, self._controller, self._reuse, self._requests)
+        self._progress = SimulatedProgress(self.submit, yields=scenario.yields_places)
         self._performers: Mapping[type, Callable[[Any], None]] = {
             effects.Reject: self._endings.reject,
             effects.PersistAccepted: self._persist_accepted,
@@ -76,8 +78,7 @@ class Simulation:
             effects.Execute: self._execute,
             effects.Attach: _nothing,
             effects.StopAttempt: self._stop_attempt,
-            # Its devices tell nothing of their steps, so that nobody is asked.
-            effects.ThinAttempt: _nothing,
+            effects.ThinAttempt: self._progress.thin,
             effects.Score: self._score,
             effects.CommitResult: self._commit_result,
             effects.CommitCacheEntries: self._endings.commit_cache,
@@ -207,7 +208,8 @@ class Simulation:
     def _break(self, outage: Outage) -> None:
         device = self._fleet.devices[outage.worker_id]
         generation = device.generation
-        device.lose()
+        for job in device.lose():
+            self._progress.end(job.owner)
         lost = events.WorkerLost(outage.worker_id, generation)
         self._agenda.at(self._agenda.now + outage.noticed_s, self.submit, lost)
         self._agenda.at(self._agenda.now + outage.for_s, lambda _: device.revive())
@@ -235,11 +237,10 @@ class Simulation:
         self.submit(events.AttemptYielded(*job.owner))
 
     def job_finished(self, device: EmulatedDevice[AttemptKey], job: EmulatedJob[AttemptKey]) -> None:
-        request = self._requests.get(job.owner[0])
+        request, thinned = self._requests.get(job.owner[0]), self._progress.end(job.owner)
         if request is not None:
             request.device_s += job.device_s
             # A request that went on while this attempt ran (a hedge, a cascade) has another start by now.
-            thinned = request.thinned_steps.get(job.owner[1], ())
             share, model = self._fleet.thinned_share(device.costs.model, thinned), device.costs.model
             request.painted[job.owner[1]] = SimulatedPicture(request.pool, model, request.start, request.steps, share)
             request.stages.append(StageSpan("wait_worker", job.arrived_s, job.began_s))
@@ -248,17 +249,20 @@ class Simulation:
 
     def job_stopped(self, device: EmulatedDevice[AttemptKey], job: EmulatedJob[AttemptKey]) -> None:
         request = self._requests.get(job.owner[0])
+        self._progress.end(job.owner)
         if request is not None:
             request.device_s += job.device_s
         failed = events.AttemptFailed(*job.owner, events.FailureKind.STOPPED)
         self._later(self._scenario.delays.result, failed)
 
     def job_dropped(self, device: EmulatedDevice[AttemptKey], job: EmulatedJob[AttemptKey]) -> None:
+        self._progress.end(job.owner)
         failed = events.AttemptFailed(*job.owner, events.FailureKind.DEADLINE)
         self._later(self._scenario.delays.result, failed)
 
     def batch_stepped(self, batch: Sequence[EmulatedJob[AttemptKey]], seconds: float, late_s: float) -> None:
-        """Simulated devices tell of changes alone."""
+        """Told where steps may be left out; elsewhere simulated devices tell of changes alone."""
+        self._progress.stepped(batch, seconds, self._agenda.now)
 
     # Effects.
 
@@ -339,15 +343,15 @@ class Simulation:
         if request is None or device.generation != effect.worker_generation or device.draining:
             self.submit(events.AttemptFailed(*attempt, events.FailureKind.NOT_HELD))
             return
-        steps = self._steps_left(request, device.costs.model)
-        if effect.thinned_steps:
-            steps = taken_count(effect.thinned_steps, request.steps)
-            request.thinned_steps[effect.fencing_token] = effect.thinned_steps
+        own_steps = self._fleet.steps_of(device.costs.model, request.arrival)
+        first_step = own_steps - self._steps_left(request, device.costs.model)
+        steps = AttemptSteps(first_step, own_steps, effect.thinned_steps)
+        self._progress.begin(attempt, steps)
         if self._scenario.even_split:
             device = self._random.choice(self._fleet.holding(device.costs.model))
         adapters = self._adapters.of(request.arrival)
         drop_at_s = self._drop_at_s(request.arrival)
-        device.start(attempt, steps, effect.deadline, drop_at_s, adapters=adapters)
+        device.start(attempt, steps.taken_count, effect.deadline, drop_at_s, adapters=adapters)
 
     def _drop_at_s(self, arrival: Arrival) -> float:
         after = self._scenario.device_settings.drop_after

@@ -13,7 +13,8 @@ from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, Ste
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, NoiseForm, Route
 from pentimento.domain.replay import taken_of, thinned_steps_of
-from pentimento.domain.thinned_steps import taken_count, taken_steps, thinned_note
+from pentimento.domain.thinned_steps import thinned_note
+from pentimento.emulation.attempt_steps import AttemptSteps
 from pentimento.emulation.device import EmulatedDevice
 from pentimento.emulation.jobs import DeviceSettings, EmulatedJob
 from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES
@@ -87,51 +88,46 @@ class JobBridge:
         self._loop = asyncio.get_running_loop()
         self._next_at = 0.0
         self._size = (order.spec.width_px, order.spec.height_px)
-        self._step_count = order.spec.num_inference_steps
-        self.first_step = min(first_step, self._step_count - 1)
-        self._thinned_steps = order.route.thinned_steps
-        # The steps that it takes, and where the last one leads.
-        self._steps = (*taken_steps(self._thinned_steps, self._step_count, self.first_step), self._step_count)
+        step_count = order.spec.num_inference_steps
+        self._steps = AttemptSteps(min(first_step, step_count - 1), step_count, order.route.thinned_steps)
         self._place = PlaceWatch(0, 0, 0.0)
-        self._asked_steps: tuple[int, ...] = ()
         self.done: asyncio.Future[EmulatedJob[JobBridge]] = self._loop.create_future()
 
     @property
+    def first_step(self) -> int:
+        return self._steps.first_step
+
+    @property
     def steps_run(self) -> int:
-        return len(self._steps) - 1
+        return self._steps.taken_count
 
     @property
     def thinned_steps(self) -> tuple[int, ...]:
-        return self._thinned_steps
+        return self._steps.thinned_steps
 
     def thin(self, steps: tuple[int, ...]) -> None:
         """Take these steps alone from the first of them on, from the next step boundary."""
-        self._asked_steps = steps
+        self._steps.thin(steps)
 
     def left_after(self, steps_left: int) -> int:
         """Between two steps: return how many are left once what was asked for is left out."""
-        asked, self._asked_steps = self._asked_steps, ()
-        step = self._steps[-1 - steps_left]
-        if not asked or self._thinned_steps or step > asked[0]:
-            return steps_left
-        self._thinned_steps = asked
-        self._steps = (*taken_steps(asked, self._step_count, self.first_step), self._step_count)
-        return taken_count(asked, self._step_count, step)
+        return self._steps.left_after(steps_left)
 
     def began(self) -> None:
-        self._place = PlaceWatch(self.first_step, self._step_count, self._loop.time(), self._thinned_steps)
-        self._emit(Started(self._worker_id, self.first_step, self._step_count))
+        steps = self._steps
+        self._place = PlaceWatch(steps.first_step, steps.step_count, self._loop.time(), steps.thinned_steps)
+        self._emit(Started(self._worker_id, steps.first_step, steps.step_count))
 
     def stepped(self, steps_left: int) -> None:
-        step, now = self._steps[-1 - steps_left], self._loop.time()
-        is_thinned = bool(self._thinned_steps) and step > self._thinned_steps[0]
+        step, step_count, now = self._steps.reached(steps_left), self._steps.step_count, self._loop.time()
+        is_thinned = self._steps.is_thinned_at(step)
         if self._uploads is not None and steps_left and step in self._uploads.steps and not is_thinned:
-            self._uploads.add_latent(step, 1.0 - step / self._step_count, lambda: stand_in_latent(*self._size))
+            self._uploads.add_latent(step, 1.0 - step / step_count, lambda: stand_in_latent(*self._size))
         if self._place.yields(step, now):
             self._emit(PlaceYielded())
         if now >= self._next_at and steps_left:
             self._next_at = now + self._interval_s
-            self._emit(StepProgress(step, self._step_count))
+            self._emit(StepProgress(step, step_count))
 
     def finished(self, job: "EmulatedJob[JobBridge]") -> None:
         if not self.done.done():

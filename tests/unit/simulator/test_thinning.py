@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from pentimento.dataplane import DataplaneSettings
 from pentimento.emulation.costs import from_latencies
 from pentimento.policies.thinning import ThinningMode, ThinningOption
-from pentimento.reports import Outcome
+from pentimento.reports import Outcome, RequestRecord
 from pentimento.simulator import Scenario
 from pentimento.simulator.scenario import SimulatedModel
 from tests.unit.simulator.scenarios import arrivals, one_model, run
@@ -43,3 +45,33 @@ def test_other_numbers_of_steps_were_not_measured() -> None:
     records = run(scenario(ThinningMode.LOAD), arrivals([0.0] * 6, steps=9, deadline_s=30.0))
 
     assert {record.quality for record in records} == {1.0}
+
+
+LATE = ThinningOption(6, 2, 0.97)
+
+
+def midway(mode: ThinningMode, *at_s: float) -> list[RequestRecord]:
+    """One device, ten steps of a tenth of a second; from the sixth on two of four may be taken."""
+    model = SimulatedModel(from_latencies("m", 10, {1: 1.0}), quality=1.0, thinning=(LATE,))
+    records = run(replace(scenario(mode), models=(model,)), arrivals(list(at_s), deadline_s=30.0))
+    return sorted(records, key=lambda record: record.arrived_s)
+
+
+def test_a_picture_that_runs_is_thinned_when_others_come() -> None:
+    """It is alone until its third step: with all steps it would end after a second, and it ends after 0.8."""
+    first, *others = midway(ThinningMode.LOAD, 0.0, 0.25, 0.25, 0.25, 0.25)
+
+    assert (first.quality, first.ended_s) == (0.97, pytest.approx(0.8))
+    assert others[-1].quality == 1.0, "behind the last one nobody waits"
+
+
+def test_whoever_comes_when_those_steps_are_taken_changes_nothing() -> None:
+    first, *_ = midway(ThinningMode.LOAD, 0.0, 0.65, 0.65, 0.65)
+
+    assert (first.quality, first.ended_s) == (1.0, pytest.approx(1.0))
+
+
+def test_where_time_alone_counts_others_change_nothing() -> None:
+    first, *_ = midway(ThinningMode.DEADLINE, 0.0, 0.25, 0.25, 0.25, 0.25)
+
+    assert first.quality == 1.0

@@ -1,0 +1,55 @@
+"""What simulated devices tell of their attempts' steps, and how they take fewer: where steps are left out at all, the
+dataplane hears of each attempt's progress as it does live, and its `ThinAttempt` is heeded at a step boundary."""
+
+from collections.abc import Callable, Sequence
+
+from pentimento.dataplane import events
+from pentimento.dataplane.effects import ThinAttempt
+from pentimento.dataplane.events import AttemptKey
+from pentimento.emulation.attempt_steps import AttemptSteps
+from pentimento.emulation.jobs import EmulatedJob
+from pentimento.policies.step_batching import yielding_steps
+
+# Between two messages of one attempt, as workers send them.
+PROGRESS_INTERVAL_S = 0.1
+
+
+class SimulatedProgress:
+    """Of all attempts under way. `yields`: whether attempts give their place up shortly before their end, as workers'
+    do. What is told goes to `submit`."""
+
+    def __init__(self, submit: Callable[[events.Event], None], *, yields: bool) -> None:
+        self._submit = submit
+        self._yields = yields
+        self._steps: dict[AttemptKey, AttemptSteps] = {}
+        self._told_at: dict[AttemptKey, float] = {}
+
+    def begin(self, key: AttemptKey, steps: AttemptSteps) -> None:
+        """Changes state: an attempt was given to a device."""
+        self._steps[key] = steps
+
+    def end(self, key: AttemptKey) -> tuple[int, ...]:
+        """Changes state: it is over. Return the steps that it took from the first of them on; none for all."""
+        self._told_at.pop(key, None)
+        steps = self._steps.pop(key, None)
+        return steps.thinned_steps if steps is not None else ()
+
+    def thin(self, effect: ThinAttempt) -> None:
+        """Changes state: the attempt takes these steps alone, from the next boundary on; one that is over does not."""
+        steps = self._steps.get((effect.request_id, effect.fencing_token))
+        if steps is not None:
+            steps.thin(effect.thinned_steps)
+
+    def stepped(self, batch: Sequence[EmulatedJob[AttemptKey]], seconds: float, now: float) -> None:
+        """Changes state: these took a step of so many seconds, which ended now."""
+        for job in batch:
+            steps = self._steps.get(job.owner)
+            if steps is None or job.stopped:
+                continue
+            if self._yields and not job.yielded and job.left <= yielding_steps(seconds):
+                job.yielded = True
+                self._submit(events.AttemptYielded(*job.owner))
+            if job.left and now >= self._told_at.get(job.owner, 0.0) + PROGRESS_INTERVAL_S:
+                self._told_at[job.owner] = now
+                self._submit(events.AttemptProgressed(*job.owner, steps.reached(job.left)))
+            job.left = steps.left_after(job.left)
