@@ -76,7 +76,7 @@ def render(status: SuiteStatus) -> Iterator[RenderableType]:
         if status.fleet.plan.placements:
             yield Text(f"adapters  {adapters_line(status.fleet.plan)}")
         for one in status.fleet.unplanned:
-            where = f" on {one.device}" if one.device else ""
+            where = f" on {one.worker_id or one.device}" if one.worker_id or one.device else ""
             yield Text(f"unplanned {one.model}{where}: {one.reason}", style="yellow")
     if status.frontdoor is not None:
         yield from frontdoor_lines(status.frontdoor)

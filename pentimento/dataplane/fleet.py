@@ -60,6 +60,7 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
     state.plan = event.plan
     state.assigned = frozenset(assignment.worker_id for assignment in event.plan.assignments)
     state.partners = _partners(event.plan)
+    state.registered = {one.model: one.digest for one in event.plan.registered}
     state.thresholds = _thresholds(event.plan)
     state.skip_bounds = {
         cascade.cascade: {stage.pool: stage.skip_below for stage in cascade.stages} for cascade in event.plan.cascades
@@ -159,7 +160,9 @@ def _update(state: State, worker: Worker, event: WorkerReported) -> None:
 
 def _place(state: State, worker: Worker, model: str, model_digest: str) -> None:
     """Into the pools and lanes of what it holds, out of those of what it held."""
-    pools = pools_of(state.plan, worker.worker_id, model)
+    # Who holds another digest than is registered under the name would paint another model's pictures.
+    is_known = state.registered.get(model, model_digest) == model_digest
+    pools = pools_of(state.plan, worker.worker_id, model) if is_known else ()
     if (pools, model_digest) != (worker.pools, worker.model_digest):
         _withdraw(state, worker)
         if model_digest != worker.model_digest:

@@ -76,6 +76,8 @@ class State:
     thresholds: Mapping[str, Mapping[tuple[str, str], float]] = field(default_factory=dict)
     # By the plan's cascade, then by pool: the prompt's probability below which the stage is left out.
     skip_bounds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    # The digests of the model repository, by name.
+    registered: Mapping[str, str] = field(default_factory=dict)
     # Whom the plan lets a worker paint with; empty where it leaves that open.
     partners: Mapping[str, frozenset[str]] = field(default_factory=dict)
     profiles: dict[str, SpeedProfile] = field(default_factory=dict)

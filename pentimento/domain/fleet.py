@@ -96,7 +96,8 @@ class ModelCost:
 class Replica:
     """`address` is `unix:/path` or `host:port`; `generation` tells apart the starts of one instance. `costs` are those
     of the available models, as far as they were measured. `adapters`: LoRAs that a worker can paint with, ControlNets
-    that a ControlNet replica serves."""
+    that a ControlNet replica serves. `held_model_digest`: of the first resident model, as a worker's loader found it;
+    empty where that is not told."""
 
     instance_id: str
     kind: ReplicaKind
@@ -110,6 +111,7 @@ class Replica:
     capabilities: frozenset[Capability] = frozenset()
     costs: tuple[ModelCost, ...] = ()
     adapters: tuple[Adapter, ...] = ()
+    held_model_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -221,11 +223,20 @@ class WorkerPair:
 
 
 @dataclass(frozen=True)
+class RegisteredDigest:
+    """The digest that the model repository has for a name."""
+
+    model: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """Intent; what workers report is the truth. `drops_late` False: requests that are predicted to miss their deadline
     are tried all the same. `placements`: where adapters are, as the replicas reported it; `components`: where what
     services hold is to be. `pairs`: who may paint a picture with whom; where it names none, any two workers of one
-    model. `notes`: what was not planned, and why."""
+    model. `notes`: what was not planned, and why. `registered`: who holds another digest under one of these names gets
+    no requests."""
 
     version: PlanVersion
     assignments: tuple[WorkerAssignment, ...] = ()
@@ -240,6 +251,7 @@ class Plan:
     cache: CachePlan = CachePlan()
     components: tuple[ComponentPlacement, ...] = ()
     notes: tuple[str, ...] = ()
+    registered: tuple[RegisteredDigest, ...] = ()
 
     @property
     def routes_requests(self) -> bool:
@@ -321,6 +333,7 @@ class ReplicaReport:
     demand: tuple[PoolDemand, ...] = ()
     plan: PlanAcknowledgement | None = None
     draining: bool = False
+    held_model_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -341,11 +354,12 @@ class ReplicaStatus:
 @dataclass(frozen=True)
 class UnplannedModel:
     """A model that workers with that kind of device could hold and that the policy leaves out, by a reason of the
-    catalogue."""
+    catalogue; with `worker_id`, of that worker alone."""
 
     model: str
     device: str
     reason: str
+    worker_id: str = ""
 
 
 @dataclass(frozen=True)

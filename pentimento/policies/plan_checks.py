@@ -26,6 +26,7 @@ def check_plan(plan: Plan) -> None:
     for index, pool in enumerate(plan.pools):
         _check_pool(f"pools[{index}]", pool, cascades)
     _check_cache(plan.cache)
+    _check_once("registered", (one.model for one in plan.registered))
     for index, placement in enumerate(plan.components):
         if placement.kind is ReplicaKind.UNET_WORKER or not placement.component:
             limit = "must be a component of a service; models of workers are in the assignments"

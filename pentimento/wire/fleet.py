@@ -47,6 +47,7 @@ def replica_to_proto(replica: Replica) -> pb.Replica:
         capabilities=sorted(value.value for value in replica.capabilities),
         costs=[cost_to_proto(cost) for cost in replica.costs],
         adapters=[adapter_to_proto(adapter) for adapter in replica.adapters],
+        held_model_digest=replica.held_model_digest,
     )
 
 
@@ -65,6 +66,7 @@ def replica_from_proto(message: pb.Replica) -> Replica:
         capabilities=frozenset(known[name] for name in message.capabilities if name in known),
         costs=tuple(cost_from_proto(cost) for cost in message.costs),
         adapters=tuple(adapter_from_proto(adapter) for adapter in message.adapters),
+        held_model_digest=message.held_model_digest,
     )
 
 

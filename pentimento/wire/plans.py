@@ -10,6 +10,7 @@ from pentimento.domain.fleet import (
     ComponentPlacement,
     Plan,
     PoolPlan,
+    RegisteredDigest,
     RouteShare,
     ServiceEndpoint,
     StagePlan,
@@ -37,6 +38,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         cache=_cache_to_proto(plan.cache),
         components=[_component_to_proto(placement) for placement in plan.components],
         notes=plan.notes,
+        registered=[pb.RegisteredDigest(model=one.model, digest=one.digest) for one in plan.registered],
     )
 
 
@@ -55,6 +57,7 @@ def plan_from_proto(message: pb.Plan) -> Plan:
         cache=_cache_from_proto(message.cache) if message.HasField("cache") else CachePlan(),
         components=tuple(_component_from_proto(placement) for placement in message.components),
         notes=tuple(message.notes),
+        registered=tuple(RegisteredDigest(one.model, one.digest) for one in message.registered),
     )
 
 

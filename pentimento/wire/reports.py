@@ -43,6 +43,7 @@ def report_to_proto(report: ReplicaReport) -> pb.ReportRequest:
         demand=[_demand_to_proto(demand) for demand in report.demand],
         plan=_acknowledgement_to_proto(report.plan) if report.plan else None,
         draining=report.draining,
+        held_model_digest=report.held_model_digest,
     )
 
 
@@ -61,6 +62,7 @@ def report_from_proto(message: pb.ReportRequest) -> ReplicaReport:
         demand=tuple(_demand_from_proto(demand) for demand in message.demand),
         plan=acknowledged if message.HasField("plan") else None,
         draining=message.draining,
+        held_model_digest=message.held_model_digest,
     )
 
 
@@ -148,11 +150,11 @@ def fleet_to_proto(fleet: Fleet) -> pb.GetFleetResponse:
         replicas=[status_to_proto(status) for status in fleet.replicas],
         plan=plan_to_proto(fleet.plan),
         leader_epoch=fleet.leader_epoch,
-        unplanned=[pb.UnplannedModel(model=u.model, device=u.device, reason=u.reason) for u in fleet.unplanned],
+        unplanned=[pb.UnplannedModel(**asdict(one)) for one in fleet.unplanned],
     )
 
 
 def fleet_from_proto(message: pb.GetFleetResponse) -> Fleet:
     replicas = tuple(status_from_proto(status) for status in message.replicas)
-    unplanned = tuple(UnplannedModel(u.model, u.device, u.reason) for u in message.unplanned)
+    unplanned = tuple(UnplannedModel(u.model, u.device, u.reason, u.worker_id) for u in message.unplanned)
     return Fleet(replicas, plan_from_proto(message.plan), message.leader_epoch, unplanned)

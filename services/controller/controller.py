@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -55,7 +55,8 @@ class ControllerTimes:
 class Controller:
     """Belongs to one event loop. `run` plans; the other methods answer RPCs and raise domain errors. One that does not
     lead (`leads` False) refuses all of them until `lead`. `keep` is handed every new plan;
-    `registered_costs` says what models cost that no worker has measured."""
+    `registered_costs` says what models cost that no worker has measured, `registered_digests` what they are, by
+    name."""
 
     def __init__(
         self,
@@ -69,7 +70,9 @@ class Controller:
         leads: bool = True,
         keep: Callable[[Plan], None] = lambda plan: None,
         registered_costs: Callable[[], tuple[DeviceCost, ...]] = tuple,
+        registered_digests: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        self._registered_digests = registered_digests
         self._registered_costs = registered_costs
         self._leads = leads
         self._keep = keep
@@ -197,6 +200,7 @@ class Controller:
             self._look_s, self._demand = now_s, self._window.take(replicas)
         reported = reported_profiles(view.replica for view in replicas)
         profiles = with_registered(reported, self._registered_costs())
+        self._planner.registered = self._registered_digests()
         context = AllocationContext(self._look_s, replicas, self._demand, profiles)
         return await (self._planner.look(context) if is_due else self._planner.look_again(context))
 

@@ -20,6 +20,10 @@ UNPLANNED_MODELS = gauge(
     "pentimento_controller_unplanned_models_count",
     "Models that workers could hold and that the policy gives to nobody, once a kind of device; GetFleet says why.",
 )
+MISMATCHED_WORKERS = gauge(
+    "pentimento_controller_mismatched_workers_count",
+    "Workers that hold another digest under a model's name than is registered, so that they are not planned.",
+)
 UNSAVED_PLANS = counter(
     "pentimento_controller_unsaved_plans_total", "Plans that the ledger did not keep: away, full, or of an older epoch."
 )

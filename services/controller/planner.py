@@ -1,6 +1,7 @@
 """From what the registry knows to the plan in force. Whatever an allocator does, the last good plan stands."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pentimento.domain.adapters import Adapter
@@ -14,10 +15,17 @@ from pentimento.policies.allocation import (
     hold_resident,
 )
 from pentimento.policies.component_placement import AskedShares, place_components
+from pentimento.policies.registered_digests import (
+    HeldDigests,
+    as_unplanned,
+    named_digests,
+    notes_of,
+    without_mismatched,
+)
 from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.unplanned import unplanned_models
 from services.controller.allocating import AllocatorThreads
-from services.controller.metrics import ALLOCATION_FAILURES, PLAN_SEQUENCE, UNPLANNED_MODELS
+from services.controller.metrics import ALLOCATION_FAILURES, MISMATCHED_WORKERS, PLAN_SEQUENCE, UNPLANNED_MODELS
 from services.controller.placements import adapter_placements, uploaded_placements
 
 logger = logging.getLogger(__name__)
@@ -45,6 +53,9 @@ class Planner:
         self._asked = AskedShares()
         # LoRAs of the object store, which every plan names.
         self.uploaded: tuple[Adapter, ...] = ()
+        # The repository's digests by name, and what workers were found to hold under these names.
+        self.registered: Mapping[str, str] = {}
+        self._held = HeldDigests()
         # What the policy leaves out at the last look, and why.
         self.unplanned: tuple[UnplannedModel, ...] = ()
 
@@ -82,12 +93,17 @@ class Planner:
         return await self._replan(context, self._before)
 
     async def _replan(self, context: AllocationContext, last: AllocationDecision) -> Plan | None:
-        self._note_unplanned(context)
+        named = named_digests(context, self.registered)
+        self._held = self._held.seen(context.replicas)
+        mismatched = self._held.mismatched(self.registered)
+        context = without_mismatched(context, mismatched)
+        self._note_unplanned(context, as_unplanned(mismatched))
         decision = await self._decide(replace(context, last=last))
         if decision is None:
             return None
         self._before, self._decision = last, decision
         plan = self._as_plan(self._placing(decision, context.replicas), context.replicas)
+        plan = replace(plan, registered=named, notes=(*plan.notes, *notes_of(mismatched)))
         if self.plan is not None and plan == replace(self.plan, version=plan.version) and self._version.sequence:
             return None
         self._version = replace(self._version, sequence=self._version.sequence + 1)
@@ -113,14 +129,19 @@ class Planner:
         self._failing = False
         return decision
 
-    def _note_unplanned(self, context: AllocationContext) -> None:
-        """Say which models are in nobody's plan: once in the log, and in a metric as long as it is so."""
-        unplanned = unplanned_models(context) if self._policy.plans_batches else ()
-        if unplanned and unplanned != self.unplanned:
-            told = [f"{one.model} on {one.device or 'any device'}: {one.reason}" for one in unplanned]
+    def _note_unplanned(self, context: AllocationContext, mismatched: tuple[UnplannedModel, ...]) -> None:
+        """Say which models are in nobody's plan, and which workers: once in the log, and in metrics as long as it is
+        so."""
+        lacking = unplanned_models(context) if self._policy.plans_batches else ()
+        if lacking and not set(lacking) <= set(self.unplanned):
+            told = [f"{one.model} on {one.device or 'any device'}: {one.reason}" for one in lacking]
             logger.warning("models without a profile are not planned", extra={"models": told})
-        self.unplanned = unplanned
-        UNPLANNED_MODELS.set(len(unplanned))
+        if mismatched and not set(mismatched) <= set(self.unplanned):
+            told = [f"{one.worker_id}: {one.model}" for one in mismatched]
+            logger.error("workers hold other digests than are registered, and are not planned", extra={"workers": told})
+        self.unplanned = (*mismatched, *lacking)
+        UNPLANNED_MODELS.set(len(lacking))
+        MISMATCHED_WORKERS.set(len({one.worker_id for one in mismatched}))
 
     def _placing(self, decision: AllocationDecision, replicas: tuple[ReplicaView, ...]) -> AllocationDecision:
         """Changes state: the decision with popular adapters placed, where its policy plans at all and has not placed

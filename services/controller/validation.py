@@ -46,6 +46,7 @@ def check_replica(replica: Replica) -> None:
     for index, cost in enumerate(replica.costs):
         check_cost(f"replica.costs[{index}]", cost)
     _check_adapters("replica.adapters", replica.adapters)
+    check_text("replica.held_model_digest", replica.held_model_digest)
 
 
 def check_instance(instance_id: str, generation: int) -> None:
@@ -60,6 +61,7 @@ def check_report(report: ReplicaReport) -> None:
     """Raise InvalidArgument for a report that cannot be true."""
     check_instance(report.instance_id, report.generation)
     _check_names("resident_models", report.resident_models)
+    check_text("held_model_digest", report.held_model_digest)
     _check_share("busy_share", report.busy_share)
     for field in ("queue_length", "running_count"):
         _check_count(field, getattr(report, field), MAX_REQUESTS)

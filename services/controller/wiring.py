@@ -93,6 +93,7 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
         leads=leadership is None,
         keep=leadership.keep if leadership is not None else lambda plan: None,
         registered_costs=lambda: repository.costs,
+        registered_digests=lambda: repository.digests,
     )
     uploads = _uploads(settings, ledger, controller)
     server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)

@@ -137,6 +137,7 @@ class Frontdoor:
         plan = self.plans.plan
         if plan is not None:
             self.parts.adapters.follow(plan)
+            self.parts.catalogue.follow(plan.registered)
         endpoints = plan.endpoints if plan is not None else ()
         if self.parts.embedder is not None:
             self.parts.embedder.follow(

@@ -146,6 +146,7 @@ class WorkerProcess(ServiceProcess):
             device_memory_bytes=backend.memory().total_bytes,
             available_models=self._models.names,
             resident_models=self._resident(backend),
+            held_model_digest=_held_digest(backend),
             capabilities=backend.capabilities,
             costs=costs,
             adapters=backend.adapters.first(MAX_TOLD_COUNT).known,
@@ -156,6 +157,7 @@ class WorkerProcess(ServiceProcess):
         return replace(
             report,
             resident_models=self._resident(backend),
+            held_model_digest=_held_digest(backend),
             queue_length=credits.queued_count,
             running_count=credits.running_count,
             busy_share=self._identity.busy.share(),
@@ -170,3 +172,8 @@ class WorkerProcess(ServiceProcess):
         model's name is left out: it would be taken for that model."""
         loras = backend.adapters.first(MAX_TOLD_COUNT - 1).resident
         return (backend.target_model, *(name for name in loras if name not in self._models.names))
+
+
+def _held_digest(backend: PlannedBackend) -> str:
+    """Of the model that it says it holds; empty while that one is being loaded."""
+    return backend.held.model_digest if backend.held.model == backend.target_model else ""

@@ -46,6 +46,11 @@ class ModelRepository:
         """What the registered models cost."""
         return tuple(on for name in sorted(self._models) for on in self._models[name].costs)
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """The digests of the registered models, by name."""
+        return {name: variant.digest for name, variant in self._models.items()}
+
     def cascade(self, name: str) -> CascadeVariant | None:
         """Return the cascade of that name; None where none is registered."""
         return self._cascades.get(name)

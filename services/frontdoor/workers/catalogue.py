@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pentimento.domain.errors import NotFound, Unavailable
-from pentimento.domain.fleet import HeldModel
+from pentimento.domain.fleet import HeldModel, RegisteredDigest
 from pentimento.domain.image_request import ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,24 @@ class Catalogue:
         # When the digest that counts was last reported, by the model's name.
         self._reported_at: dict[str, float] = {}
         self._told: set[frozenset[str]] = set()
+        # By name, the digests that alone count.
+        self._registered: dict[str, str] = {}
         self._learnt = asyncio.Event()
+
+    def follow(self, registered: Iterable[RegisteredDigest]) -> None:
+        """Changes state: under these names no other digests are known from now on, nor those that were."""
+        self._registered = {one.model: one.digest for one in registered}
+        for held in [held for held in self._models.values() if not self._may_be(held)]:
+            del self._models[held.model]
+
+    def _may_be(self, held: HeldModel) -> bool:
+        return self._registered.get(held.model, held.model_digest) == held.model_digest
 
     def learn(self, held: HeldModel) -> None:
         """Changes state: the model as a worker holds it decides how new requests are judged and routed, unless one
         that started later holds other weights under its name."""
+        if not self._may_be(held):
+            return
         known, now = self._models.get(held.model), self._monotonic()
         if known is not None and known.model_digest != held.model_digest and self._outranks(known, held, now):
             return

@@ -13,6 +13,7 @@ from pentimento.domain.fleet import (
     AdapterPlacement,
     CachePlan,
     ComponentPlacement,
+    RegisteredDigest,
     Replica,
     ReplicaKind,
     ServiceEndpoint,
@@ -253,3 +254,19 @@ async def test_plans_say_of_the_cache_what_the_policys_system_keeps_unless_its_a
     # The first plans, while the fleet gathers, say so too: a cache would be ranked anew with every restart.
     own = CachePlan(("noise",), eviction="lcbfu")
     assert found == [own, own, own, decided]
+
+
+async def test_a_worker_that_holds_another_digest_than_is_registered_is_not_planned_and_the_plan_says_why(planner):
+    wrong = ReplicaView(replace(OTHER.replica, held_model_digest="sha256:wrong"))
+    right = ReplicaView(replace(WORKER.replica, held_model_digest="sha256:right"))
+    planner.registered = {"heavy": "sha256:right"}
+
+    plan = await planner.look(AllocationContext(0.0, (right, wrong)))
+
+    assert [one.worker_id for one in plan.assignments] == ["w1"]
+    assert plan.registered == (RegisteredDigest("heavy", "sha256:right"),)
+    assert plan.notes == ("w2 is not planned: it holds heavy as sha256:wrong, which is not the registered one",)
+    assert planner.unplanned == (UnplannedModel("heavy", "", "MODEL_DIGEST_MISMATCH", "w2"),)
+    assert REGISTRY.get_sample_value("pentimento_controller_mismatched_workers_count") == 1
+    planner.registered = {}
+    assert len((await planner.look(AllocationContext(0.0, (right, wrong)))).assignments) == 2

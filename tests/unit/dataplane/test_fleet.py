@@ -1,5 +1,7 @@
-from pentimento.dataplane import events
-from tests.unit.dataplane.driver import Driver
+from pentimento.dataplane import effects, events
+from pentimento.domain.fleet import Plan, RegisteredDigest
+from pentimento.domain.generation import PlanVersion
+from tests.unit.dataplane.driver import Driver, kinds
 
 
 def test_a_lost_worker_is_forgotten_when_it_stays_away(driver: Driver) -> None:
@@ -33,3 +35,26 @@ def test_the_loss_of_an_older_generation_is_no_news(driver: Driver) -> None:
 
 def test_the_loss_of_an_unknown_worker_is_no_news(driver: Driver) -> None:
     assert driver.send(events.WorkerLost("nobody", 1)) == []
+
+
+def registered(sequence: int, digest: str) -> events.PlanReceived:
+    return events.PlanReceived(Plan(PlanVersion(1, sequence), registered=(RegisteredDigest("m", digest),)))
+
+
+def test_a_worker_that_holds_another_digest_than_is_registered_gets_nothing(driver: Driver) -> None:
+    driver.send(registered(1, "right"))
+    driver.worker(model_digest="d")
+    driver.queue("r1", 100.0, digest="d", pool="m")
+
+    assert driver.dataplane.state.pool("m").workers == {}
+
+    now = driver.send(registered(2, "d"))
+    assert effects.PersistAttempt in kinds(now), "it is the registered one by now"
+
+
+def test_a_plan_takes_a_worker_out_whose_digest_is_registered_as_another(driver: Driver) -> None:
+    driver.worker(model_digest="d")
+    driver.send(registered(1, "right"))
+
+    assert driver.dataplane.state.pool("m").workers == {}
+    assert effects.PersistAttempt not in kinds(driver.queue("r1", 100.0, digest="d", pool="m"))

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.errors import NotFound, Unavailable
+from pentimento.domain.fleet import RegisteredDigest
 from pentimento.testing.held_models import HELD
 from services.frontdoor.workers.catalogue import Catalogue
 
@@ -83,3 +84,20 @@ def test_the_list_counts_ready_workers() -> None:
     (info,) = catalogue.infos(lambda held: 3)
 
     assert (info.name, info.max_size_px, info.ready_worker_count) == ("tiny", 64, 3)
+
+
+def test_under_a_registered_name_its_digest_alone_counts_whoever_came_first() -> None:
+    catalogue = Catalogue("")
+    wrong, right = replace(HELD, model_digest="sha256:wrong", worker_generation=2), HELD
+    catalogue.learn(wrong)
+
+    catalogue.follow([RegisteredDigest(HELD.model, HELD.model_digest)])
+    assert catalogue.known(HELD.model) is None
+
+    for held in (right, wrong):
+        catalogue.learn(held)
+    assert catalogue.find(HELD.model) == right
+
+    catalogue.follow([])
+    catalogue.learn(wrong)
+    assert catalogue.find(HELD.model) == wrong

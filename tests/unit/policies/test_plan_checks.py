@@ -12,6 +12,7 @@ from pentimento.domain.fleet import (
     ComponentPlacement,
     Plan,
     PoolPlan,
+    RegisteredDigest,
     ReplicaKind,
     RouteShare,
     StagePlan,
@@ -85,6 +86,7 @@ def test_a_plan_that_makes_sense_passes() -> None:
         ({"components": (ComponentPlacement(ReplicaKind.UNET_WORKER, "a", ()),)}, "components[0]"),
         ({"components": (ComponentPlacement(ReplicaKind.CONTROLNET, "", ()),)}, "components[0]"),
         ({"pairs": (WorkerPair(("w1", "w1")),)}, "pairs[0]"),
+        ({"registered": (RegisteredDigest("a", "sha256:1"), RegisteredDigest("a", "sha256:2"))}, "registered"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_its_field(change: dict[str, object], field: str) -> None:

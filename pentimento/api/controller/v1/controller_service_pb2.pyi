@@ -61,6 +61,7 @@ class Replica(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    HELD_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     kind: Global___ReplicaKind.ValueType
     address: _builtins.str
@@ -70,6 +71,8 @@ class Replica(_message.Message):
     """Grows with every start of the same instance_id."""
     device: _builtins.str
     device_memory_bytes: _builtins.int
+    held_model_digest: _builtins.str
+    """Workers: the digest of the model that they hold, as their loader found it; empty for none, or where it is not told."""
     @_builtins.property
     def available_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Components it can serve, and those it holds now, by registry name."""
@@ -101,10 +104,11 @@ class Replica(_message.Message):
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         costs: _abc.Iterable[Global___ModelCost] | None = ...,
         adapters: _abc.Iterable[_generation_pb2.Adapter] | None = ...,
+        held_model_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "costs", b"costs", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "costs", b"costs", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,6 +242,7 @@ class ReportRequest(_message.Message):
     DEMAND_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    HELD_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     generation: _builtins.int
     queue_length: _builtins.int
@@ -246,6 +251,8 @@ class ReportRequest(_message.Message):
     completed_count: _builtins.int
     failed_count: _builtins.int
     draining: _builtins.bool
+    held_model_digest: _builtins.str
+    """As in Replica: a worker may hold another model by now."""
     @_builtins.property
     def resident_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -268,10 +275,11 @@ class ReportRequest(_message.Message):
         demand: _abc.Iterable[Global___PoolDemand] | None = ...,
         plan: Global___PlanAcknowledgement | None = ...,
         draining: _builtins.bool = ...,
+        held_model_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_share", b"busy_share", "completed_count", b"completed_count", "demand", b"demand", "draining", b"draining", "failed_count", b"failed_count", "generation", b"generation", "instance_id", b"instance_id", "plan", b"plan", "queue_length", b"queue_length", "resident_models", b"resident_models", "running_count", b"running_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_share", b"busy_share", "completed_count", b"completed_count", "demand", b"demand", "draining", b"draining", "failed_count", b"failed_count", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "plan", b"plan", "queue_length", b"queue_length", "resident_models", b"resident_models", "running_count", b"running_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -543,6 +551,7 @@ class Plan(_message.Message):
     CACHE_FIELD_NUMBER: _builtins.int
     COMPONENTS_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    REGISTERED_FIELD_NUMBER: _builtins.int
     admission_rate: _builtins.float
     """Share of the demand to admit, 1 unless the fleet cannot serve it all."""
     allocator: _builtins.str
@@ -576,6 +585,10 @@ class Plan(_message.Message):
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What was not planned, and why."""
 
+    @_builtins.property
+    def registered(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegisteredDigest]:
+        """The digests of the model repository, by name. A worker that holds another digest under such a name gets no requests."""
+
     def __init__(
         self,
         *,
@@ -592,14 +605,37 @@ class Plan(_message.Message):
         cache: Global___CachePlan | None = ...,
         components: _abc.Iterable[Global___ComponentPlacement] | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
+        registered: _abc.Iterable[Global___RegisteredDigest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "cache", b"cache", "cascades", b"cascades", "components", b"components", "endpoints", b"endpoints", "keeps_late", b"keeps_late", "notes", b"notes", "pairs", b"pairs", "placements", b"placements", "pools", b"pools", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "cache", b"cache", "cascades", b"cascades", "components", b"components", "endpoints", b"endpoints", "keeps_late", b"keeps_late", "notes", b"notes", "pairs", b"pairs", "placements", b"placements", "pools", b"pools", "registered", b"registered", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class RegisteredDigest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    digest: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisteredDigest: _TypeAlias = RegisteredDigest  # noqa: Y015
 
 @_typing.final
 class WorkerPair(_message.Message):
@@ -984,26 +1020,32 @@ Global___GetFleetResponse: _TypeAlias = GetFleetResponse  # noqa: Y015
 
 @_typing.final
 class UnplannedModel(_message.Message):
-    """`reason` is of the catalogue of errors: PROFILE_MISSING where nobody said what the model costs on that device."""
+    """`reason` is of the catalogue of errors: PROFILE_MISSING where nobody said what the model costs on that device, MODEL_DIGEST_MISMATCH
+    where that worker holds another digest under the model's name than is registered.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     device: _builtins.str
     reason: _builtins.str
+    worker_id: _builtins.str
+    """Of a single worker; empty for all with such a device."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         device: _builtins.str = ...,
         reason: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "model", b"model", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "model", b"model", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

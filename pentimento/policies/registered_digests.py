@@ -1,0 +1,83 @@
+"""Workers that hold another digest under a model's name than the model repository has for it: who asks for that name
+would get another model's pictures, so they are not planned."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from pentimento.domain.fleet import RegisteredDigest, ReplicaKind, UnplannedModel
+from pentimento.policies.allocation import AllocationContext, ReplicaView
+
+REASON = "MODEL_DIGEST_MISMATCH"
+
+# One start of a worker, and the name of a model.
+Held = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class HeldDigests:
+    """The digests that workers were found to hold, by worker, start and name: one that was made to hold another model
+    is not made to hold that one again."""
+
+    known: Mapping[Held, str] = field(default_factory=dict)
+
+    def seen(self, replicas: tuple[ReplicaView, ...]) -> "HeldDigests":
+        """Return it with what the live workers hold now, and nothing of others."""
+        live = {(view.replica.instance_id, view.replica.generation) for view in replicas}
+        kept = {held: digest for held, digest in self.known.items() if held[:2] in live}
+        return HeldDigests(kept | {_held(view): view.replica.held_model_digest for view in replicas if _tells(view)})
+
+    def mismatched(self, registered: Mapping[str, str]) -> dict[Held, str]:
+        """Return those that are not the registered ones, with what they are."""
+        return {held: digest for held, digest in self.known.items() if registered.get(held[2], digest) != digest}
+
+
+def without_mismatched(context: AllocationContext, mismatched: Mapping[Held, str]) -> AllocationContext:
+    """Return the context in which no worker has a model whose digest is another than the registered one."""
+    if not mismatched:
+        return context
+
+    def fitting(view: ReplicaView) -> ReplicaView:
+        one = view.replica
+        wrong = {model for name, generation, model in mismatched if (name, generation) == _start(view)}
+        if not wrong:
+            return view
+        resident = tuple(model for model in one.resident_models if model not in wrong)
+        # What follows the model are its LoRAs: without it nothing of them says what it holds.
+        resident = resident if one.resident_models[:1] == resident[:1] else ()
+        available = tuple(model for model in one.available_models if model not in wrong)
+        return replace(view, replica=replace(one, available_models=available, resident_models=resident))
+
+    return replace(context, replicas=tuple(fitting(view) for view in context.replicas))
+
+
+def as_unplanned(mismatched: Mapping[Held, str]) -> tuple[UnplannedModel, ...]:
+    """Return what is told of them, ordered by worker and name."""
+    return tuple(UnplannedModel(model, "", REASON, name) for name, _, model in sorted(mismatched))
+
+
+def notes_of(mismatched: Mapping[Held, str]) -> tuple[str, ...]:
+    """Return a sentence for each, for the plan."""
+    return tuple(
+        f"{name} is not planned: it holds {model} as {digest}, which is not the registered one"
+        for (name, _, model), digest in sorted(mismatched.items())
+    )
+
+
+def named_digests(context: AllocationContext, registered: Mapping[str, str]) -> tuple[RegisteredDigest, ...]:
+    """Return the registered digests of the models that workers name, ordered by name."""
+    workers = context.workers()
+    named = {model for one in workers for model in (*one.available_models, *one.resident_models[:1])}
+    return tuple(RegisteredDigest(model, registered[model]) for model in sorted(named & registered.keys()))
+
+
+def _tells(view: ReplicaView) -> bool:
+    one = view.replica
+    return one.kind is ReplicaKind.UNET_WORKER and bool(one.resident_models and one.held_model_digest)
+
+
+def _start(view: ReplicaView) -> tuple[str, int]:
+    return view.replica.instance_id, view.replica.generation
+
+
+def _held(view: ReplicaView) -> Held:
+    return (*_start(view), view.replica.resident_models[0])

@@ -1,0 +1,74 @@
+"""Workers whose model is not the one that is registered under its name."""
+
+from dataclasses import replace
+
+from pentimento.domain.fleet import RegisteredDigest, Replica, ReplicaKind, UnplannedModel
+from pentimento.policies.allocation import AllocationContext, ReplicaView
+from pentimento.policies.registered_digests import (
+    HeldDigests,
+    as_unplanned,
+    named_digests,
+    notes_of,
+    without_mismatched,
+)
+
+REGISTERED = {"heavy": "sha256:right", "other": "sha256:other"}
+RIGHT = Replica(
+    "w1", ReplicaKind.UNET_WORKER, "unix:w1", 1, resident_models=("heavy",), held_model_digest="sha256:right"
+)
+WRONG = replace(
+    RIGHT,
+    instance_id="w2",
+    held_model_digest="sha256:wrong",
+    resident_models=("heavy", "neon"),
+    available_models=("heavy", "light"),
+)
+
+
+def context(*replicas: Replica) -> AllocationContext:
+    return AllocationContext(0.0, tuple(map(ReplicaView, replicas)))
+
+
+def test_a_worker_with_another_digest_has_that_model_no_more() -> None:
+    fleet = context(RIGHT, WRONG)
+    mismatched = HeldDigests().seen(fleet.replicas).mismatched(REGISTERED)
+
+    first, second = (view.replica for view in without_mismatched(fleet, mismatched).replicas)
+
+    assert first == RIGHT
+    assert (second.resident_models, second.available_models) == ((), ("light",))
+    assert as_unplanned(mismatched) == (UnplannedModel("heavy", "", "MODEL_DIGEST_MISMATCH", "w2"),)
+    assert notes_of(mismatched) == (
+        "w2 is not planned: it holds heavy as sha256:wrong, which is not the registered one",
+    )
+
+
+def test_names_that_are_not_registered_and_digests_that_are_not_told_are_no_mismatch() -> None:
+    fleet = context(replace(WRONG, resident_models=("light",)), replace(WRONG, instance_id="w3", held_model_digest=""))
+    seen = HeldDigests().seen(fleet.replicas)
+
+    assert seen.mismatched(REGISTERED) == {}
+    assert without_mismatched(fleet, {}) is fleet
+
+
+def test_what_it_was_found_to_hold_is_remembered_while_it_holds_another_model() -> None:
+    """Else it would be made to load the wrong one again, and again."""
+    seen = HeldDigests().seen(context(WRONG).replicas)
+    elsewhere = replace(WRONG, resident_models=("light",), held_model_digest="sha256:light")
+    later = seen.seen(context(elsewhere).replicas)
+
+    (view,) = without_mismatched(context(elsewhere), later.mismatched(REGISTERED)).replicas
+
+    assert (view.replica.resident_models, view.replica.available_models) == (("light",), ("light",))
+
+
+def test_a_new_start_or_another_registration_is_judged_anew() -> None:
+    seen = HeldDigests().seen(context(WRONG).replicas)
+
+    assert seen.mismatched({"heavy": "sha256:wrong"}) == {}
+    assert seen.seen(context(replace(WRONG, generation=2, held_model_digest="")).replicas).known == {}
+    assert seen.seen(()).known == {}
+
+
+def test_plans_name_the_digests_of_what_workers_name() -> None:
+    assert named_digests(context(WRONG), REGISTERED) == (RegisteredDigest("heavy", "sha256:right"),)
