@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +137,17 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--cascade",
     default="",
-    metavar="LIGHT,HEAVY",
-    help="serve both; requests that name no model go to the light one first, and on where a discriminator doubts its"
-    " picture [none]",
+    metavar="LIGHT,…,HEAVY",
+    help="serve these; requests that name no model go to the first one, and on to the next where a discriminator doubts"
+    " its picture; with --slo-s it is planned once `pentimento models` registered it [none]",
 )
-@click.option("--discriminator", default="", metavar="NAME|DIR", help="of the cascade [the registered one]")
+@click.option(
+    "--discriminator",
+    "discriminators",
+    multiple=True,
+    metavar="NAME|DIR",
+    help="of the cascade; one for each model but the last, in their order [the registered ones]",
+)
 @click.option(
     "--confidence-threshold",
     type=click.FloatRange(0.0, 1.0),
@@ -157,7 +164,9 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
     encoder_path = find_encoder(encoder).path
     selector_profiles = options["selector_profiles"] or shipped_selector_profiles(encoder_path)
     check_policy(options["policy"])
-    cascade = served_cascade(options["cascade"], options["discriminator"], options["confidence_threshold"])
+    cascade = served_cascade(options["cascade"], options["discriminators"], options["confidence_threshold"])
+    if cascade is not None and len(cascade.models) > 2 and options["policy"]:
+        raise click.UsageError("--policy plans cascades of two models; --slo-s plans longer ones, once registered")
     if fleet is not None and cascade is not None:
         raise click.UsageError("--cascade and --emulate exclude each other: the fleet's file has its cascade")
     if cascade is not None:
@@ -200,14 +209,20 @@ def check_policy(name: str) -> None:
         raise click.UsageError(f"--policy must be one of {', '.join(sorted(POLICY_NAMES))}, got {name!r}{hint}")
 
 
-def served_cascade(models: str, discriminator: str, threshold: float) -> ServedCascade | None:
+def served_cascade(models: str, discriminators: tuple[str, ...], threshold: float) -> ServedCascade | None:
     """Return what `--cascade` asks for, None for nothing. Raises click.UsageError and NotFound."""
     if not models:
         return None
     names = tuple(name.strip() for name in models.split(","))
-    if len(names) != 2 or not all(names) or names[0] == names[1]:
-        raise click.UsageError(f"--cascade must be two models, LIGHT,HEAVY, got {models!r}")
-    return ServedCascade(names, find_discriminator(discriminator, names), threshold)
+    if len(names) < 2 or not all(names) or len(set(names)) < len(names):
+        raise click.UsageError(f"--cascade must be two models or more, LIGHT,…,HEAVY, each once, got {models!r}")
+    pairs = tuple(pairwise(names))
+    given = discriminators or ("",) * len(pairs)
+    if len(given) != len(pairs):
+        limit = f"must be given {len(pairs)} times, once for each model but the last"
+        raise click.UsageError(f"--discriminator {limit}, got {len(given)}")
+    found = tuple(find_discriminator(one, pair) for one, pair in zip(given, pairs, strict=True))
+    return ServedCascade(names, found, threshold)
 
 
 def emulated_fleet(path: Path | None, models: tuple[str, ...], profiles: tuple[Path, ...]) -> EmulatedFleet | None:

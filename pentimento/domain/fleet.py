@@ -152,10 +152,10 @@ class StartThreshold:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage of a cascade. `discriminator`: the cascade `light>heavy` as discriminators know it; empty for that of the
-    models' names. Pictures from a kind of start that `thresholds` does not name are not scored: they are good
-    enough. `skip_below`: the stage is left out where the prompt alone tells that its picture is good enough with less
-    than this probability (0..1), and the threshold would refuse it; 0 for never."""
+    """A stage of a cascade. `discriminator`: the cascade `light>heavy` as discriminators know it; empty for that of its
+    model and the next one's. Pictures from a kind of start that `thresholds` does not name are not scored: they are
+    good enough. `skip_below`: the stage is left out where the prompt alone tells that its picture is good enough with
+    less than this probability (0..1), and the threshold would refuse it; 0 for never."""
 
     pool: str
     thresholds: tuple[StartThreshold, ...] = ()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from pentimento.devices.emulation import EmulatedFleet, served_profile
@@ -13,12 +14,22 @@ from pentimento.supervisor.state import StateDirectory
 
 @dataclass(frozen=True)
 class ServedCascade:
-    """Models, light first, the directory of the discriminator that scores the light one's pictures, and the confidence
-    from which they are good enough while the plan says nothing of it."""
+    """Models, light first, the directories of the discriminators that score the pictures of each but the last, and the
+    confidence from which they are good enough while the plan says nothing of it."""
 
     models: tuple[str, ...]
-    discriminator: Path
+    discriminators: tuple[Path, ...]
     confidence_threshold: float = 0.5
+
+    @property
+    def name(self) -> str:
+        """As it is registered."""
+        return ">".join(self.models)
+
+    def scored(self) -> tuple[tuple[str, Path], ...]:
+        """Return each hand-over by the two models that it lies between, with its discriminator."""
+        pairs = zip(pairwise(self.models), self.discriminators, strict=True)
+        return tuple((f"{light}>{heavy}", directory) for (light, heavy), directory in pairs)
 
 
 @dataclass(frozen=True)
@@ -247,12 +258,20 @@ def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         arguments += ("--fleet", str(settings.fleet.path))
     if settings.policy:
         arguments += ("--allocator", settings.policy)
-    if settings.policy and settings.cascade is not None:
-        light, heavy = settings.cascade.models
-        arguments += ("--light", light, "--heavy", heavy)
+    if settings.cascade is not None:
+        arguments += planned_cascade(settings, settings.cascade)
     if settings.slo_s is not None:
         arguments += ("--slo-s", str(settings.slo_s))
     return ProcessSpec("controller", "services.controller", arguments, address, CONTROLLER_STAGE)
+
+
+def planned_cascade(settings: SuiteSettings, cascade: ServedCascade) -> tuple[str, ...]:
+    """By which the controller plans the cascade: its policy where one is chosen, else, with an SLO, the cascade itself
+    once it is registered."""
+    if settings.policy:
+        light, heavy = cascade.models
+        return ("--light", light, "--heavy", heavy)
+    return ("--cascade", cascade.name) if settings.slo_s is not None else ()
 
 
 def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory, number: int) -> ProcessSpec:
@@ -270,7 +289,7 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
     if model.digest:
         arguments += ("--expected-model-digest", model.digest)
     others = [str(other.path) for other in settings.models if other != model]
-    if settings.policy and others:
+    if (settings.policy or (settings.cascade is not None and settings.slo_s is not None)) and others:
         arguments += ("--other-models", ",".join(others))
     arguments += profile_arguments(settings.profiles)
     if settings.loras is not None:
@@ -302,7 +321,7 @@ def emulated_worker(
 def discriminator(settings: SuiteSettings, state: StateDirectory, cascade: ServedCascade) -> ProcessSpec:
     address = unix_address(state, "discriminator")
     arguments: tuple[str, ...] = ("--listen", address, "--threads", str(settings.threads))
-    arguments += ("--cascades", f"{'>'.join(cascade.models)}={cascade.discriminator}")
+    arguments += ("--cascades", ",".join(f"{pair}={directory}" for pair, directory in cascade.scored()))
     arguments += shared_arguments(settings, "discriminator") + caller_arguments(settings, state)
     return ProcessSpec("discriminator", "services.discriminator", arguments, address, WORKER_STAGE)
 

@@ -91,8 +91,8 @@ def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) ->
 
 
 def discriminator_of(stages: Sequence[Stage], index: int) -> str:
-    """The discriminator of a stage's pictures: the plan's, else that of the cascade's models."""
-    return stages[index].discriminator or cascade_name([stage.model for stage in stages])
+    """The discriminator of a stage's pictures: the plan's, else that of its model and the next one's."""
+    return stages[index].discriminator or cascade_name([stage.model for stage in stages[index : index + 2]])
 
 
 def cascade_name(models: Sequence[str]) -> str:

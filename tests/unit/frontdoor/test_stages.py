@@ -14,7 +14,7 @@ PLANNED = (
 
 def test_stages_of_a_plan_have_the_plans_thresholds() -> None:
     assert cascade_stages(PLANNED, "noise", 0.5) == (
-        CascadeStage("light", "light>middle>heavy", 0.7, "l"),
+        CascadeStage("light", "light>middle", 0.7, "l"),
         CascadeStage("middle", "light>heavy", 0.0, "m"),
         CascadeStage("heavy", pool="h"),
     )

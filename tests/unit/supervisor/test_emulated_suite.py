@@ -136,7 +136,7 @@ def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> Non
 
 def test_a_policy_plans_the_cascade_that_is_served(tmp_path: Path) -> None:
     models = (ModelDirectory("h", tmp_path / "h"), ModelDirectory("l", tmp_path / "l"))
-    settings = SuiteSettings(models, tmp_path, cascade=ServedCascade(("l", "h"), tmp_path / "d"))
+    settings = SuiteSettings(models, tmp_path, cascade=ServedCascade(("l", "h"), (tmp_path / "d",)))
 
     resident, planned = (
         plan_suite(replace(settings, policy=policy), StateDirectory(tmp_path / "state")) for policy in ("", "joint")
@@ -145,6 +145,26 @@ def test_a_policy_plans_the_cascade_that_is_served(tmp_path: Path) -> None:
     flags = flags_of(planned, "controller")
     assert (flags["--light"], flags["--heavy"]) == ("l", "h")
     assert "--light" not in flags_of(resident, "controller")
+
+
+def test_a_longer_cascade_has_a_discriminator_for_each_hand_over_and_is_planned_by_its_slo(tmp_path: Path) -> None:
+    models = tuple(ModelDirectory(name, tmp_path / name) for name in "abc")
+    cascade = ServedCascade(("a", "b", "c"), (tmp_path / "d1", tmp_path / "d2"))
+    settings = SuiteSettings(models, tmp_path, cascade=cascade)
+
+    plain, planned = (
+        plan_suite(replace(settings, slo_s=slo_s), StateDirectory(tmp_path / "state")) for slo_s in (None, 9.0)
+    )
+
+    assert flags_of(plain, "discriminator")["--cascades"] == f"a>b={tmp_path / 'd1'},b>c={tmp_path / 'd2'}"
+    assert flags_of(plain, "frontdoor")["--cascade"] == "a,b,c"
+    assert "--cascade" not in flags_of(plain, "controller")
+    assert "--other-models" not in flags_of(plain, "a-0")
+    assert (flags_of(planned, "controller")["--cascade"], flags_of(planned, "controller")["--slo-s"]) == (
+        "a>b>c",
+        "9.0",
+    )
+    assert flags_of(planned, "a-0")["--other-models"] == f"{tmp_path}/b,{tmp_path}/c"
 
 
 def test_profiles_are_those_of_the_devices_that_hold_the_model(settings: SuiteSettings, tmp_path: Path) -> None:
@@ -222,7 +242,7 @@ def test_controlnet_services_are_told_from_which_step_residuals_may_be_old(tmp_p
 
 def test_a_served_cascade_has_a_discriminator_and_a_frontdoor_that_knows_it(tmp_path: Path) -> None:
     models = (ModelDirectory("heavy", tmp_path / "h"), ModelDirectory("light", tmp_path / "l"))
-    cascade = ServedCascade(("light", "heavy"), tmp_path / "d", 0.25)
+    cascade = ServedCascade(("light", "heavy"), (tmp_path / "d",), 0.25)
 
     suite = plan_suite(SuiteSettings(models, tmp_path, cascade=cascade), StateDirectory(tmp_path / "state"))
 

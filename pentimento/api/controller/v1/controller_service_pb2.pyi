@@ -822,7 +822,7 @@ class StagePlan(_message.Message):
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     discriminator: _builtins.str
-    """As discriminators know it, `light>heavy`; empty for that of the stages' models."""
+    """As discriminators know it, `light>heavy`; empty for that of this stage's model and the next one's."""
     skip_below: _builtins.float
     """The stage is left out where the prompt alone tells that its picture is good enough with less than this probability; 0 for never."""
     @_builtins.property
