@@ -24,25 +24,34 @@ def merge_parts(
 ) -> tuple[list[Figure], dict[str, Any]]:
     """The figures of all parts in order, and notes by part: those found now, or else those of the earlier result.
 
-    A part that neither has is one figure that is missing.
+    A part that could not be measured now keeps what it had, and its notes say so. One that neither has is one figure
+    that is missing.
     """
     before = read_parts(earlier) if earlier is not None else {}
     stamp = {"at": now(), "commit": current_commit()}
     figures: list[Figure] = []
     notes: dict[str, Any] = {}
     for part in order:
-        if part in found:
+        known = before.get(part)
+        if part in found and found[part].missing and known is not None and _is_measured(known):
+            figures += known.figures
+            notes[part] = {**known.notes, "not_measured_again": {**stamp, "missing": found[part].missing}}
+        elif part in found:
             result = found[part]
             missing = {"missing": result.missing} if result.missing else {}
             notes[part] = {**stamp, **result.notes, **missing}
             figures += result.figures or [missing_figure(part)]
-        elif part in before:
-            figures += before[part].figures
-            notes[part] = before[part].notes
+        elif known is not None:
+            figures += known.figures
+            notes[part] = known.notes
         else:
             figures.append(missing_figure(part))
             notes[part] = {"missing": "not measured yet"}
     return figures, notes
+
+
+def _is_measured(result: PartResult) -> bool:
+    return any(figure.value is not None for figure in result.figures)
 
 
 def read_parts(path: Path) -> dict[str, PartResult]:

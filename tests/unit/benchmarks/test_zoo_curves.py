@@ -88,3 +88,17 @@ def test_a_part_that_something_is_missing_for_says_what() -> None:
 
     assert [(figure.name, figure.ok) for figure in figures] == [("first: missing", False)]
     assert notes["first"]["missing"] == "weights: not there"
+
+
+def test_a_part_that_cannot_be_measured_again_keeps_its_figures_and_says_so(tmp_path: Path) -> None:
+    out, order = tmp_path / "result.json", ["first", "second"]
+    measured = {"first": PartResult([Figure("first: figure", 1.0, at_least(0.5), [1.0], None)], {"prompts": 3})}
+    figures, notes = merge_parts(None, order, measured)
+    publish(Options("example", False, out), figures, notes={"parts": notes})
+
+    lacking = {name: PartResult(missing="no judge in work") for name in order}
+    figures, notes = merge_parts(out, order, lacking)
+
+    assert [(figure.name, figure.value) for figure in figures] == [("first: figure", 1.0), ("second: missing", None)]
+    assert (notes["first"]["prompts"], notes["first"]["not_measured_again"]["missing"]) == (3, "no judge in work")
+    assert notes["second"]["missing"] == "no judge in work"

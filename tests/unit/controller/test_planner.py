@@ -266,7 +266,7 @@ async def test_a_worker_that_holds_another_digest_than_is_registered_is_not_plan
     assert [one.worker_id for one in plan.assignments] == ["w1"]
     assert plan.registered == (RegisteredDigest("heavy", "sha256:right"),)
     assert plan.notes == ("w2 is not planned: it holds heavy as sha256:wrong, which is not the registered one",)
-    assert planner.unplanned == (UnplannedModel("heavy", "", "MODEL_DIGEST_MISMATCH", "w2"),)
+    assert planner.unplanned[0] == UnplannedModel("heavy", "", "MODEL_DIGEST_MISMATCH", "w2")
     assert REGISTRY.get_sample_value("pentimento_controller_mismatched_workers_count") == 1
     planner.registered = {}
     assert len((await planner.look(AllocationContext(0.0, (right, wrong)))).assignments) == 2

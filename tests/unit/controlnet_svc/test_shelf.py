@@ -42,8 +42,8 @@ async def test_what_is_placed_here_gives_way_last() -> None:
 async def test_what_is_placed_here_no_more_gives_way_like_any_other() -> None:
     there = shelf()
     await there.place(["canny"])
-    await there.place([])
-    await use(there, "depth", "depth", "pose")
+    await there.place(["depth"])
+    await use(there, "canny", "canny", "pose")
 
     assert set(there.resident) == {"depth", "pose"}
 
