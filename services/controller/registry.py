@@ -49,8 +49,8 @@ class Registry:
     def report(self, report: ReplicaReport, now_s: float) -> ReceivedReport:
         """Changes state. NotFound asks the replica to register."""
         known = self._require(report.instance_id, report.generation)
-        held = {"resident_models": report.resident_models, "held_model_digest": report.held_model_digest}
-        replica = replace(known.replica, **held)
+        resident, digest = report.resident_models, report.held_model_digest
+        replica = replace(known.replica, resident_models=resident, held_model_digest=digest)
         changed = _planned_by(replica) != _planned_by(known.replica) or _is_draining(known) != report.draining
         changed = changed or not self._is_live(known, now_s)
         self._entries[report.instance_id] = _RegisteredReplica(replica, now_s, now_s, report)
