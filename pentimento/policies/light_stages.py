@@ -5,11 +5,27 @@ pays them for every request that it defers). What a prompt tells is less than wh
 sure to be hard is left out, and nothing that the threshold in force would accept.
 """
 
+from dataclasses import replace
+
+from pentimento.domain.fleet import CascadePlan
+
 
 def skip_bound(own: float | None, planned: float) -> float:
     """Return the probability below which a prompt is sure to be hard, 0 for never: the operator's own where there is
     one, else the plan's."""
     return planned if own is None else own
+
+
+def with_skip_bound(cascades: tuple[CascadePlan, ...], bound: float) -> tuple[CascadePlan, ...]:
+    """Return the cascades with that bound for their first stages, which alone are foreseen, where their allocator has
+    decided on none."""
+
+    def bounded(cascade: CascadePlan) -> CascadePlan:
+        first, *others = cascade.stages
+        first = first if first.skip_below or not others else replace(first, skip_below=bound)
+        return replace(cascade, stages=(first, *others))
+
+    return tuple(bounded(cascade) for cascade in cascades)
 
 
 def leaves_out_light(foreseen: float | None, bound: float, threshold: float | None) -> bool:

@@ -15,6 +15,7 @@ from pentimento.policies.allocation import (
     hold_resident,
 )
 from pentimento.policies.component_placement import AskedShares, place_components
+from pentimento.policies.light_stages import with_skip_bound
 from pentimento.policies.registered_digests import (
     HeldDigests,
     as_unplanned,
@@ -40,7 +41,11 @@ class Planner:
     registered so far would have models loaded for nothing.
     """
 
-    def __init__(self, policy: ServingPolicy, leader_epoch: int, allocator_limit_s: float = 0.5) -> None:
+    def __init__(
+        self, policy: ServingPolicy, leader_epoch: int, allocator_limit_s: float = 0.5, *, skip_light_below: float = 0.0
+    ) -> None:
+        """`skip_light_below`: the bound of cascades' first stages whose allocator decides on none."""
+        self._skip_light_below = skip_light_below
         self._wanted = policy
         self._threads = AllocatorThreads(allocator_limit_s)
         self._policy = SETTLING
@@ -155,6 +160,7 @@ class Planner:
     def _as_plan(self, decision: AllocationDecision, replicas: tuple[ReplicaView, ...]) -> Plan:
         return replace(
             decision.as_plan(self._version, self._policy.name),
+            cascades=with_skip_bound(decision.cascades, self._skip_light_below),
             cache=self._wanted.cache_plan(decision.cache),
             endpoints=service_endpoints(replicas),
             drops_late=self._policy.drops_late,

@@ -114,6 +114,13 @@ class ControllerSettings:
         "",
         help="registered cascade that is planned, light>heavy or longer, in place of --allocator once it is registered",
     )
+    skip_light_below: float = setting(
+        0.0,
+        help="plans leave out a cascade's first model where the prompt alone tells that its picture is good enough with"
+        " less than this probability, and its policy decides on no bound; 0 for never",
+        minimum=0,
+        maximum=1,
+    )
     allocator_limit_s: float = setting(
         0.5, help="a policy that takes longer to decide is not waited for: the last good plan stands", minimum=0.01
     )

@@ -81,7 +81,9 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
         else LeaderEpoch(settings.state_dir, epoch_at(clock.wall()))
     )
     registry = Registry(settings.lease_s, settings.retention_s, settings.max_replicas)
-    planner = Planner(settings.policy(), epoch.value, settings.allocator_limit_s)
+    planner = Planner(
+        settings.policy(), epoch.value, settings.allocator_limit_s, skip_light_below=settings.skip_light_below
+    )
     repository = ModelRepository(ledger, lambda: planner.follow(_policy(settings, repository)))
     controller = Controller(
         registry,
