@@ -1,5 +1,6 @@
 """A real cascade: the light model paints, the discriminator scores, the heavy one paints what was doubted."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.models import WEIGHTS
 
 THRESHOLD = 0.5
+GUARD_S = 120.0
 PROMPTS = [
     f"{size} {thing}" for size in ("a small", "a large") for thing in ("red circle", "blue star", "green square")
 ]
@@ -80,11 +82,15 @@ async def test_three_models_are_a_cascade_by_the_settings_and_once_registered_by
             for seed, prompt in enumerate(PROMPTS[:3]):
                 await check_passed_on(client, prompt, seed, cascade="")
             register(running, tmp_path)
-            async with open_channel(running.endpoint.controller, RpcChannelSettings()) as channel:
+            async with (
+                asyncio.timeout(GUARD_S),
+                open_channel(running.endpoint.controller, RpcChannelSettings()) as channel,
+            ):
                 plan = await plan_with(ControllerClient(channel), ">".join(THREE))
             assert [one.discriminator for one in plan.cascades[0].stages] == ["tiny-light>tiny-heavy", TWICE, ""]
             assert {one.model for one in plan.registered} == set(THREE)
-            await check_passed_on(client, PROMPTS[0], 0, cascade=">".join(THREE))
+            async with asyncio.timeout(GUARD_S):
+                await check_passed_on(client, PROMPTS[0], 0, cascade=">".join(THREE))
 
 
 TWICE = "tiny-heavy>tiny-flow"
