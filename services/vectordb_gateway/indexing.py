@@ -3,9 +3,9 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EntryVectors
 from pentimento.stores.vectors import VectorIndex, VectorPoint
@@ -34,7 +34,7 @@ class Indexing:
         self._guard = guard
         self._on_indexed = on_indexed
         self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, "indexing")
+        self._thread = started_pool(1, "indexing")
 
     async def make_findable(self) -> None:
         """`index_new`, waited for a second at most: raises TimeoutError then, and the work goes on."""
