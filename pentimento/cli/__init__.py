@@ -12,6 +12,7 @@ SUBCOMMANDS = {
     "up": "start the suite as local processes and keep it up",
     "down": "stop the suite that runs here",
     "generate": "paint a picture from a prompt",
+    "jobs": "submit requests that go on without you, list them, wait for them",
     "replay": "paint a picture again, from the file it was saved in",
     "pin": "keep what a picture started from, so that it can be replayed",
     "unpin": "keep it no longer than that of others",

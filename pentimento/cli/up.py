@@ -20,7 +20,7 @@ from pentimento.cli.detached import start_detached
 from pentimento.devices.emulation import EmulatedFleet, read_fleet
 from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.files.private_files import keep_files_private
-from pentimento.supervisor.access import SuiteTokens, write_grant_key
+from pentimento.supervisor.access import SuiteTokens, keep_signing_key, write_grant_key
 from pentimento.supervisor.leftovers import clean_leftovers
 from pentimento.supervisor.models import (
     DEFAULT_ENCODER,
@@ -249,6 +249,7 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
             settings = replace(settings, token_file=tokens.table, service_token_file=tokens.service_token)
         if settings.cached:
             settings = replace(settings, grant_key_file=write_grant_key(state.sockets))
+        settings = replace(settings, signing_key_file=keep_signing_key(state.path))
         if settings.fleet is not None:
             write_profiles(settings.fleet, stores(settings, state))
         suite = plan_suite(settings, state)

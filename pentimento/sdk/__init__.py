@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         ImageRequest,
         ReplayRequest,
     )
+    from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary
+    from pentimento.domain.requests import RequestState
     from pentimento.sdk.blocking import Client
     from pentimento.sdk.client import AsyncClient
     from pentimento.sdk.picture import Picture
@@ -37,6 +39,10 @@ __all__ = [
     "ImageRequest",
     "Picture",
     "ReplayRequest",
+    "RequestPage",
+    "RequestQuery",
+    "RequestState",
+    "RequestSummary",
     "RetryPolicy",
 ]
 
@@ -50,6 +56,10 @@ _HOMES = {
     "ImageRequest": "pentimento.domain.image_request",
     "Picture": "pentimento.sdk.picture",
     "ReplayRequest": "pentimento.domain.image_request",
+    "RequestPage": "pentimento.domain.jobs",
+    "RequestQuery": "pentimento.domain.jobs",
+    "RequestState": "pentimento.domain.requests",
+    "RequestSummary": "pentimento.domain.jobs",
     "RetryPolicy": "pentimento.sdk.retries",
 }
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.image_request import (
+    Accepted,
     Explanation,
     GenerateEvent,
     ImageRequest,
@@ -18,6 +19,7 @@ from pentimento.domain.image_request import (
     ReplayRequest,
     RequestStatus,
 )
+from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, ResultUrl
 from pentimento.domain.requests import RequestState
 from pentimento.sdk.client import AsyncClient
 from pentimento.sdk.picture import Picture
@@ -90,12 +92,44 @@ class Client:
         """Yield what `stream` does, of a picture that is painted again."""
         return self._events(self._client.replay_stream(request, idempotency_key=idempotency_key))
 
-    def _events(self, events: AsyncGenerator[GenerateEvent, None]) -> Generator[GenerateEvent, None, None]:
+    def _events(self, events: AsyncGenerator[T, None]) -> Generator[T, None, None]:
         try:
             while (event := self._call(next_or_none(events))) is not None:
                 yield event
         finally:
             self._call(events.aclose())
+
+    def submit(self, request: ImageRequest, *, idempotency_key: str = "", webhook_url: str = "") -> Accepted:
+        """Have the request painted as a job, which goes on without this client; as `AsyncClient.submit`."""
+        return self._call(self._client.submit(request, idempotency_key=idempotency_key, webhook_url=webhook_url))
+
+    def attach(self, request_id: str) -> Generator[GenerateEvent, None, None]:
+        """Yield what `stream` does, of a request that was asked for before. Leaving the loop early cancels no job."""
+        return self._events(self._client.attach(request_id))
+
+    def wait(self, request_id: str) -> Picture:
+        """Return the picture of a request that was asked for before, once it is there. An interrupt cancels no job."""
+        return self._call(self._client.wait(request_id))
+
+    def result(self, request_id: str) -> Picture:
+        """Return the picture of a completed request without waiting. FailedPrecondition NOT_COMPLETED for any other."""
+        return self._call(self._client.result(request_id))
+
+    def list_requests(self, query: RequestQuery | None = None) -> RequestPage:
+        """Return a page of the tenant's requests, newest first."""
+        return self._call(self._client.list_requests(query))
+
+    def jobs(self, *states: RequestState) -> Generator[RequestSummary, None, None]:
+        """Yield the tenant's jobs, newest first: those in `states`, or all."""
+        return self._events(self._client.jobs(*states))
+
+    def result_url(self, request_id: str, *, expires_in_ms: int | None = None) -> ResultUrl:
+        """Return an address of a picture that expires; as `AsyncClient.result_url`."""
+        return self._call(self._client.result_url(request_id, expires_in_ms=expires_in_ms))
+
+    def webhook_key(self) -> str:
+        """Return what webhooks of this tenant are signed with (Standard Webhooks, whsec_…)."""
+        return self._call(self._client.webhook_key())
 
     def pin(self, request_id: str, duration_ms: int) -> PinnedPicture:
         """Keep what a completed request's picture started from for so long from now; as `AsyncClient.pin`."""
@@ -170,6 +204,6 @@ class Client:
             raise RuntimeError("the client was closed during the call") from error
 
 
-async def next_or_none(events: AsyncGenerator[GenerateEvent, None]) -> GenerateEvent | None:
-    """Return the next event; None at the end of the stream."""
+async def next_or_none(events: AsyncGenerator[T, None]) -> T | None:
+    """Return the next one; None at the end of the stream."""
     return await anext(events, None)

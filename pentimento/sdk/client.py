@@ -23,10 +23,12 @@ from pentimento.domain.image_request import (
     RequestStatus,
     Routed,
 )
+from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, ResultUrl
 from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import RpcChannelSettings
+from pentimento.sdk.job_calls import JobCalls
 from pentimento.sdk.picture import Picture
 from pentimento.sdk.retries import RetryPolicy
 
@@ -49,6 +51,7 @@ class AsyncClient:
         self._channel = open_channel(address, RpcChannelSettings(tls_ca_file=tls_ca_file), token or None)
         self._images = ImageClient(self._channel)
         self._retries = retries or RetryPolicy()
+        self._jobs = JobCalls(self._images, self._retries)
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -100,6 +103,42 @@ class AsyncClient:
         return self._retried(
             lambda key: self._images.replay(request, key, preview_interval_steps), idempotency_key=idempotency_key
         )
+
+    async def submit(self, request: ImageRequest, *, idempotency_key: str = "", webhook_url: str = "") -> Accepted:
+        """Have the request painted as a job, which goes on without this client, and return its id once it is accepted.
+        `webhook_url` is called when it has ended, where the deployment allows its host."""
+        return await self._jobs.submit(request, idempotency_key, webhook_url)
+
+    def attach(self, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
+        """Yield what `stream` does, of a request that was asked for before; a retry goes on in the same stream. Closing
+        it cancels no job."""
+        return self._retried(self._jobs.attached(request_id), idempotency_key=request_id)
+
+    async def wait(self, request_id: str) -> Picture:
+        """Return the picture of a request that was asked for before, once it is there; raises what it ended with.
+        Cancelling the task cancels no job."""
+        return await _picture_of(self.attach(request_id))
+
+    async def result(self, request_id: str) -> Picture:
+        """Return the picture of a completed request without waiting. FailedPrecondition NOT_COMPLETED for any other."""
+        return await self._jobs.result(request_id)
+
+    async def list_requests(self, query: RequestQuery | None = None) -> RequestPage:
+        """Return a page of the tenant's requests, newest first."""
+        return await self._jobs.page(query or RequestQuery())
+
+    def jobs(self, *states: RequestState) -> AsyncGenerator[RequestSummary, None]:
+        """Yield the tenant's jobs, newest first: those in `states`, or all."""
+        return self._jobs.jobs(frozenset(states))
+
+    async def result_url(self, request_id: str, *, expires_in_ms: int | None = None) -> ResultUrl:
+        """Return an address under which anybody may read the picture of a completed request until it expires: a path of
+        the HTTP API where that serves it."""
+        return await self._jobs.result_url(request_id, expires_in_ms)
+
+    async def webhook_key(self) -> str:
+        """Return what webhooks of this tenant are signed with (Standard Webhooks, whsec_…)."""
+        return await self._jobs.webhook_key()
 
     async def pin(self, request_id: str, duration_ms: int) -> PinnedPicture:
         """Keep what a completed request's picture started from for so long from now: until then it can be replayed.

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pentimento.domain.identity import DEFAULT_TENANT, Role
+from pentimento.files.signing_keys import new_signing_key
 from pentimento.rpc.tokens import new_token, parse_tokens, token_entry
 from pentimento.settings import SettingsError
 
@@ -51,6 +52,15 @@ def write_grant_key(directory: Path) -> Path:
     """The file of the key that this suite's gateway signs grants with, made anew at every start."""
     path = directory / "grant-key"
     write_private(path, new_token() + "\n")
+    return path
+
+
+def keep_signing_key(directory: Path) -> Path:
+    """The file of the key that addresses of pictures and webhooks are signed with. Made where there is none: what was
+    signed is believed after the next start too."""
+    path = directory / "signing-key"
+    if not path.exists():
+        write_private(path, new_signing_key() + "\n")
     return path
 
 

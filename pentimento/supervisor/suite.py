@@ -53,6 +53,7 @@ class SuiteSettings:
     token_file: Path | None = None
     service_token_file: Path | None = None
     grant_key_file: Path | None = None
+    signing_key_file: Path | None = None
     fleet: EmulatedFleet | None = None
     policy: str = ""
     slo_s: float | None = None
@@ -183,6 +184,11 @@ def caller_arguments(settings: SuiteSettings, state: StateDirectory) -> tuple[st
 def grant_arguments(settings: SuiteSettings) -> tuple[str, ...]:
     """Of the gateway, which signs grants, and of workers, which check them."""
     return ("--grant-key-file", str(settings.grant_key_file)) if settings.grant_key_file else ()
+
+
+def signing_arguments(settings: SuiteSettings) -> tuple[str, ...]:
+    """Of the frontdoor, which signs addresses of pictures, and of who serves them."""
+    return ("--signing-key-file", str(settings.signing_key_file)) if settings.signing_key_file else ()
 
 
 def stores(settings: SuiteSettings, state: StateDirectory) -> Path:
@@ -357,6 +363,7 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     if settings.thinning != "off":
         profiles = ",".join(map(str, settings.thinning_profiles))
         arguments += ("--thinning", settings.thinning, "--thinning-profiles", profiles)
+    arguments += signing_arguments(settings)
     arguments += shared_arguments(settings, "frontdoor") + caller_arguments(settings, state)
     return ProcessSpec("frontdoor", "services.frontdoor", arguments, address, FRONTDOOR_STAGE)
 

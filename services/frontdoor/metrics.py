@@ -53,6 +53,11 @@ FORGOTTEN = counter(
     "pentimento_frontdoor_forgotten_pictures_total", "Pictures forgotten early because of their tenant's quota."
 )
 SWEPT = counter("pentimento_frontdoor_swept_objects_total", "Objects deleted because no request named them.")
+WEBHOOKS = counter(
+    "pentimento_frontdoor_webhooks_total",
+    "Calls of webhooks: delivered, pending (to be called again), failed (given up).",
+    ["outcome"],
+)
 SHADOWS = counter(
     "pentimento_frontdoor_shadows_total",
     "Hits that were to be painted again: counted, not_counted, stopped (for a request), gone, failed, dropped.",

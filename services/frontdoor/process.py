@@ -20,6 +20,7 @@ from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import publish_levels_forever
+from services.frontdoor.webhooks.delivering import Webhooks
 from services.frontdoor.workers.plan_watch import PlanWatch
 from services.frontdoor.workers.speeds import read_profiles
 
@@ -37,6 +38,7 @@ class Frontdoor:
     lease: LedgerLease
     keeper: ObjectKeeper
     quotas: Quotas
+    webhooks: Webhooks
     plans: PlanWatch
     registration: Registration | None
     recorder: EffectsRecorder | None
@@ -114,6 +116,7 @@ class Frontdoor:
         self._keep(self.keeper.move_forever())
         self._keep(self.parts.retention.run_forever())
         self._keep(self.quotas.watch_disks_forever())
+        self._keep(self.webhooks.run_forever())
         self._keep(self.parts.shadows.run_forever())
         self._keep(self.plans.run(self._on_plan))
         if self.registration is not None:

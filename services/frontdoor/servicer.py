@@ -11,12 +11,12 @@ from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServ
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceServicer
 from pentimento.dataplane.pools import Pool, Worker
-from pentimento.domain.errors import FailedPrecondition
 from pentimento.rpc import current_caller
 from pentimento.wire.adapters import adapter_to_proto
 from pentimento.wire.enumerations import REQUEST_STATES
 from pentimento.wire.generation import plan_version_to_proto
 from pentimento.wire.image import (
+    attach_event_to_proto,
     event_to_proto,
     explanation_to_proto,
     model_to_proto,
@@ -26,9 +26,13 @@ from pentimento.wire.image import (
     request_from_proto,
     status_to_proto,
 )
+from pentimento.wire.jobs import page_to_proto, query_from_proto, result_url_to_proto
 from services.frontdoor.identity import Identity
+from services.frontdoor.objects.result_urls import ResultUrls
 from services.frontdoor.requests.image_api import ImageApi
+from services.frontdoor.requests.tenant_requests import TenantRequests
 from services.frontdoor.status import FrontdoorStatus
+from services.frontdoor.webhooks.delivering import Webhooks
 from services.frontdoor.workers.worker_links import WorkerLinks
 
 IMAGE_SERVICE = pb.DESCRIPTOR.services_by_name["ImageService"].full_name
@@ -38,8 +42,13 @@ FRONTDOOR_SERVICE = frontdoor_pb.DESCRIPTOR.services_by_name["FrontdoorService"]
 class ImageServicer(ImageServiceServicer):
     """`stream_idle_s`: a client that takes no message for so long is cut off."""
 
-    def __init__(self, api: ImageApi, stream_idle_s: float) -> None:
+    def __init__(
+        self, api: ImageApi, tenants: TenantRequests, urls: ResultUrls, webhooks: Webhooks, stream_idle_s: float
+    ) -> None:
         self._api = api
+        self._tenants = tenants
+        self._urls = urls
+        self._webhooks = webhooks
         self._stream_idle_s = stream_idle_s
 
     async def Generate(
@@ -73,34 +82,45 @@ class ImageServicer(ImageServiceServicer):
     async def Submit(
         self, request: pb.SubmitRequest, context: grpc.aio.ServicerContext[pb.SubmitRequest, pb.SubmitResponse]
     ) -> pb.SubmitResponse:
-        raise not_served()
+        asked = request.generate
+        options = (asked.idempotency_key, asked.preview_interval_steps, request.webhook.url)
+        accepted = await self._api.submit(current_caller().tenant, request_from_proto(asked.request), *options)
+        return pb.SubmitResponse(
+            request_id=accepted.request_id,
+            replayed=accepted.replayed,
+            image_request_ids=accepted.image_request_ids,
+        )
 
     async def Attach(
         self, request: pb.AttachRequest, context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]
     ) -> AsyncIterator[pb.AttachResponse]:
-        raise not_served()
-        yield pb.AttachResponse()
+        async with aclosing(self._api.attach(current_caller().tenant, request.request_id)) as events:
+            async for event in events:
+                with self._reaping():
+                    yield attach_event_to_proto(event)
 
     async def ListRequests(
         self,
         request: pb.ListRequestsRequest,
         context: grpc.aio.ServicerContext[pb.ListRequestsRequest, pb.ListRequestsResponse],
     ) -> pb.ListRequestsResponse:
-        raise not_served()
+        return page_to_proto(await self._tenants.page(current_caller().tenant, query_from_proto(request)))
 
     async def GetResultUrl(
         self,
         request: pb.GetResultUrlRequest,
         context: grpc.aio.ServicerContext[pb.GetResultUrlRequest, pb.GetResultUrlResponse],
     ) -> pb.GetResultUrlResponse:
-        raise not_served()
+        record = await self._tenants.record(current_caller().tenant, request.request_id)
+        expires_in_ms = request.expires_in_ms if request.HasField("expires_in_ms") else None
+        return result_url_to_proto(await self._urls.url_of(record, expires_in_ms))
 
     async def GetWebhookKey(
         self,
         request: pb.GetWebhookKeyRequest,
         context: grpc.aio.ServicerContext[pb.GetWebhookKeyRequest, pb.GetWebhookKeyResponse],
     ) -> pb.GetWebhookKeyResponse:
-        raise not_served()
+        return pb.GetWebhookKeyResponse(key=self._webhooks.key_of(current_caller().tenant))
 
     async def Pin(
         self, request: pb.PinRequest, context: grpc.aio.ServicerContext[pb.PinRequest, pb.PinResponse]
@@ -154,10 +174,6 @@ class ImageServicer(ImageServiceServicer):
             yield
         finally:
             reaper.cancel()
-
-
-def not_served() -> FailedPrecondition:
-    return FailedPrecondition("NOT_SERVED", "this frontdoor serves no jobs")
 
 
 class FrontdoorServicer(FrontdoorServiceServicer):

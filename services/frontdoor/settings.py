@@ -69,6 +69,9 @@ class FrontdoorSettings:
     )
     worker_wait_s: float = setting(30.0, help="wait at start for a worker before serving without", minimum=0)
     default_deadline_s: float = setting(120.0, help="deadline of requests that name none", minimum=0.001)
+    job_deadline_s: float = setting(
+        3600.0, help="deadline of jobs that name none, where max-deadline-s is not less", minimum=0.001
+    )
     max_deadline_s: float = setting(3600.0, help="longest deadline", minimum=0.001, maximum=1_000_000)
     max_prompt_bytes: int = setting(8192, help="bytes of a prompt in UTF-8", minimum=1)
     max_request_cost: float = setting(1e9, help="width x height x steps of a request", minimum=1)
@@ -143,11 +146,40 @@ class FrontdoorSettings:
     min_free_bytes: int = setting(
         512 << 20, help="bytes left on the disk of journal or pictures below which nothing is accepted", minimum=0
     )
+    signing_key_file: Path | None = setting(
+        None,
+        help="file of 64 hexadecimal digits, or several lines: addresses of pictures and webhooks are signed with it",
+    )
+    result_url_s: float = setting(
+        3600.0, help="for how long the address of a picture lives that names no time", minimum=1
+    )
+    max_result_url_s: float = setting(
+        86_400.0, help="longest life of such an address, at most 7 days; 0 for none", minimum=0, maximum=604_800
+    )
+    webhook_hosts: tuple[str, ...] = setting(
+        (), help="hosts that webhooks of jobs may call: NAME, *.NAME or NAME:PORT; empty for no webhooks"
+    )
+    webhook_networks: tuple[str, ...] = setting(
+        (), help="networks such as 10.0.0.0/8 that webhooks may call although they are not public"
+    )
+    webhook_plain_http: bool = setting(False, help="webhooks may be called without TLS")
+    webhook_ca_file: Path | None = setting(
+        None, help="PEM authorities that webhooks' servers are believed by, instead of the system's"
+    )
+    webhook_timeout_s: float = setting(10.0, help="time that one call of a webhook may take", minimum=0.1, maximum=60)
+    webhook_tries: int = setting(12, help="calls of one webhook that nobody answers", minimum=1, maximum=100)
+    webhook_pause_s: float = setting(
+        5.0,
+        help="pause after its first failed call; each is twice as long as the one before, up to an hour",
+        minimum=0.01,
+    )
     sweep_interval_s: float = setting(600.0, help="seconds between sweeps for objects nobody names", minimum=0.01)
 
     def __post_init__(self) -> None:
         if self.default_deadline_s > self.max_deadline_s:
             raise ValueError("--default-deadline-s must be at most --max-deadline-s")
+        if self.webhook_hosts and self.signing_key_file is None:
+            raise ValueError("--webhook-hosts needs --signing-key-file")
         if not self.frontdoor_id:
             raise ValueError("--frontdoor-id must not be empty")
 

@@ -18,6 +18,7 @@ from pentimento.clients.registration import Registration
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ReplicaKind
+from pentimento.files.signing_keys import read_signing_keys
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.residual_pipelining import PipeliningRule
 from pentimento.policies.thinning_profiles import ThinningProfiles, read_thinning_profiles
@@ -26,6 +27,7 @@ from pentimento.service.fleet_member import FleetMember
 from pentimento.service.lease import LedgerLease
 from pentimento.stores.ledger import Journal
 from pentimento.stores.objects import open_objects
+from pentimento.stores.objects.signed_paths import PathSigner
 from services.frontdoor.answers import delivery
 from services.frontdoor.identity import Identity, build_version
 from services.frontdoor.interpreter import Interpreter
@@ -33,6 +35,7 @@ from services.frontdoor.journal import journalling
 from services.frontdoor.journal.retention import Retention, RetentionLimits
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper
+from services.frontdoor.objects.result_urls import ResultUrls
 from services.frontdoor.objects.results import Results
 from services.frontdoor.parts import FrontdoorParts, PartTimeouts
 from services.frontdoor.process import Frontdoor
@@ -41,11 +44,12 @@ from services.frontdoor.quality.shadows import Shadows, ShadowSettings
 from services.frontdoor.recorder import EffectsRecorder
 from services.frontdoor.requests.callers import Callers
 from services.frontdoor.requests.image_api import ImageApi
-from services.frontdoor.requests.jobs import Jobs
+from services.frontdoor.requests.jobs import Job, Jobs
 from services.frontdoor.requests.pins import PinLimits, Pins
 from services.frontdoor.requests.quotas import QuotaLimits, Quotas
 from services.frontdoor.requests.resolution import RequestLimits
 from services.frontdoor.requests.selections import SelectionLimits
+from services.frontdoor.requests.tenant_requests import TenantRequests
 from services.frontdoor.routing import cache_writes, routes, scoring
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.routing.pipelining import ControlPipelining
@@ -53,6 +57,8 @@ from services.frontdoor.routing.thinning import ThinningOffers
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status
+from services.frontdoor.webhooks.delivering import Webhooks
+from services.frontdoor.webhooks.wiring import wire_webhooks
 from services.frontdoor.workers import attempts
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
@@ -89,12 +95,19 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
     """Call it inside the event loop that the process runs on. `epoch` 0: a standby, until `Frontdoor.warm` is done."""
     server = RpcServer(settings.rpc, "frontdoor")
     interpreter = Interpreter(Dataplane(epoch, dataplane_settings(settings)), SystemClock())
-    keeper = ObjectKeeper(lambda: open_objects(settings.objects_url), journal.objects, keeping_limits(settings))
+    keys = read_signing_keys(settings.signing_key_file) if settings.signing_key_file else ()
+    signer = PathSigner(*keys) if keys else None
+    keeper = ObjectKeeper(lambda: open_objects(settings.objects_url, signer), journal.objects, keeping_limits(settings))
     parts = _parts(settings, journal, Identity(settings.frontdoor_id, epoch), interpreter, keeper)
     interpreter.perform_with({kind: partial(perform, parts) for kind, perform in PERFORMERS.items()})
     quotas = Quotas(quota_limits(settings), parts.jobs, parts.inputs, keeper, journal.objects)
-    api = ImageApi(parts, request_limits(settings), settings.cascade, quotas, Callers(settings.calls_per_key))
-    _add_services(server, parts, api, settings.stream_idle_s)
+    tenants = TenantRequests(journal, parts.dataplane, settings.result_retention_h * 3600)
+    webhooks = wire_webhooks(settings, journal.webhooks, parts.clock, keys)
+    parts.jobs.on_end = partial(_on_end, parts.inputs, webhooks)
+    callers = Callers(settings.calls_per_key)
+    api = ImageApi(parts, request_limits(settings), settings.cascade, quotas, callers, tenants, webhooks.check)
+    urls = ResultUrls(keeper, parts.clock, settings.result_url_s, settings.max_result_url_s)
+    _add_services(server, parts, ImageServicer(api, tenants, urls, webhooks, settings.stream_idle_s))
     member = FleetMember(server, ReplicaKind.FRONTDOOR, settings)
     return Frontdoor(
         settings=settings,
@@ -105,6 +118,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
         lease=LedgerLease(journal, settings.frontdoor_id, settings.lease_s),
         keeper=keeper,
         quotas=quotas,
+        webhooks=webhooks,
         plans=PlanWatch(member.controller, journal, server.instance_id, parts.clock),
         registration=_registration(member, parts),
         recorder=_recorder(settings.record_effects, interpreter),
@@ -117,7 +131,6 @@ def _parts(
     clock, catalogue, jobs = SystemClock(), Catalogue(settings.default_model), Jobs(interpreter.submit)
     adapters = AdapterCatalogue()
     inputs = Inputs(keeper, jobs.spawn_background)
-    jobs.on_end = inputs.release
     results = Results(keeper, clock, build_version())
     gateway = _channel(settings, settings.gateway_address)
     cache = GatewayClient(gateway) if gateway is not None else None
@@ -172,12 +185,18 @@ def _parts(
     )
 
 
-def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, stream_idle_s: float) -> None:
-    server.add(add_ImageServiceServicer_to_server, ImageServicer(api, stream_idle_s), IMAGE_SERVICE)
+def _add_services(server: RpcServer, parts: FrontdoorParts, images: ImageServicer) -> None:
+    server.add(add_ImageServiceServicer_to_server, images, IMAGE_SERVICE)
     status = FrontdoorServicer(
         lambda: frontdoor_status(parts.dataplane, server.instance_id, parts.painted), parts.links, parts.identity
     )
     server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
+
+
+def _on_end(inputs: Inputs, webhooks: Webhooks, job: Job) -> None:
+    inputs.release(job)
+    if job.request.terms is not None:
+        webhooks.wake()
 
 
 def _registration(member: FleetMember, parts: FrontdoorParts) -> Registration | None:
@@ -259,6 +278,7 @@ def request_limits(settings: FrontdoorSettings) -> RequestLimits:
         max_init_image_bytes=settings.max_init_image_bytes,
         default_deadline_ms=round(settings.default_deadline_s * 1000),
         max_deadline_ms=round(settings.max_deadline_s * 1000),
+        job_deadline_ms=round(min(settings.job_deadline_s, settings.max_deadline_s) * 1000),
         selections=SelectionLimits(
             max_loras=settings.max_loras,
             max_controlnets=settings.max_controlnets,

@@ -4,13 +4,15 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.stores.objects.signed_paths import PathSigner
 from pentimento.stores.objects.store import ObjectStore
 
 __all__ = ["ObjectStore", "open_objects"]
 
 
-def open_objects(url: str) -> ObjectStore:
+def open_objects(url: str, signer: PathSigner | None = None) -> ObjectStore:
     """Return the store at `file:///directory` or `s3://bucket/prefix`; raises InvalidArgument for any other url.
+    `signer`: what addresses of files are signed with; S3 signs its own.
 
     Options of S3 are the query: `endpoint`, `region`, `create_bucket=true`. Its credentials come from boto3's own chain
     (environment, files, instance role).
@@ -19,7 +21,7 @@ def open_objects(url: str) -> ObjectStore:
     if parts.scheme == "file" and parts.path and not parts.netloc and not parts.query:
         from pentimento.stores.objects.filesystem import FilesystemObjectStore
 
-        return FilesystemObjectStore(Path(unquote(parts.path)))
+        return FilesystemObjectStore(Path(unquote(parts.path)), signer)
     if parts.scheme == "s3" and parts.netloc:
         from pentimento.stores.objects.s3 import S3ObjectStore
 

@@ -24,6 +24,7 @@ from typing import BinaryIO
 from pentimento.domain.generation import ObjectReference
 from pentimento.files.private_files import close_to_others, make_private_directory
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
+from pentimento.stores.objects.signed_paths import PathSigner, presigned_path
 from pentimento.stores.objects.store import (
     StoreUsage,
     aside_name,
@@ -43,7 +44,9 @@ class FilesystemObjectStore:
 
     backend = "filesystem"
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, signer: PathSigner | None = None) -> None:
+        """`signer`: what `presign` signs with; None where nobody serves these files."""
+        self._signer = signer
         self._objects = root / "objects"
         self._staging = root / "staging"
         self._quarantine = root / "quarantine"
@@ -80,6 +83,11 @@ class FilesystemObjectStore:
             if size != reference.size_bytes:
                 raise ObjectCorrupt(reference.key, f"expected {reference.size_bytes} bytes, found {size}")
             return verify(reference, file.read(size))
+
+    def presign(self, reference: ObjectReference, media_type: str, expires_at: int) -> str:
+        """Return a signed path, which an HTTP edge with the same key serves."""
+        check_key(reference.key)
+        return presigned_path(self._signer, reference, media_type, expires_at)
 
     def set_aside(self, reference: ObjectReference) -> bool:
         """Move a corrupt object to the quarantine, and return whether it was corrupt."""

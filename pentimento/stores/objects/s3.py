@@ -7,6 +7,7 @@ once, those of a writer that died by `sweep_uploads`: the store keeps them, unse
 The last corrupt ones are kept under `quarantine/`, for whoever looks into them; no key has such a name.
 """
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -39,6 +40,7 @@ _MEBIBYTE = 2**20
 # S3 takes no smaller parts, but for the last one, and no larger ones.
 _LEAST_PART_MIB, _MOST_PART_MIB = 5, 5 * 1024
 _DEFAULT_PART_MIB = 16
+_LONGEST_URL_S = 7 * 24 * 3600
 _MISSING = frozenset({"NoSuchKey", "404"})
 _FULL = frozenset({"QuotaExceeded", "InsufficientStorage", "EntityTooLarge", "XMinioStorageFull", "507"})
 # Retries cover a hiccup, not an outage: whoever waits for an object can do without it.
@@ -49,6 +51,8 @@ _CONFIG = Config(
     # Checksums in trailers are Amazon's own; the digest in every reference covers the way there and back.
     request_checksum_calculation="when_required",
     response_checksum_validation="when_required",
+    # Addresses are signed in their query by the fourth version, in every region.
+    signature_version="s3v4",
 )
 
 
@@ -95,6 +99,18 @@ class S3ObjectStore:
                     raise ObjectCorrupt(key, f"expected {reference.size_bytes} bytes, found {found}")
                 data = body.read()
         return verify(reference, data)
+
+    def presign(self, reference: ObjectReference, media_type: str, expires_at: int) -> str:
+        """Return an address of the store itself, signed in its query. Of credentials that end sooner it ends with
+        them."""
+        place = self._place(check_key(reference.key))
+        # What the browser of a stranger is told is signed as well.
+        shown = {"ResponseContentType": media_type, "ResponseContentDisposition": "inline"}
+        # S3 takes 1 second to 7 days.
+        lifetime_s = min(max(math.ceil(expires_at - time.time()), 1), _LONGEST_URL_S)
+        with _typed_errors(reference.key):
+            url: str = self._client.generate_presigned_url("get_object", {**place, **shown}, ExpiresIn=lifetime_s)
+        return url
 
     def set_aside(self, reference: ObjectReference) -> bool:
         """Copy a corrupt object to the quarantine, delete it, and return whether it was corrupt."""

@@ -46,6 +46,11 @@ class ObjectStore(Protocol):
     def get(self, reference: ObjectReference) -> bytes:
         """Return the bytes, checked against size and digest. Raises ObjectMissing, ObjectCorrupt."""
 
+    def presign(self, reference: ObjectReference, media_type: str, expires_at: int) -> str:
+        """Return an address under which anybody may read the object, as that media type, until `expires_at` (seconds
+        since 1970): whole where the store serves it itself, a path of the HTTP edge where that does. Says nothing about
+        whether the object is there. Raises FailedPrecondition URLS_OFF where there is nothing to sign with."""
+
     def set_aside(self, reference: ObjectReference) -> bool:
         """Take what lies under the key out of service if it is not what the reference promises, and return whether it
         was not. It is kept for whoever looks into it, beside the last few such. For those whose reference is sound."""

@@ -90,7 +90,8 @@ async def _accept(parts: FrontdoorParts, job: Job) -> None:
     request = job.request
     try:
         await parts.inputs.store(job)
-        outcome = await asyncio.wrap_future(parts.journal.accept(_row_of(request, parts.identity)))
+        webhook_url = request.terms.webhook_url if request.terms is not None else ""
+        outcome = await asyncio.wrap_future(parts.journal.accept(_row_of(request, parts.identity), webhook_url))
     except PentimentoError as error:
         _refuse(parts, job, error)
         return
@@ -116,6 +117,7 @@ def _row_of(request: ClientRequest, identity: Identity) -> AcceptedRequest:
         deadline_at=request.deadline_at,
         frontdoor_id=identity.frontdoor_id,
         frontdoor_epoch=identity.epoch,
+        detached=request.terms is not None,
     )
 
 

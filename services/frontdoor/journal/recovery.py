@@ -17,7 +17,7 @@ from pentimento.wire.generation import route_from_bytes
 from pentimento.wire.journal import resolved_from_bytes, unreadable
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.objects.inputs import Inputs
-from services.frontdoor.requests.jobs import ClientRequest, Job, Jobs, RoutedStage
+from services.frontdoor.requests.jobs import ClientRequest, Job, Jobs, JobTerms, RoutedStage
 from services.frontdoor.routing.starts import kind_of, work_left
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,8 @@ def _job_of(record: JournalledRequest, clock: Clock, default_deadline_s: float) 
         deadline_at=deadline_at,
         idempotency_key=accepted.idempotency_key,
         body_hash=accepted.body_hash,
+        # Whom to tell of its end the journal knows.
+        terms=JobTerms() if accepted.detached else None,
     )
     job = Job(request, Audience(request.request_id, route), notes=["recovered by a newer frontdoor"])
     if route is not None:

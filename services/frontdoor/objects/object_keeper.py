@@ -89,6 +89,12 @@ class ObjectKeeper:
                 return data
         return await self._on_store(lambda store: store.get(reference), _READ_TIMEOUT_S)
 
+    async def presign(self, reference: ObjectReference, media_type: str, expires_at: int) -> str:
+        """Return an address of an object, as the store's. Raises StoreUnavailable while it waits in the journal."""
+        if reference.key in self._spooled:
+            raise StoreUnavailable("object store", "the object waits for it")
+        return await self._on_store(lambda store: store.presign(reference, media_type, expires_at), _READ_TIMEOUT_S)
+
     async def set_aside(self, reference: ObjectReference) -> bool:
         """Changes state: as the store's."""
         return await self._on_store(lambda store: store.set_aside(reference), _READ_TIMEOUT_S)

@@ -1,8 +1,9 @@
-"""How many calls of one idempotency key are open at once: each hears every word of the request, at everybody's cost."""
+"""How many calls about one request are open at once: each hears every word of it, at everybody's cost."""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from pentimento.domain.errors import ResourceExhausted
 from services.frontdoor.metrics import REQUESTS
@@ -10,24 +11,36 @@ from services.frontdoor.metrics import REQUESTS
 RETRY_MS = 1000
 
 
+@dataclass(frozen=True)
+class KeyedCall:
+    """An idempotency key, the digest of what it came with, and the request that has it in the journal already."""
+
+    idempotency_key: str = ""
+    body_hash: str = ""
+    request_id: str = ""
+
+
+NO_KEY = KeyedCall()
+
+
 class Callers:
-    """Counts open calls by tenant and key."""
+    """Counts open calls by tenant, and by what they name: an idempotency key, or a request to attach to."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._open: Counter[tuple[str, str]] = Counter()
+        self._open: Counter[tuple[str, str, str]] = Counter()
 
     @contextmanager
-    def calling(self, tenant: str, idempotency_key: str) -> Iterator[None]:
-        """Around a call; changes state. Raises ResourceExhausted where too many are open. Calls without a key are
-        nobody's business but their own."""
-        if not idempotency_key:
+    def calling(self, tenant: str, named: str, field: str = "idempotency_key") -> Iterator[None]:
+        """Around a call that names that in this field; changes state. Raises ResourceExhausted where too many are open.
+        Calls that name nothing are nobody's business but their own."""
+        if not named:
             yield
             return
-        key = (tenant, idempotency_key)
+        key = (tenant, field, named)
         if self._open[key] >= self._limit:
             REQUESTS.labels("rejected").inc()
-            message = f"idempotency_key: at most {self._limit} calls with one key may be open at once"
+            message = f"{field}: at most {self._limit} calls with the same one may be open at once"
             raise ResourceExhausted("TOO_MANY_LISTENERS", message, retry_after_ms=RETRY_MS)
         self._open[key] += 1
         try:

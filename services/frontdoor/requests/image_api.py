@@ -5,15 +5,15 @@ import hashlib
 import random
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
 from pentimento.dataplane.events import CancelRequested, RequestArrived
 from pentimento.dataplane.pools import Pool
-from pentimento.dataplane.requests import Phase
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.errors import NotFound, PentimentoError
+from pentimento.domain.errors import Internal, PentimentoError
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.image_request import (
     Accepted,
@@ -32,19 +32,20 @@ from pentimento.domain.spec_inputs import take_inputs
 from pentimento.policies.adapter_needs import needs_of
 from pentimento.policies.serving.entry import Stage, request_stages
 from pentimento.stores.ledger.journal import superseded
-from pentimento.stores.ledger.records import AcceptKind, JournalledRequest
-from pentimento.wire.image import replay_to_bytes, request_to_bytes
+from pentimento.stores.ledger.records import AcceptKind
+from pentimento.wire.image import job_to_bytes, replay_to_bytes, request_to_bytes
 from services.frontdoor.answers.audience import Audience, Listener
 from services.frontdoor.answers.delivery import recorded_events
 from services.frontdoor.answers.endings import key_reused
 from services.frontdoor.metrics import REQUESTS
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.requests.callers import Callers
-from services.frontdoor.requests.jobs import ClientRequest, Job
+from services.frontdoor.requests.callers import NO_KEY, Callers, KeyedCall
+from services.frontdoor.requests.jobs import ClientRequest, Job, JobTerms
 from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.replays import recorded_picture, resolve_replay
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
+from services.frontdoor.requests.tenant_requests import TenantRequests
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
 from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note
@@ -57,26 +58,6 @@ from services.frontdoor.routing.starts import kind_of, work_left
 _SEED_BITS = 32
 # What is only told may be waited for.
 EXPLAIN_TIMEOUT_S = 1.0
-_MAX_ID_LENGTH = 64
-# What a request that is under way is to its client, by its phase.
-_PUBLIC_STATE = {
-    Phase.ACCEPTING: RequestState.ACCEPTED,
-    Phase.ROUTING: RequestState.ACCEPTED,
-    Phase.QUEUED: RequestState.QUEUED,
-    Phase.STARTING: RequestState.QUEUED,
-}
-
-
-@dataclass(frozen=True)
-class KeyedCall:
-    """An idempotency key, the digest of what it came with, and the request that has it in the journal already."""
-
-    idempotency_key: str = ""
-    body_hash: str = ""
-    request_id: str = ""
-
-
-NO_KEY = KeyedCall()
 
 
 @dataclass(frozen=True)
@@ -92,14 +73,24 @@ class ImageApi:
     """Handlers in domain values; they raise domain errors. `tenant` is the caller's, whose requests alone are seen."""
 
     def __init__(
-        self, parts: FrontdoorParts, limits: RequestLimits, cascade: Sequence[str], quotas: Quotas, callers: Callers
+        self,
+        parts: FrontdoorParts,
+        limits: RequestLimits,
+        cascade: Sequence[str],
+        quotas: Quotas,
+        callers: Callers,
+        tenants: TenantRequests,
+        check_webhook: Callable[[str], None],
     ) -> None:
-        """`cascade`: models by their stages, where the plan says nothing of the stages."""
+        """`cascade`: models by their stages, where the plan says nothing of the stages. `check_webhook` raises for an
+        address that no job may name."""
         self._parts = parts
         self._limits = limits
         self._cascade = cascade
         self._quotas = quotas
         self._callers = callers
+        self._tenants = tenants
+        self._check_webhook = check_webhook
         # From when the process stops, streams break because of us, not because their clients went away.
         self.stopping = False
         self._superseded = False
@@ -126,12 +117,49 @@ class ImageApi:
         judge = partial(self._judge_replay, tenant, request, preview_interval_steps)
         return self._paint(tenant, idempotency_key, partial(replay_to_bytes, request), judge)
 
+    async def submit(
+        self,
+        tenant: str,
+        request: ImageRequest,
+        idempotency_key: str = "",
+        preview_interval_steps: int = 0,
+        webhook_url: str = "",
+    ) -> Accepted:
+        """Changes state: the request is a job, which goes on without listeners. Returns once it is journalled, and for
+        a key that is held already at once."""
+        if webhook_url:
+            self._check_webhook(webhook_url)
+        body = partial(job_to_bytes, request, webhook_url)
+        if request.deadline_ms is None:
+            request = replace(request, deadline_ms=self._limits.job_deadline_ms)
+        judge = partial(self._judge_image, tenant, request, preview_interval_steps)
+        async with aclosing(self._paint(tenant, idempotency_key, body, judge, JobTerms(webhook_url))) as events:
+            async for event in events:
+                if isinstance(event, Accepted):
+                    return event
+        raise Internal("UNEXPECTED", "the request was neither accepted nor refused")
+
+    async def attach(self, tenant: str, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
+        """As `generate`, of a request that was asked for before. Raises NotFound for one that is not the tenant's."""
+        await self._tenants.record(tenant, request_id)
+        with self._callers.calling(tenant, request_id, "request_id"):
+            listener = self._join(tenant, request_id)
+            if listener is None:
+                yield Accepted(request_id, replayed=True)
+                for event in await recorded_events(self._parts, request_id, tenant):
+                    yield event
+                return
+            async with aclosing(self._listen(listener)) as events:
+                async for event in events:
+                    yield event
+
     async def _paint(
         self,
         tenant: str,
         idempotency_key: str,
         body: Callable[[], bytes],
         judge: Callable[[], Awaitable[Judged]],
+        terms: JobTerms | None = None,
     ) -> AsyncGenerator[GenerateEvent, None]:
         """`body` gives what the call came with, `judge` what is to be painted; neither is asked for more than once."""
         check_idempotency_key(idempotency_key, self._limits)
@@ -142,16 +170,21 @@ class ImageApi:
                 for event in await recorded_events(self._parts, key.request_id, tenant):
                     yield event
                 return
-            listener = self._join(tenant, key.request_id) or self._arrive(tenant, await judge(), key)
-            if self._superseded:
-                listener.end(superseded())
+            listener = self._join(tenant, key.request_id) or self._arrive(tenant, await judge(), key, terms)
             # The stream may stay open for long; the images that the request came with are not kept by it.
             del body, judge
-            try:
-                async for event in listener.events():
+            async with aclosing(self._listen(listener)) as events:
+                async for event in events:
                     yield event
-            finally:
-                self._leave(listener)
+
+    async def _listen(self, listener: Listener) -> AsyncGenerator[GenerateEvent, None]:
+        if self._superseded:
+            listener.end(superseded())
+        try:
+            async for event in listener.events():
+                yield event
+        finally:
+            self._leave(listener)
 
     async def _look_up(self, tenant: str, body: Callable[[], bytes], idempotency_key: str) -> KeyedCall:
         """Who holds the key already is answered whatever the queues are like. Two that come at once are told apart by
@@ -169,7 +202,7 @@ class ImageApi:
         job = self._find_job(tenant, request_id) if request_id else None
         return job.audience.join_late() if job is not None else None
 
-    def _arrive(self, tenant: str, judged: Judged, key: KeyedCall) -> Listener:
+    def _arrive(self, tenant: str, judged: Judged, key: KeyedCall, terms: JobTerms | None) -> Listener:
         """Changes state: the dataplane hears of the request."""
         resolved, stages = judged.resolved, judged.stages
         first, spec = self._parts.catalogue.find(stages[0].model), resolved.spec
@@ -187,6 +220,7 @@ class ImageApi:
             draw=judged.draw,
             idempotency_key=key.idempotency_key,
             body_hash=key.body_hash,
+            terms=terms,
         )
         listener = self._new_job(accepted).audience.join()
         pools, painted = tuple(stage.pool for stage in stages), as_painted_by(resolved, first)
@@ -206,7 +240,7 @@ class ImageApi:
 
     async def _judge_replay(self, tenant: str, request: ReplayRequest, preview_interval_steps: int) -> Judged:
         """By the journal's record alone; its model paints it, whatever the plan does with others."""
-        recorded = recorded_picture(await self._record(tenant, request.request_id))
+        recorded = recorded_picture(await self._tenants.record(tenant, request.request_id))
         request = await self._parts.pins.with_kept_inputs(tenant, request)
         model, draw, plan = recorded.provenance.spec.model, random.random(), self._parts.dataplane.state.plan
         held = self._parts.catalogue.find(model)
@@ -232,11 +266,11 @@ class ImageApi:
     async def pin(self, tenant: str, request_id: str, duration_ms: int) -> PinnedPicture:
         """Keep the picture of a completed request replayable for so long. Raises as `Pins`, and NotFound
         for a request that is not the tenant's."""
-        return await self._parts.pins.pin(await self._record(tenant, request_id), duration_ms)
+        return await self._parts.pins.pin(await self._tenants.record(tenant, request_id), duration_ms)
 
     async def unpin(self, tenant: str, request_id: str) -> None:
         """End the pin of a request. Raises NotFound for a request that is not the tenant's."""
-        record = await self._record(tenant, request_id)
+        record = await self._tenants.record(tenant, request_id)
         await self._parts.pins.unpin(tenant, record.request.request_id)
 
     async def cancel(self, tenant: str, request_id: str) -> RequestState:
@@ -245,15 +279,16 @@ class ImageApi:
         if job is not None:
             self._parts.submit(CancelRequested(request_id))
             await job.ended.wait()
-        return (await self._record(tenant, request_id)).state
+        return (await self._tenants.record(tenant, request_id)).state
 
     async def get_request(self, tenant: str, request_id: str, omit_image: bool = False) -> RequestStatus:
-        record = await self._record(tenant, request_id)
+        record = await self._tenants.record(tenant, request_id)
+        completed = None
         if record.state is RequestState.COMPLETED:
             completed = await self._parts.results.load(record, with_image=not omit_image)
-            return RequestStatus(request_id, record.state, completed)
-        state = record.state if record.state.terminal else self._live_state(record)
-        return RequestStatus(request_id, state, None, record.error_reason, record.error_message)
+        summary, webhook = self._tenants.summary(record), await self._tenants.webhook(record)
+        ended = (record.error_reason, record.error_message)
+        return RequestStatus(request_id, summary.state, completed, *ended, summary=summary, webhook=webhook)
 
     async def explain(self, tenant: str, request: ImageRequest, neighbour_count: int = 0) -> Explanation:
         """The route that `generate` would take now, and so many of the cache's nearest entries; nothing is accepted or
@@ -340,26 +375,15 @@ class ImageApi:
 
     def _leave(self, listener: Listener) -> None:
         listener.leave()
-        if not listener.ended and not listener.audience.listeners and not self.stopping:
-            self._parts.submit(CancelRequested(listener.audience.request_id, client_left=True))
+        request_id = listener.audience.request_id
+        job = self._parts.jobs.find(request_id)
+        goes_on = listener.ended or self.stopping or (job is not None and job.request.terms is not None)
+        if not goes_on and not listener.audience.listeners:
+            self._parts.submit(CancelRequested(request_id, client_left=True))
 
     def _find_job(self, tenant: str, request_id: str) -> Job | None:
         job = self._parts.jobs.find(request_id)
         return job if job is not None and job.request.tenant == tenant else None
-
-    async def _record(self, tenant: str, request_id: str) -> JournalledRequest:
-        """NotFound for an unknown id, another tenant's, and whatever is no id at all."""
-        looks_right = 0 < len(request_id) <= _MAX_ID_LENGTH and request_id.isascii() and request_id.isprintable()
-        record = await asyncio.wrap_future(self._parts.journal.get(request_id, tenant)) if looks_right else None
-        if record is None:
-            raise NotFound("UNKNOWN_REQUEST", "request_id: there is no such request")
-        return record
-
-    def _live_state(self, record: JournalledRequest) -> RequestState:
-        request = self._parts.dataplane.state.requests.get(record.request.request_id)
-        if request is None:
-            return record.state
-        return _PUBLIC_STATE.get(request.phase, RequestState.RUNNING)
 
     def _ready_worker_count(self, held: HeldModel) -> int:
         workers = self._parts.dataplane.state.workers.values()

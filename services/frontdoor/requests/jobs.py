@@ -28,12 +28,19 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class JobTerms:
+    """Of a request that goes on without listeners: who is to be told of its end, "" for nobody."""
+
+    webhook_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ClientRequest:
     """What a client asked, judged and complete; it never changes.
 
     `resolved` is what is painted, less the bytes it came with; `stages` are those of its cascade. `arrived_at` and
     `deadline` are monotonic, `accepted_at` and `deadline_at` wall-clock seconds. `draw` is its own for the shares of
-    plans, uniform in 0..1.
+    plans, uniform in 0..1. `terms` None: it ends when its last listener leaves.
     """
 
     request_id: str
@@ -47,6 +54,7 @@ class ClientRequest:
     draw: float = 0.0
     idempotency_key: str = ""
     body_hash: str = ""
+    terms: JobTerms | None = None
 
 
 @dataclass(slots=True)

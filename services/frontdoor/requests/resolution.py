@@ -30,6 +30,7 @@ class RequestLimits:
     max_preview_interval_steps: int = 1000
     default_deadline_ms: int = 120_000
     max_deadline_ms: int = 3_600_000
+    job_deadline_ms: int = 3_600_000
     default_cache: CacheMode = CacheMode.READ_WRITE
     selections: SelectionLimits = field(default_factory=SelectionLimits)
 

@@ -14,6 +14,10 @@ def test_public_names() -> None:
         "ImageRequest",
         "Picture",
         "ReplayRequest",
+        "RequestPage",
+        "RequestQuery",
+        "RequestState",
+        "RequestSummary",
         "RetryPolicy",
     ]
 

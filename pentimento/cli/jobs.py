@@ -1,0 +1,153 @@
+"""`pentimento jobs`: requests that go on without whoever asked for them."""
+
+import json
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pentimento.cli.calls import frontdoor_client
+from pentimento.cli.connection import connection_options
+from pentimento.cli.generate import generate, request_from, summary, watch
+from pentimento.domain.image_request import RequestStatus
+from pentimento.domain.jobs import RequestSummary
+from pentimento.domain.requests import RequestState
+
+# Of `generate`: what a request may say wherever it is asked for.
+REQUEST_OPTIONS = frozenset(
+    {
+        "negative_prompt",
+        "model",
+        "steps",
+        "guidance_scale",
+        "scheduler",
+        "seed",
+        "size",
+        "init_image",
+        "strength",
+        "loras",
+        "controlnets",
+        "binding_steps",
+        "no_cache",
+        "pin",
+        "deadline",
+    }
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
+
+
+@click.group()
+def jobs() -> None:
+    """Submits requests that go on without you, and finds them again."""
+
+
+@jobs.command()
+@click.argument("prompt")
+@click.option("--idempotency-key", default="", help="a repeated call with the same key finds the first one's job")
+@click.option("--webhook", default="", metavar="URL", help="called once the job has ended, where the suite allows it")
+@json_option
+@connection_options
+def submit(prompt: str, idempotency_key: str, webhook: str, as_json: bool, **options: Any) -> None:
+    """Has PROMPT painted as a job, and prints its id."""
+    request = request_from(prompt, options)
+    with frontdoor_client(options) as client:
+        accepted = client.submit(request, idempotency_key=idempotency_key, webhook_url=webhook)
+    shown = {"request_id": accepted.request_id, "replayed": accepted.replayed}
+    click.echo(json.dumps(shown) if as_json else accepted.request_id)
+
+
+submit.params += [option for option in generate.params if option.name in REQUEST_OPTIONS]
+
+
+@jobs.command(name="list")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.value for state in RequestState]),
+    help="those in this state alone; may be repeated",
+)
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="at most so many")
+@json_option
+@connection_options
+def list_all(states: tuple[str, ...], limit: int, as_json: bool, **options: Any) -> None:
+    """Shows your jobs, newest first."""
+    with frontdoor_client(options) as client, closing(client.jobs(*map(RequestState, states))) as found:
+        for _, one in zip(range(limit), found, strict=False):
+            click.echo(json.dumps(document(one)) if as_json else line(one))
+
+
+@jobs.command()
+@click.argument("request_id")
+@json_option
+@connection_options
+def show(request_id: str, as_json: bool, **options: Any) -> None:
+    """Shows how far a job is."""
+    with frontdoor_client(options) as client:
+        status = client.get_request(request_id, omit_image=True)
+    click.echo(json.dumps(status_document(status)) if as_json else status_text(status))
+
+
+@jobs.command()
+@click.argument("request_id")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [REQUEST_ID.png]")
+@json_option
+@connection_options
+def wait(request_id: str, output: Path | None, as_json: bool, **options: Any) -> None:
+    """Waits for a job and saves its picture. Ctrl-C leaves the job running."""
+    target = output or Path(f"{request_id}.png")
+    with frontdoor_client(options) as client, closing(client.attach(request_id)) as events:
+        picture = watch(events, target, quiet=as_json)
+    saved = picture.save(target)
+    click.echo(json.dumps({"request_id": request_id, "file": str(saved)}) if as_json else summary(saved, picture))
+
+
+@jobs.command()
+@click.argument("request_id")
+@json_option
+@connection_options
+def cancel(request_id: str, as_json: bool, **options: Any) -> None:
+    """Stops a job, and prints the state that it ended in."""
+    with frontdoor_client(options) as client:
+        state = client.cancel(request_id)
+    click.echo(json.dumps({"request_id": request_id, "state": state.value}) if as_json else state.value)
+
+
+def document(one: RequestSummary) -> dict[str, Any]:
+    """Return a request as JSON shows it."""
+    return {**vars(one), "state": one.state.value}
+
+
+def status_document(status: RequestStatus) -> dict[str, Any]:
+    """Return a request as `show --json` prints it."""
+    told: dict[str, Any] = document(status.summary) if status.summary is not None else {}
+    if status.webhook is not None:
+        told["webhook"] = {**vars(status.webhook), "state": status.webhook.state.value}
+    return told
+
+
+def line(one: RequestSummary) -> str:
+    """Return a request on a line: id, state, when it was accepted, how long it took, why it failed."""
+    took = f"{(one.finished_at_ms - one.accepted_at_ms) / 1000:.1f} s" if one.finished_at_ms is not None else ""
+    parts = (one.request_id, f"{one.state.value:9}", time_text(one.accepted_at_ms), f"{took:>9}", one.error_reason)
+    return "  ".join(parts).rstrip()
+
+
+def status_text(status: RequestStatus) -> str:
+    """Return what `show` prints."""
+    told = [line(status.summary)] if status.summary is not None else []
+    if status.error_message:
+        told.append(status.error_message)
+    if status.summary is not None and status.summary.kept_until_ms is not None:
+        told.append(f"kept until {time_text(status.summary.kept_until_ms)}")
+    if status.webhook is not None:
+        error = f": {status.webhook.error}" if status.webhook.error else ""
+        told.append(f"webhook {status.webhook.state.value} after {status.webhook.try_count} calls{error}")
+    return "\n".join(told)
+
+
+def time_text(at_ms: int) -> str:
+    """Return a time in UTC, to the second."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"

@@ -1,0 +1,35 @@
+"""Files of keys that something is signed with: 64 hexadecimal digits a line, the newest first."""
+
+import re
+import secrets
+from pathlib import Path
+
+from pentimento.domain.errors import InvalidArgument
+
+_KEY = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
+MAX_KEY_COUNT = 8
+
+
+def new_signing_key() -> str:
+    """Return a line of such a file."""
+    return secrets.token_hex(32)
+
+
+def read_signing_keys(path: Path) -> tuple[bytes, ...]:
+    """Return the keys of a file, of 32 bytes each. The first one signs; the others are still believed. Blank lines and
+    lines that begin with # are passed over. Raises InvalidArgument that names file and line, never a key."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument.of(str(path), f"cannot be read: {type(error).__name__}") from None
+    keys = []
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        if not _KEY.fullmatch(text):
+            raise InvalidArgument.of(f"{path}:{number}", "must be 64 hexadecimal digits")
+        keys.append(bytes.fromhex(text))
+    if not 1 <= len(keys) <= MAX_KEY_COUNT:
+        raise InvalidArgument.of(str(path), f"must hold 1 to {MAX_KEY_COUNT} keys, holds {len(keys)}")
+    return tuple(keys)

@@ -1,0 +1,39 @@
+"""Addresses under which anybody may read a picture until they expire."""
+
+import math
+
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.jobs import ResultUrl
+from pentimento.domain.requests import RequestState
+from pentimento.stores.ledger.records import JournalledRequest
+from services.frontdoor.objects.object_keeper import ObjectKeeper
+
+
+class ResultUrls:
+    """`usual_s` and `longest_s`: for how long they live where nothing is asked, and at most; 0 for none at all."""
+
+    def __init__(self, keeper: ObjectKeeper, clock: Clock, usual_s: float, longest_s: float) -> None:
+        self._keeper = keeper
+        self._clock = clock
+        self._usual_s = usual_s
+        self._longest_s = longest_s
+
+    async def url_of(self, record: JournalledRequest, expires_in_ms: int | None) -> ResultUrl:
+        """Return an address of a completed request's picture. Raises FailedPrecondition URLS_OFF, NOT_COMPLETED,
+        NotFound RESULT_GONE, Unavailable while the picture waits for its store, InvalidArgument for a wrong time."""
+        if not self._longest_s:
+            raise FailedPrecondition("URLS_OFF", "this deployment gives no addresses of pictures")
+        longest_ms = round(self._longest_s * 1000)
+        asked_ms = min(round(self._usual_s * 1000), longest_ms) if expires_in_ms is None else expires_in_ms
+        if not 1 <= asked_ms <= longest_ms:
+            raise InvalidArgument.of("expires_in_ms", f"must be 1 to {longest_ms}, got {asked_ms}")
+        if record.state is not RequestState.COMPLETED or record.result is None:
+            raise FailedPrecondition("NOT_COMPLETED", "the request has no picture")
+        if not record.result.image.key:
+            raise NotFound("RESULT_GONE", "the picture of this request is not kept any more")
+        # Stores count in seconds.
+        expires_at = math.ceil(self._clock.wall() + asked_ms / 1000)
+        media_type = f"image/{record.result.image_format}"
+        url = await self._keeper.presign(record.result.image, media_type, expires_at)
+        return ResultUrl(url, expires_at * 1000)

@@ -1,0 +1,107 @@
+"""A tenant's requests as lists and `GetRequest` show them: what the journal has, and how far those under way are."""
+
+import asyncio
+
+from pentimento.dataplane import Dataplane
+from pentimento.dataplane.requests import Phase
+from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.domain.jobs import (
+    DEFAULT_PAGE_SIZE,
+    MAX_PAGE_SIZE,
+    RequestPage,
+    RequestQuery,
+    RequestSummary,
+    WebhookDelivery,
+)
+from pentimento.domain.requests import RequestState
+from pentimento.stores.ledger import Journal
+from pentimento.stores.ledger.journal_listing import PagePlace
+from pentimento.stores.ledger.records import JournalledRequest
+
+_MAX_ID_LENGTH = 64
+# What a request that is under way is to its client, by its phase.
+_PUBLIC_STATE = {
+    Phase.ACCEPTING: RequestState.ACCEPTED,
+    Phase.ROUTING: RequestState.ACCEPTED,
+    Phase.QUEUED: RequestState.QUEUED,
+    Phase.STARTING: RequestState.QUEUED,
+}
+# All that the journal tells of requests under way.
+_JOURNALLED_LIVE = frozenset({RequestState.ACCEPTED, RequestState.RUNNING})
+
+
+class TenantRequests:
+    """Reads the journal and the dataplane. `retention_s`: how long requests that have ended are kept."""
+
+    def __init__(self, journal: Journal, dataplane: Dataplane, retention_s: float) -> None:
+        self._journal = journal
+        self._dataplane = dataplane
+        self._retention_s = retention_s
+
+    async def record(self, tenant: str, request_id: str) -> JournalledRequest:
+        """Return the request. Raises NotFound for an unknown id, another tenant's, and whatever is no id at all."""
+        looks_right = 0 < len(request_id) <= _MAX_ID_LENGTH and request_id.isascii() and request_id.isprintable()
+        found = await asyncio.wrap_future(self._journal.get(request_id, tenant)) if looks_right else None
+        if found is None:
+            raise NotFound("UNKNOWN_REQUEST", "request_id: there is no such request")
+        return found
+
+    async def page(self, tenant: str, query: RequestQuery) -> RequestPage:
+        """Return a page of the tenant's requests. Raises InvalidArgument for a wrong size or token."""
+        size = _page_size(query)
+        behind = PagePlace.of_token(query.page_token)
+        asked = self._journal.listing.page(tenant, _journalled(query.states), query.jobs_only, size + 1, behind)
+        found = await asyncio.wrap_future(asked)
+        summaries = tuple(map(self.summary, found[:size]))
+        shown = tuple(one for one in summaries if not query.states or one.state in query.states)
+        if len(found) <= size:
+            return RequestPage(shown)
+        last = found[size - 1].request
+        return RequestPage(shown, PagePlace(last.accepted_at, last.request_id).to_token())
+
+    def summary(self, record: JournalledRequest) -> RequestSummary:
+        """Return the request as lists show it."""
+        request, result, ended_at = record.request, record.result, record.finished_at
+        return RequestSummary(
+            request_id=request.request_id,
+            state=self.state(record),
+            job=request.detached,
+            idempotency_key=request.idempotency_key,
+            accepted_at_ms=_ms(request.accepted_at),
+            deadline_at_ms=_ms(request.deadline_at or 0.0),
+            finished_at_ms=_ms(ended_at) if ended_at is not None else None,
+            kept_until_ms=_ms(ended_at + self._retention_s) if ended_at is not None else None,
+            width_px=result.width_px if result is not None else 0,
+            height_px=result.height_px if result is not None else 0,
+            error_reason=record.error_reason,
+            error_message=record.error_message,
+        )
+
+    def state(self, record: JournalledRequest) -> RequestState:
+        """Return its state; of one under way here how far it is, which the journal does not tell."""
+        live = self._dataplane.state.requests.get(record.request.request_id)
+        if record.state.terminal or live is None:
+            return record.state
+        return _PUBLIC_STATE.get(live.phase, RequestState.RUNNING)
+
+    async def webhook(self, record: JournalledRequest) -> WebhookDelivery | None:
+        """Return what became of its webhook; None where it named none."""
+        if not record.request.detached:
+            return None
+        return await asyncio.wrap_future(self._journal.webhooks.delivery(record.request.request_id))
+
+
+def _page_size(query: RequestQuery) -> int:
+    if not 0 <= query.page_size <= MAX_PAGE_SIZE:
+        raise InvalidArgument.of("page_size", f"must be 1 to {MAX_PAGE_SIZE}, or 0, got {query.page_size}")
+    return query.page_size or DEFAULT_PAGE_SIZE
+
+
+def _journalled(states: frozenset[RequestState]) -> frozenset[RequestState]:
+    """Which states of the journal those may have."""
+    ended = frozenset(state for state in states if state.terminal)
+    return ended if ended == states else ended | _JOURNALLED_LIVE
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,102 @@
+"""One call of a webhook: a POST over a connection of its own, to an address that was judged. No redirect is followed,
+no proxy asked, and of the answer nothing but its status is read."""
+
+import asyncio
+import re
+import socket
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from services.frontdoor.webhooks.rules import WebhookRules, WebhookTarget
+
+# Of a status line, and of the head of an interim answer (1xx) before it.
+_MAX_LINE_BYTES = 8192
+_MAX_INTERIM_LINES = 100
+_STATUS = re.compile(rb"HTTP/1\.[01] (?P<status>[1-9][0-9]{2})(?: [^\r\n]*)?\r?\n")
+
+
+class WebhookFailed(Exception):
+    """A call came to nothing; the message says why in a few words, without addresses."""
+
+
+class WebhookCaller:
+    """`tls`: whom to believe; `timeout_s` is of a whole call."""
+
+    def __init__(self, rules: WebhookRules, tls: ssl.SSLContext, timeout_s: float) -> None:
+        self._rules = rules
+        self._tls = tls
+        self._timeout_s = timeout_s
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
+        """Return the status of the answer. Raises WebhookFailed where there is none, and as `WebhookRules.target`."""
+        target = self._rules.target(url)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._post(target, await self._address(target), _request(target, headers, body))
+        except TimeoutError:
+            raise WebhookFailed("no answer in time") from None
+        except ssl.SSLError:
+            raise WebhookFailed("TLS failed") from None
+        except (OSError, EOFError, ValueError):
+            raise WebhookFailed("no connection, or no answer over it") from None
+
+    async def _address(self, target: WebhookTarget) -> str:
+        """Look the host up, once. One address that may not be called spoils them all."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        addresses = [str(entry[4][0]) for entry in found]
+        if not addresses or not all(map(self._rules.may_connect, addresses)):
+            raise WebhookFailed("its host stands for an address that is not called")
+        return addresses[0]
+
+    async def _post(self, target: WebhookTarget, address: str, request: bytes) -> int:
+        secured: dict[str, Any] = {"ssl": self._tls, "server_hostname": target.host} if target.scheme == "https" else {}
+        reader, writer = await asyncio.open_connection(address, target.port, limit=_MAX_LINE_BYTES, **secured)
+        try:
+            writer.write(request)
+            await writer.drain()
+            return await _status_of(reader)
+        finally:
+            # What else the answer has is nobody's business: the connection ends here.
+            writer.transport.abort()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+
+def _request(target: WebhookTarget, headers: Mapping[str, str], body: bytes) -> bytes:
+    fields = {
+        "Host": target.authority,
+        "User-Agent": "pentimento-webhooks",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+        **headers,
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"POST {target.target} HTTP/1.1\r\n{head}\r\n".encode("ascii") + body
+
+
+async def _status_of(reader: asyncio.StreamReader) -> int:
+    """Return the final status; interim ones (1xx) are passed over, with their heads."""
+    for _ in range(_MAX_INTERIM_LINES):
+        line = await reader.readline()
+        found = _STATUS.fullmatch(line)
+        if found is None:
+            raise EOFError
+        status = int(found["status"])
+        if status >= 200:
+            return status
+        await _skip_head(reader)
+    raise EOFError
+
+
+async def _skip_head(reader: asyncio.StreamReader) -> None:
+    for _ in range(_MAX_INTERIM_LINES):
+        line = await reader.readline()
+        if not line:
+            raise EOFError
+        if line in (b"\r\n", b"\n"):
+            return
+    raise EOFError

@@ -1,0 +1,154 @@
+"""Webhooks of jobs that have ended, called until somebody answers or it is given up. Nobody waits for them: they are
+read from the journal, which has them from the acceptance on, whoever is the active frontdoor by then."""
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import FailedPrecondition, PentimentoError
+from pentimento.domain.jobs import WebhookDelivery, WebhookState
+from pentimento.stores.ledger.journal_webhooks import DueWebhook, JournalWebhooks
+from services.frontdoor.metrics import WEBHOOKS
+from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed
+from services.frontdoor.webhooks.rules import WebhookRules
+from services.frontdoor.webhooks.signing import key_as_text, signed_headers, tenant_key, webhook_body
+
+logger = logging.getLogger(__name__)
+
+_LOOKED_AT_ONCE = 200
+_AT_ONCE = 8
+# One host that answers slowly holds up no other.
+_AT_ONCE_PER_HOST = 2
+_LONGEST_WAIT_S = 60.0
+_GONE = 410
+
+
+@dataclass(frozen=True)
+class DeliveryLimits:
+    """How often a webhook is called at most, and how long it is waited from try to try."""
+
+    try_count: int = 12
+    backoff: Backoff = Backoff(first_s=5.0, max_s=3600.0)
+
+
+class Webhooks:
+    """`keys`: the deployment's, newest first; none where webhooks are off."""
+
+    def __init__(
+        self,
+        journal: JournalWebhooks,
+        clock: Clock,
+        caller: WebhookCaller,
+        rules: WebhookRules,
+        keys: tuple[bytes, ...],
+        limits: DeliveryLimits,
+    ) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._caller = caller
+        self._rules = rules
+        self._keys = keys
+        self._limits = limits
+        self._news = asyncio.Event()
+        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._hosts: Counter[str] = Counter()
+        self._random = random.Random()
+
+    def check(self, url: str) -> None:
+        """Raises as `WebhookRules.target` for an address that a job may not name."""
+        self._rules.target(url)
+
+    def key_of(self, tenant: str) -> str:
+        """Return what the tenant's webhooks are signed with. Raises FailedPrecondition WEBHOOKS_OFF."""
+        if not self._rules.hosts:
+            raise FailedPrecondition("WEBHOOKS_OFF", "this deployment calls no webhooks")
+        return key_as_text(tenant_key(self._keys[0], tenant))
+
+    def wake(self) -> None:
+        """Look again soon: a request has ended."""
+        self._news.set()
+
+    async def run_forever(self) -> None:
+        """Call what is due, until it is cancelled; then what is under way is broken off, and due again."""
+        if not self._rules.hosts:
+            return
+        try:
+            while True:
+                self._news.clear()
+                wait_s = await self._look()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._news.wait()
+        finally:
+            for call in tuple(self._calls.values()):
+                call.cancel()
+
+    async def _look(self) -> float:
+        """Changes state: calls begin. Returns for how many seconds nothing else is due."""
+        try:
+            due = await asyncio.wrap_future(self._journal.due(self._clock.wall(), _LOOKED_AT_ONCE))
+            for one in due:
+                self._begin(one)
+            next_at = await asyncio.wrap_future(self._journal.next_at())
+        except PentimentoError as error:
+            logger.warning("webhooks cannot be read", extra={"reason": error.reason})
+            return _LONGEST_WAIT_S
+        # What is under way, or waits for those, is due all the time: their ends wake this up.
+        if next_at is None or next_at <= self._clock.wall():
+            return _LONGEST_WAIT_S
+        return min(next_at - self._clock.wall(), _LONGEST_WAIT_S)
+
+    def _begin(self, due: DueWebhook) -> None:
+        host = due.url.split("/")[2]
+        full = len(self._calls) >= _AT_ONCE or self._hosts[host] >= _AT_ONCE_PER_HOST
+        if full or due.request_id in self._calls:
+            return
+        self._hosts[host] += 1
+        call = asyncio.get_running_loop().create_task(self._call(due))
+        self._calls[due.request_id] = call
+        call.add_done_callback(lambda _: self._end(due.request_id, host))
+
+    def _end(self, request_id: str, host: str) -> None:
+        del self._calls[request_id]
+        self._hosts[host] -= 1
+        if not self._hosts[host]:
+            del self._hosts[host]
+        self.wake()
+
+    async def _call(self, due: DueWebhook) -> None:
+        delivery = await self._try(due)
+        WEBHOOKS.labels(delivery.state.value).inc()
+        wait_s = self._limits.backoff.random_delay_s(delivery.try_count, self._random)
+        noted = self._journal.note_try(due.request_id, delivery, self._clock.wall() + wait_s)
+        try:
+            await asyncio.wrap_future(noted)
+        except PentimentoError as error:
+            logger.warning("what came of a webhook cannot be noted", extra={"reason": error.reason})
+            # It is called again: not at once.
+            await asyncio.sleep(wait_s)
+
+    async def _try(self, due: DueWebhook) -> WebhookDelivery:
+        tries = due.try_count + 1
+        body = webhook_body(due)
+        headers = signed_headers(self._keys, due.tenant, due.request_id, body, self._clock.wall())
+        try:
+            status = await self._caller.post(due.url, headers, body)
+        except WebhookFailed as failed:
+            return self._failed(tries, str(failed))
+        except PentimentoError as refused:
+            # The operator has changed what may be called since the job was accepted.
+            return WebhookDelivery(WebhookState.FAILED, tries, refused.message)
+        if 200 <= status < 300:
+            return WebhookDelivery(WebhookState.DELIVERED, tries)
+        if status == _GONE:
+            return WebhookDelivery(WebhookState.FAILED, tries, f"status {status}")
+        return self._failed(tries, f"status {status}")
+
+    def _failed(self, tries: int, error: str) -> WebhookDelivery:
+        state = WebhookState.FAILED if tries >= self._limits.try_count else WebhookState.PENDING
+        return WebhookDelivery(state, tries, error)

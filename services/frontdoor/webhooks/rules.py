@@ -1,0 +1,117 @@
+"""Which addresses a webhook may have. Pure; what is not allowed by an operator is refused.
+
+An address is judged twice: as text when a job names it, and each address that its host's name stands for when it is
+called, which is the one that is connected to: a name cannot come to mean another host in between (DNS rebinding).
+"""
+
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+
+MAX_URL_CHARS = 2048
+_HTTPS_PORT, _HTTP_PORT = 443, 80
+# Lower-case names and IPv4 addresses alone; printable ASCII behind them. Nobody reads "@", "\" or "#" in two ways.
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_URL = re.compile(
+    rf"(?P<scheme>https?)://(?P<host>{_LABEL}(?:\.{_LABEL})*)(?::(?P<port>[1-9][0-9]{{0,4}}))?"
+    r"(?P<target>/[!$-;=?-\[\]_a-z~]*)?",
+    re.ASCII,
+)
+_HOST_RULE = re.compile(rf"(?P<any>\*\.)?(?P<host>{_LABEL}(?:\.{_LABEL})*)(?::(?P<port>[1-9][0-9]{{0,4}}))?", re.ASCII)
+# What stands for another address somewhere (RFC 6052, 8215, 3056, 4380, 7526), and protocols' own ones (RFC 6890).
+_NO_HOSTS = tuple(
+    map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "192.88.99.0/24", "192.0.0.0/24"))
+)
+
+Address = IPv4Address | IPv6Address
+
+
+@dataclass(frozen=True)
+class WebhookTarget:
+    """Where a webhook goes: `target` is path and query, `authority` what the header Host says."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+
+    @property
+    def authority(self) -> str:
+        usual = _HTTPS_PORT if self.scheme == "https" else _HTTP_PORT
+        return self.host if self.port == usual else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class HostRule:
+    """A host that may be called, `below`: any name below it instead. `port` None: the scheme's own."""
+
+    host: str
+    below: bool = False
+    port: int | None = None
+
+    @classmethod
+    def of_text(cls, text: str) -> "HostRule":
+        """Read `hooks.example.com`, `*.example.com` or `hooks.example.com:8443`. Raises InvalidArgument."""
+        found = _HOST_RULE.fullmatch(text.lower())
+        if found is None or len(text) > MAX_URL_CHARS:
+            raise InvalidArgument.of("webhook_hosts", f"must be NAME, *.NAME or NAME:PORT, got {text[:80]!r}")
+        return cls(found["host"], bool(found["any"]), int(found["port"]) if found["port"] else None)
+
+    def allows(self, target: WebhookTarget) -> bool:
+        """Return whether the target's host and port are this rule's."""
+        usual = _HTTPS_PORT if target.scheme == "https" else _HTTP_PORT
+        named = target.host.endswith(f".{self.host}") if self.below else target.host == self.host
+        return named and target.port == (self.port or usual)
+
+
+@dataclass(frozen=True)
+class WebhookRules:
+    """`hosts` empty: no webhook is called. `networks`: addresses that are not public and may be called all the same;
+    `plain_http`: also without TLS."""
+
+    hosts: tuple[HostRule, ...] = ()
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    plain_http: bool = False
+
+    def target(self, url: str) -> WebhookTarget:
+        """Return what the address says. Raises FailedPrecondition WEBHOOKS_OFF, WEBHOOK_REFUSED for a host that is not
+        allowed, InvalidArgument for what is no address."""
+        if not self.hosts:
+            raise FailedPrecondition("WEBHOOKS_OFF", "webhook: this deployment calls none")
+        found = _URL.fullmatch(url) if len(url) <= MAX_URL_CHARS else None
+        port = int(found["port"] or 0) if found else 0
+        if found is None or port > 65_535:
+            limit = f"must be https://NAME[:PORT][/PATH] of at most {MAX_URL_CHARS} plain characters, the name in lower"
+            raise InvalidArgument.of("webhook.url", f"{limit} case, without user and fragment")
+        if found["scheme"] == "http" and not self.plain_http:
+            raise InvalidArgument.of("webhook.url", "must begin with https://")
+        usual = _HTTPS_PORT if found["scheme"] == "https" else _HTTP_PORT
+        target = WebhookTarget(found["scheme"], found["host"], port or usual, found["target"] or "/")
+        if not any(rule.allows(target) for rule in self.hosts):
+            raise FailedPrecondition("WEBHOOK_REFUSED", "webhook.url: its host is not one that this deployment calls")
+        return target
+
+    def may_connect(self, address: str) -> bool:
+        """Return whether an address that a host's name stands for may be connected to: public, or in `networks`."""
+        found = _unwrapped(address)
+        if any(found in network for network in self.networks if network.version == found.version):
+            return True
+        no_host = any(found in network for network in _NO_HOSTS if network.version == found.version)
+        return found.is_global and not found.is_multicast and not found.is_reserved and not no_host
+
+
+def webhook_rules(hosts: tuple[str, ...], networks: tuple[str, ...], plain_http: bool) -> WebhookRules:
+    """Return the rules that an operator's words say. Raises InvalidArgument naming the wrong one."""
+    try:
+        parsed = tuple(ip_network(text) for text in networks)
+    except ValueError as error:
+        raise InvalidArgument.of("webhook_networks", f"must be networks such as 10.0.0.0/8: {error}") from None
+    return WebhookRules(tuple(map(HostRule.of_text, hosts)), parsed, plain_http)
+
+
+def _unwrapped(address: str) -> Address:
+    """Return the address; of an IPv4 one that is written as IPv6 (::ffff:10.0.0.1) the IPv4 one."""
+    found = ip_address(address.partition("%")[0])
+    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found

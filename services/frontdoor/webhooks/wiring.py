@@ -1,0 +1,34 @@
+"""Puts the webhooks of a frontdoor together."""
+
+import ssl
+
+from pentimento.domain.backoff import Backoff
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import InvalidArgument
+from pentimento.stores.ledger.journal_webhooks import JournalWebhooks
+from services.frontdoor.settings import FrontdoorSettings
+from services.frontdoor.webhooks.calling import WebhookCaller
+from services.frontdoor.webhooks.delivering import DeliveryLimits, Webhooks
+from services.frontdoor.webhooks.rules import webhook_rules
+
+LONGEST_PAUSE_S = 3600.0
+
+
+def wire_webhooks(
+    settings: FrontdoorSettings, journal: JournalWebhooks, clock: Clock, keys: tuple[bytes, ...]
+) -> Webhooks:
+    """Return the webhooks that the settings allow; none are called without hosts. Raises InvalidArgument naming what is
+    wrong with them."""
+    rules = webhook_rules(settings.webhook_hosts, settings.webhook_networks, settings.webhook_plain_http)
+    pauses = Backoff(settings.webhook_pause_s, max(LONGEST_PAUSE_S, settings.webhook_pause_s))
+    # To read the authorities of a system takes a while, which a start without webhooks need not.
+    tls = _believing(settings) if rules.hosts else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    caller = WebhookCaller(rules, tls, settings.webhook_timeout_s)
+    return Webhooks(journal, clock, caller, rules, keys, DeliveryLimits(settings.webhook_tries, pauses))
+
+
+def _believing(settings: FrontdoorSettings) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=settings.webhook_ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidArgument.of("webhook_ca_file", f"cannot be read: {type(error).__name__}") from None

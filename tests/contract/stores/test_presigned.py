@@ -1,0 +1,75 @@
+"""Addresses of objects that anybody may read by until they expire: of both stores, S3's over HTTP."""
+
+import time
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import parse_qs, urlsplit
+from urllib.request import urlopen
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.generation import ObjectReference
+from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner
+
+SIGNER = PathSigner(b"k" * 32)
+
+
+def test_s3_serves_what_it_signed_as_what_was_said(s3_endpoint: str) -> None:
+    store = open_objects(f"s3://presigned/some/prefix?endpoint={s3_endpoint}&create_bucket=true")
+    reference = store.put("results/0a1b", b"a picture")
+
+    url = store.presign(reference, "image/webp", int(time.time()) + 3600)
+
+    # Whoever has the address alone.
+    with urlopen(url, timeout=60) as answer:
+        assert answer.read() == b"a picture"
+        assert answer.headers["Content-Type"] == "image/webp"
+    query = parse_qs(urlsplit(url).query)
+    assert query["X-Amz-Algorithm"] == ["AWS4-HMAC-SHA256"]
+    assert 3595 <= int(query["X-Amz-Expires"][0]) <= 3600
+
+
+def test_an_address_of_s3_never_lives_longer_than_s3_takes(s3_endpoint: str) -> None:
+    store = open_objects(f"s3://presigned-long/p?endpoint={s3_endpoint}&create_bucket=true")
+
+    url = store.presign(store.put("results/a", b"x"), "image/png", int(time.time()) + 30 * 24 * 3600)
+
+    assert parse_qs(urlsplit(url).query)["X-Amz-Expires"] == ["604800"]
+
+
+def test_s3_says_that_an_object_is_gone(s3_endpoint: str) -> None:
+    store = open_objects(f"s3://presigned-gone/p?endpoint={s3_endpoint}&create_bucket=true")
+    url = store.presign(ObjectReference("results/never", "sha256:", 1), "image/png", int(time.time()) + 60)
+
+    with pytest.raises(HTTPError) as caught:
+        urlopen(url, timeout=60)
+    assert caught.value.code == 404
+
+
+def test_a_files_path_reads_back_under_the_same_key(tmp_path: Path) -> None:
+    store = open_objects(f"file://{tmp_path}/objects", SIGNER)
+    reference = store.put("results/0a1b", b"a picture")
+
+    path = store.presign(reference, "image/png", 2_000_000_000)
+
+    key, _, query = path.removeprefix(FILES_PATH).partition("?")
+    found = SIGNER.verify(key, query, 1_999_999_999)
+    assert (found.reference, found.media_type) == (reference, "image/png")
+    assert store.get(found.reference) == b"a picture"
+
+
+def test_files_without_a_key_have_no_addresses(tmp_path: Path) -> None:
+    store = open_objects(f"file://{tmp_path}/objects")
+    reference = store.put("results/0a1b", b"a picture")
+
+    with pytest.raises(FailedPrecondition) as caught:
+        store.presign(reference, "image/png", 2_000_000_000)
+    assert caught.value.reason == "URLS_OFF"
+
+
+@pytest.mark.parametrize("key", ["../etc/passwd", "a b", "", "results/a?b"])
+def test_what_is_no_key_has_no_address(objects: ObjectStore, key: str) -> None:
+    with pytest.raises(InvalidArgument):
+        objects.presign(ObjectReference(key, "sha256:" + "ab" * 32, 1), "image/png", 2_000_000_000)

@@ -1,0 +1,48 @@
+"""Jobs whose client and frontdoor are gone for good: processes of their own, killed as kill -9 does."""
+
+import asyncio
+
+import pytest
+
+from pentimento.clients.image import ImageClient
+from pentimento.domain.image_request import Accepted, Completed, ImageRequest
+from pentimento.domain.jobs import RequestQuery
+from pentimento.domain.requests import RequestState
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.testing.paced_worker import picture_of
+from tests.faults.frontdoor.processes import Processes, kill, serving
+
+pytestmark = pytest.mark.faults
+
+REQUEST = ImageRequest(prompt="a red circle", num_inference_steps=30, seed=1)
+
+
+async def test_jobs_queued_and_running_end_under_the_next_frontdoor_and_another_client_hears_them(
+    running: Processes, client: ImageClient
+) -> None:
+    running.worker("w1", step_s=0.01)
+    first = running.frontdoor("w1")
+    await serving(running.address("f"))
+    submitted = [(await client.submit(REQUEST, f"key-{number}")).request_id for number in range(6)]
+    stream = client.attach(submitted[0])
+    assert await anext(stream) == Accepted(submitted[0], replayed=True)
+    await stream.aclose()
+
+    kill(first)
+    running.frontdoor("w1")
+    await serving(running.address("f"))
+
+    async with open_channel(running.address("f"), RpcChannelSettings()) as channel:
+        other = ImageClient(channel)
+        heard = await asyncio.gather(*(last_of(other, request_id) for request_id in submitted))
+        listed = (await other.list_requests(RequestQuery(jobs_only=True))).requests
+        again = await other.submit(REQUEST, "key-0")
+    assert [completed.image == picture_of(completed.provenance.spec) for completed in heard] == [True] * 6
+    assert {one.request_id: one.state for one in listed} == dict.fromkeys(submitted, RequestState.COMPLETED)
+    assert again == Accepted(submitted[0], replayed=True)
+
+
+async def last_of(client: ImageClient, request_id: str) -> Completed:
+    *_, last = [event async for event in client.attach(request_id)]
+    assert isinstance(last, Completed)
+    return last

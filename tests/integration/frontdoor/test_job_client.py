@@ -1,0 +1,123 @@
+"""Jobs by the SDK and by the command, over a frontdoor with a real socket."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pentimento.cli import cli
+from pentimento.domain.errors import Cancelled, FailedPrecondition
+from pentimento.domain.requests import RequestState
+from pentimento.sdk import AsyncClient, Client, RequestQuery, RetryPolicy
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker, picture_of
+
+PATIENT = RetryPolicy(tries=1000, first_pause_s=0.01, max_pause_s=0.05)
+
+
+async def test_a_job_is_submitted_waited_for_and_fetched_again(suite: FrontdoorSuite) -> None:
+    async with AsyncClient(f"unix:{suite.folder / 'f'}") as client:
+        accepted = await client.submit(REQUEST, idempotency_key="key")
+        picture = await client.wait(accepted.request_id)
+        again = await client.result(accepted.request_id)
+        (listed,) = [job async for job in client.jobs()]
+        failed = [job async for job in client.jobs(RequestState.FAILED, RequestState.CANCELLED)]
+
+    assert picture.data == again.data == picture_of(picture.provenance.spec)
+    assert (listed.request_id, listed.state) == (accepted.request_id, RequestState.COMPLETED)
+    assert failed == []
+
+
+async def test_every_job_is_listed_however_many_pages_they_fill(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    async with AsyncClient(f"unix:{suite.folder / 'f'}") as client:
+        submitted = [(await client.submit(REQUEST)).request_id for _ in range(53)]
+        listed = [job.request_id async for job in client.jobs()]
+
+    assert listed == submitted[::-1]
+
+
+async def test_the_result_of_a_job_that_has_none_says_why(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with AsyncClient(f"unix:{suite.folder / 'f'}") as client:
+        request_id = (await client.submit(REQUEST)).request_id
+        await worker.wait_until(lambda: worker.running)
+        with pytest.raises(FailedPrecondition, match="it is running"):
+            await client.result(request_id)
+        await client.cancel(request_id)
+        with pytest.raises(FailedPrecondition, match="it is cancelled"):
+            await client.result(request_id)
+        with pytest.raises(Cancelled):
+            await client.wait(request_id)
+
+
+async def test_who_waits_goes_on_waiting_when_the_frontdoor_is_killed(folder: Path, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with AsyncClient(f"unix:{folder / 'f'}", retries=PATIENT) as client:
+        async with running_suite(folder):
+            request_id = (await client.submit(REQUEST)).request_id
+            await worker.wait_until(lambda: worker.running)
+            waiting = asyncio.ensure_future(client.wait(request_id))
+            await client.get_request(request_id)
+        async with running_suite(folder):
+            worker.hold.set()
+            picture = await waiting
+
+    assert picture.data == picture_of(picture.provenance.spec)
+    assert len(worker.executed) == 1
+
+
+async def test_the_client_without_asyncio_does_the_same(suite: FrontdoorSuite) -> None:
+    def play() -> tuple[bytes, list[str], int]:
+        with Client(f"unix:{suite.folder / 'f'}") as client:
+            request_id = client.submit(REQUEST).request_id
+            picture = client.wait(request_id)
+            listed = [job.request_id for job in client.jobs(RequestState.COMPLETED)]
+            assert listed == [request_id]
+            assert client.result(request_id).data == picture.data
+            kinds = [type(event).__name__ for event in client.attach(request_id)]
+            return picture.data, kinds, len(client.list_requests(RequestQuery(jobs_only=True)).requests)
+
+    data, kinds, count = await asyncio.to_thread(play)
+
+    assert data
+    assert (kinds, count) == (["Accepted", "Routed", "Completed"], 1)
+
+
+async def command(suite: FrontdoorSuite, *words: str) -> Result:
+    arguments = ["jobs", *words, "--address", f"unix:{suite.folder / 'f'}"]
+    return await asyncio.to_thread(lambda: CliRunner().invoke(cli, arguments, catch_exceptions=False))
+
+
+async def told(suite: FrontdoorSuite, *words: str) -> Any:
+    return json.loads((await command(suite, *words, "--json")).stdout)
+
+
+async def test_the_command_submits_waits_and_shows(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    submit = ("submit", "a red circle", "--steps", "3", "--seed", "1", "--idempotency-key", "key")
+    request_id = (await command(suite, *submit)).stdout.strip()
+    again = await told(suite, *submit)
+    await worker.wait_until(lambda: worker.running)
+    running = await told(suite, "show", request_id)
+    worker.hold.set()
+    target = suite.folder / "circle.png"
+    waited = await command(suite, "wait", request_id, "-o", str(target))
+    listed = (await command(suite, "list", "--state", "completed")).stdout
+
+    assert again == {"request_id": request_id, "replayed": True}
+    assert (running["state"], running["job"], running["idempotency_key"]) == ("running", True, "key")
+    assert waited.exit_code == 0
+    assert target.stat().st_size > 0
+    assert listed.startswith(f"{request_id}  completed ")
+    assert "kept until" in (await command(suite, "show", request_id)).stdout
+
+
+async def test_the_command_cancels(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    request_id = (await told(suite, "submit", "a red circle", "--steps", "3"))["request_id"]
+
+    assert (await command(suite, "cancel", request_id)).stdout == "cancelled\n"
+    assert (await told(suite, "list", "--limit", "1"))["state"] == "cancelled"

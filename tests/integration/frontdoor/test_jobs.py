@@ -1,0 +1,243 @@
+"""Requests that go on without their clients: submitted, left, listed, attached to, fetched by id."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.clients.image import ImageClient
+from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from pentimento.domain.identity import Role
+from pentimento.domain.image_request import Accepted, Completed, Progress, Routed
+from pentimento.domain.jobs import RequestQuery
+from pentimento.domain.requests import RequestState
+from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker, picture_of
+
+
+async def ended(suite: FrontdoorSuite, request_id: str) -> RequestState:
+    """Its state once it has one for good."""
+    while True:
+        state = (await suite.client.get_request(request_id, omit_image=True)).state
+        if state.terminal:
+            return state
+        await asyncio.sleep(0.01)
+
+
+async def test_a_job_is_painted_without_anybody_and_its_picture_is_fetched_by_id(suite: FrontdoorSuite) -> None:
+    accepted = await suite.client.submit(REQUEST)
+
+    assert await ended(suite, accepted.request_id) is RequestState.COMPLETED
+    completed = (await suite.client.get_request(accepted.request_id)).completed
+    assert completed is not None
+    assert completed.image == picture_of(completed.provenance.spec)
+
+
+async def test_who_attaches_hears_what_comes_and_leaving_cancels_nothing(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
+    worker.hold.clear()
+    request_id = (await suite.client.submit(REQUEST)).request_id
+    await worker.wait_until(lambda: worker.running)
+
+    leaving = suite.client.attach(request_id)
+    assert await anext(leaving) == Accepted(request_id, replayed=True)
+    assert isinstance(await anext(leaving), Routed)
+    await leaving.aclose()
+    staying = suite.client.attach(request_id)
+    await anext(staying)
+    worker.hold.set()
+    events = [event async for event in staying]
+
+    assert [type(event) for event in (events[0], events[-1])] == [Routed, Completed]
+    assert any(isinstance(event, Progress) for event in events)
+    assert (await suite.client.get_request(request_id)).state is RequestState.COMPLETED
+    assert len(worker.executed) == 1
+
+
+async def test_a_job_that_has_ended_is_told_at_once(suite: FrontdoorSuite) -> None:
+    request_id = (await suite.client.submit(REQUEST)).request_id
+    await ended(suite, request_id)
+
+    events = [event async for event in suite.client.attach(request_id)]
+
+    assert [type(event) for event in events] == [Accepted, Routed, Completed]
+
+
+async def test_a_cancelled_job_says_so_to_whoever_asks(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    request_id = (await suite.client.submit(REQUEST)).request_id
+    await worker.wait_until(lambda: worker.running)
+
+    assert await suite.client.cancel(request_id) is RequestState.CANCELLED
+    stream = suite.client.attach(request_id)
+    assert await anext(stream) == Accepted(request_id, replayed=True)
+    with pytest.raises(Cancelled):
+        await anext(stream)
+
+
+async def test_a_request_whose_last_listener_attached_ends_when_that_one_leaves(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
+    """What was asked for with Generate keeps its rule."""
+    worker.hold.clear()
+    first = suite.client.generate(REQUEST)
+    request_id = await suite.accepted(first)
+    await worker.wait_until(lambda: worker.running)
+    second = suite.client.attach(request_id)
+    await anext(second)
+
+    await first.aclose()
+    await anext(second)
+    still = (await suite.client.get_request(request_id)).state
+    await second.aclose()
+
+    assert still is RequestState.RUNNING
+    assert await ended(suite, request_id) is RequestState.CANCELLED
+
+
+async def test_a_repeated_submission_finds_the_first_and_another_body_is_refused(suite: FrontdoorSuite) -> None:
+    first = await suite.client.submit(REQUEST, "key")
+    again = await suite.client.submit(REQUEST, "key")
+    await ended(suite, first.request_id)
+    afterwards = await suite.client.submit(REQUEST, "key")
+
+    assert (first.replayed, again, afterwards) == (False, *[Accepted(first.request_id, replayed=True)] * 2)
+    for other in (suite.client.submit(replace(REQUEST, seed=2), "key"), anext(suite.client.generate(REQUEST, "key"))):
+        with pytest.raises(FailedPrecondition) as caught:
+            await other
+        assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
+
+
+async def test_two_submissions_of_one_key_at_once_are_one_job(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    both = await asyncio.gather(*(suite.client.submit(REQUEST, "key") for _ in range(2)))
+
+    assert await ended(suite, both[0].request_id) is RequestState.COMPLETED
+    assert both[0].request_id == both[1].request_id
+    assert len(worker.executed) == 1
+
+
+async def test_what_generate_refuses_is_refused_and_leaves_nothing(suite: FrontdoorSuite) -> None:
+    with pytest.raises(InvalidArgument, match="num_inference_steps"):
+        await suite.client.submit(replace(REQUEST, num_inference_steps=0))
+    with pytest.raises(FailedPrecondition) as caught:
+        await suite.client.submit(REQUEST, webhook_url="https://hooks.example.com/")
+
+    assert caught.value.reason == "WEBHOOKS_OFF"
+    assert (await suite.client.list_requests(RequestQuery())).requests == ()
+
+
+async def test_a_full_queue_refuses_a_job(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, queue_limit=0) as suite:
+        with pytest.raises(ResourceExhausted) as caught:
+            await suite.client.submit(REQUEST)
+        listed = (await suite.client.list_requests(RequestQuery())).requests
+
+    assert (caught.value.reason, listed) == ("QUEUE_FULL", ())
+
+
+async def test_jobs_have_a_longer_deadline_than_requests_whose_clients_wait(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, default_deadline_s=60.0, job_deadline_s=1800.0) as suite:
+        await suite.client.submit(REQUEST)
+        await suite.client.submit(replace(REQUEST, deadline_ms=30_000))
+        await suite.paint()
+        listed = (await suite.client.list_requests(RequestQuery())).requests
+
+    times_s = [round((one.deadline_at_ms - one.accepted_at_ms) / 1000) for one in listed]
+    assert times_s == [60, 30, 1800]
+
+
+async def test_lists_tell_states_and_pages(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    done = (await suite.client.submit(REQUEST, "mine")).request_id
+    await ended(suite, done)
+    painted = (await suite.paint()).request_id
+    worker.hold.clear()
+    running = (await suite.client.submit(REQUEST)).request_id
+    await worker.wait_until(lambda: worker.running)
+
+    first = await suite.client.list_requests(RequestQuery(page_size=2))
+    second = await suite.client.list_requests(RequestQuery(page_size=2, page_token=first.next_page_token))
+    jobs = await suite.client.list_requests(RequestQuery(jobs_only=True))
+    finished = await suite.client.list_requests(RequestQuery(frozenset({RequestState.COMPLETED})))
+    under_way = await suite.client.list_requests(RequestQuery(frozenset({RequestState.RUNNING})))
+
+    assert [one.request_id for one in (*first.requests, *second.requests)] == [running, painted, done]
+    assert second.next_page_token == ""
+    assert [one.request_id for one in jobs.requests] == [running, done]
+    assert [one.request_id for one in finished.requests] == [painted, done]
+    assert [(one.request_id, one.finished_at_ms) for one in under_way.requests] == [(running, None)]
+    oldest = second.requests[-1]
+    assert (oldest.job, oldest.idempotency_key, oldest.width_px) == (True, "mine", 32)
+    assert oldest.finished_at_ms is not None
+    assert oldest.kept_until_ms == oldest.finished_at_ms + 24 * 3_600_000
+
+
+@pytest.mark.parametrize(("query", "field"), [({"page_size": -1}, "page_size"), ({"page_size": 201}, "page_size")])
+async def test_a_wrong_page_is_refused_by_name(suite: FrontdoorSuite, query: dict[str, int], field: str) -> None:
+    with pytest.raises(InvalidArgument, match=field):
+        await suite.client.list_requests(RequestQuery(**query))  # type: ignore[arg-type]
+
+
+async def test_the_jobs_of_other_tenants_are_not_there(folder: Path, worker: PacedWorker) -> None:
+    tokens = {tenant: f"token-{tenant}" for tenant in ("acme", "globex")}
+    entries = [token_entry(token, tenant, frozenset({Role.USER})) for tenant, token in tokens.items()]
+    (folder / "tokens.toml").write_text("".join(entries))
+    worker.hold.clear()
+    async with running_suite(folder, token_file=folder / "tokens.toml"):
+        address = f"unix:{folder / 'f'}"
+        async with (
+            open_channel(address, RpcChannelSettings(), tokens["acme"]) as ours,
+            open_channel(address, RpcChannelSettings(), tokens["globex"]) as theirs,
+        ):
+            request_id = (await ImageClient(ours).submit(REQUEST, "key")).request_id
+            stranger = ImageClient(theirs)
+            for call in (
+                stranger.get_request(request_id),
+                stranger.cancel(request_id),
+                anext(stranger.attach(request_id)),
+            ):
+                with pytest.raises(NotFound) as caught:
+                    await call
+                assert caught.value.reason == "UNKNOWN_REQUEST"
+            assert (await stranger.list_requests(RequestQuery())).requests == ()
+            assert (await stranger.submit(REQUEST, "key")).request_id != request_id
+            assert len((await ImageClient(ours).list_requests(RequestQuery())).requests) == 1
+
+
+async def test_so_many_may_attach_at_once(folder: Path, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with running_suite(folder, calls_per_key=2) as suite:
+        request_id = (await suite.client.submit(REQUEST)).request_id
+        streams = [suite.client.attach(request_id) for _ in range(2)]
+        for stream in streams:
+            await anext(stream)
+
+        with pytest.raises(ResourceExhausted) as caught:
+            await anext(suite.client.attach(request_id))
+        assert caught.value.reason == "TOO_MANY_LISTENERS"
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_jobs_queued_and_running_end_under_the_next_frontdoor(folder: Path, worker: PacedWorker) -> None:
+    """Killed as by kill -9; nobody listens afterwards either, and a client that comes and goes changes nothing."""
+    worker.hold.clear()
+    async with running_suite(folder) as suite:
+        submitted = [(await suite.client.submit(REQUEST, f"k{n}")).request_id for n in range(worker.credit_count + 2)]
+        await worker.wait_until(lambda: len(worker.running) == worker.credit_count)
+
+    async with running_suite(folder) as suite:
+        stream = suite.client.attach(submitted[0])
+        await anext(stream)
+        await stream.aclose()
+        again = await suite.client.submit(REQUEST, "k1")
+        worker.hold.set()
+        states = [await ended(suite, request_id) for request_id in submitted]
+        listed = (await suite.client.list_requests(RequestQuery(jobs_only=True))).requests
+
+    assert states == [RequestState.COMPLETED] * len(submitted)
+    assert again == Accepted(submitted[1], replayed=True)
+    assert {one.request_id for one in listed} == set(submitted)
+    assert len(worker.executed) == len(submitted)

@@ -1,0 +1,72 @@
+"""Addresses of finished pictures: who may have one, and what it gives."""
+
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.files.signing_keys import new_signing_key, read_signing_keys
+from pentimento.stores.objects import open_objects
+from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker
+
+
+@pytest.fixture
+def keys(folder: Path) -> Path:
+    path = folder / "keys"
+    path.write_text(new_signing_key())
+    return path
+
+
+async def test_an_address_leads_to_the_picture_until_it_ends(folder: Path, keys: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, signing_key_file=keys) as suite:
+        completed = await suite.paint()
+        result = await suite.client.result_url(completed.request_id, 60_000)
+
+    key, _, query = result.url.removeprefix(FILES_PATH).partition("?")
+    signer = PathSigner(*read_signing_keys(keys))
+    signed = signer.verify(key, query, result.expires_at_ms / 1000 - 1)
+    assert signed.media_type == "image/png"
+    assert signed.expires_at * 1000 == result.expires_at_ms
+    assert open_objects(f"file://{folder / 'objects'}").get(signed.reference) == completed.image
+
+
+async def test_an_address_lives_as_long_as_the_deployment_says(folder: Path, keys: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, signing_key_file=keys, result_url_s=100.0, max_result_url_s=200.0) as suite:
+        request_id = (await suite.paint()).request_id
+        now_ms = suite.frontdoor.parts.clock.wall() * 1000
+        usual = await suite.client.result_url(request_id)
+        for wrong_ms in (0, -1, 200_001):
+            with pytest.raises(InvalidArgument, match="expires_in_ms"):
+                await suite.client.result_url(request_id, wrong_ms)
+
+    assert 99_000 < usual.expires_at_ms - now_ms < 160_000
+
+
+async def test_what_has_no_picture_has_no_address(folder: Path, keys: Path, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with running_suite(folder, signing_key_file=keys) as suite:
+        running = (await suite.client.submit(REQUEST)).request_id
+        with pytest.raises(FailedPrecondition) as caught:
+            await suite.client.result_url(running)
+        with pytest.raises(NotFound):
+            await suite.client.result_url("r-unknown")
+
+    assert caught.value.reason == "NOT_COMPLETED"
+
+
+async def test_without_a_key_there_are_no_addresses(suite: FrontdoorSuite) -> None:
+    request_id = (await suite.paint()).request_id
+
+    with pytest.raises(FailedPrecondition) as caught:
+        await suite.client.result_url(request_id)
+    assert caught.value.reason == "URLS_OFF"
+
+
+async def test_a_deployment_may_give_none(folder: Path, keys: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, signing_key_file=keys, max_result_url_s=0.0) as suite:
+        request_id = (await suite.paint()).request_id
+        with pytest.raises(FailedPrecondition) as caught:
+            await suite.client.result_url(request_id)
+        assert caught.value.reason == "URLS_OFF"

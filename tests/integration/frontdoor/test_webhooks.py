@@ -1,0 +1,248 @@
+"""Webhooks of jobs, called at a real server on this machine: the allow-list names it, and permits its network."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.jobs import RequestQuery, WebhookDelivery, WebhookState
+from pentimento.files.signing_keys import new_signing_key
+from pentimento.testing.certificates import Authority
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker
+from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed
+from services.frontdoor.webhooks.rules import webhook_rules
+from tests.integration.frontdoor.webhook_server import OK, WebhookServer, running_webhook_server
+
+LOOPBACK = ("127.0.0.0/8",)
+UNAVAILABLE = b"HTTP/1.1 503 Later\r\nContent-Length: 0\r\n\r\n"
+
+
+def calling(folder: Path, *servers: WebhookServer, **changes: Any) -> dict[str, Any]:
+    """Settings that allow webhooks of those servers."""
+    keys = folder / "keys"
+    if not keys.exists():
+        keys.write_text(new_signing_key())
+    return {
+        "signing_key_file": keys,
+        "webhook_hosts": tuple(f"127.0.0.1:{server.port}" for server in servers),
+        "webhook_networks": LOOPBACK,
+        "webhook_plain_http": True,
+        "webhook_timeout_s": 60.0,
+        "webhook_pause_s": 0.01,
+        **changes,
+    }
+
+
+def url_of(server: WebhookServer, path: str = "/done", scheme: str = "http") -> str:
+    return f"{scheme}://127.0.0.1:{server.port}{path}"
+
+
+async def told(suite: FrontdoorSuite, request_id: str) -> WebhookDelivery:
+    """What became of its webhook, once that is certain."""
+    while True:
+        webhook = (await suite.client.get_request(request_id, omit_image=True)).webhook
+        assert webhook is not None
+        if webhook.state is not WebhookState.PENDING:
+            return webhook
+        await asyncio.sleep(0.01)
+
+
+async def test_the_end_of_a_job_is_told_and_signed(folder: Path, worker: PacedWorker) -> None:
+    async with running_webhook_server() as server, running_suite(folder, **calling(folder, server)) as suite:
+        request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server, "/done?a=1"))).request_id
+        delivery = await told(suite, request_id)
+        secret = base64.b64decode((await suite.client.webhook_key()).removeprefix("whsec_"))
+
+    ((first, headers, body),) = server.requests
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    expected = base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
+    assert delivery == WebhookDelivery(WebhookState.DELIVERED, 1)
+    assert first == "POST /done?a=1 HTTP/1.1"
+    assert headers["host"] == f"127.0.0.1:{server.port}"
+    assert headers["webhook-signature"] == f"v1,{expected}"
+    assert (headers["webhook-id"], json.loads(body)["data"]["request_id"]) == (request_id, request_id)
+    assert json.loads(body)["type"] == "request.completed"
+    assert REQUEST.prompt not in body.decode()
+
+
+async def test_a_failed_call_is_made_again_under_the_same_id(folder: Path, worker: PacedWorker) -> None:
+    answers = [UNAVAILABLE, b"", b"no HTTP\r\n", b"HTTP/1.1 103 Early\r\nA: b\r\n\r\n" + OK]
+    async with (
+        running_webhook_server(answers=answers) as server,
+        running_suite(folder, **calling(folder, server)) as suite,
+    ):
+        request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
+        delivery = await told(suite, request_id)
+
+    assert delivery == WebhookDelivery(WebhookState.DELIVERED, 4)
+    assert {headers["webhook-id"] for _, headers, _ in server.requests} == {request_id}
+
+
+async def test_it_is_given_up_after_so_many_tries(folder: Path, worker: PacedWorker) -> None:
+    async with (
+        running_webhook_server(answers=[UNAVAILABLE]) as server,
+        running_suite(folder, **calling(folder, server, webhook_tries=3)) as suite,
+    ):
+        request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
+        delivery = await told(suite, request_id)
+
+    assert delivery == WebhookDelivery(WebhookState.FAILED, 3, "status 503")
+    assert len(server.requests) == 3
+
+
+async def test_who_is_gone_is_called_no_more(folder: Path, worker: PacedWorker) -> None:
+    async with (
+        running_webhook_server(answers=[b"HTTP/1.1 410 Gone\r\n\r\n"]) as server,
+        running_suite(folder, **calling(folder, server)) as suite,
+    ):
+        request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
+        assert await told(suite, request_id) == WebhookDelivery(WebhookState.FAILED, 1, "status 410")
+
+
+async def test_no_redirect_is_followed(folder: Path, worker: PacedWorker) -> None:
+    async with running_webhook_server() as inside, running_webhook_server() as server:
+        moved = f"HTTP/1.1 307 Moved\r\nLocation: {url_of(inside)}\r\nContent-Length: 0\r\n\r\n"
+        server.answers = [moved.encode()]
+        async with running_suite(folder, **calling(folder, server, inside, webhook_tries=2)) as suite:
+            request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
+            assert await told(suite, request_id) == WebhookDelivery(WebhookState.FAILED, 2, "status 307")
+
+    assert inside.connections == 0
+
+
+async def test_an_address_inside_is_not_called_although_its_name_is_allowed(folder: Path, worker: PacedWorker) -> None:
+    async with running_webhook_server() as server:
+        settings = calling(folder, server, webhook_networks=(), webhook_tries=1)
+        async with running_suite(folder, **settings) as suite:
+            request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
+            delivery = await told(suite, request_id)
+
+    assert delivery == WebhookDelivery(WebhookState.FAILED, 1, "its host stands for an address that is not called")
+    assert server.connections == 0
+
+
+async def test_what_may_not_be_called_is_refused_before_anything_is_accepted(folder: Path, worker: PacedWorker) -> None:
+    async with running_webhook_server() as server, running_suite(folder, **calling(folder, server)) as suite:
+        with pytest.raises(FailedPrecondition) as caught:
+            await suite.client.submit(REQUEST, webhook_url="http://127.0.0.1:1/")
+        with pytest.raises(InvalidArgument, match=r"webhook\.url"):
+            await suite.client.submit(REQUEST, webhook_url="file:///etc/passwd")
+
+        assert caught.value.reason == "WEBHOOK_REFUSED"
+        assert (await suite.client.list_requests(RequestQuery())).requests == ()
+
+
+async def test_webhooks_outlive_their_frontdoor(folder: Path, worker: PacedWorker) -> None:
+    """Of a job that ended before it was killed, and of one that ends after."""
+    async with running_webhook_server(answers=[None]) as server:
+        async with running_suite(folder, **calling(folder, server)) as suite:
+            first = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
+            await server.wait_for(1)
+            worker.hold.clear()
+            second = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
+            await worker.wait_until(lambda: worker.running)
+        server.answers = [OK]
+        worker.hold.set()
+
+        async with running_suite(folder, **calling(folder, server)) as suite:
+            deliveries = [await told(suite, request_id) for request_id in (first, second)]
+
+    assert [delivery.state for delivery in deliveries] == [WebhookState.DELIVERED] * 2
+    assert {headers["webhook-id"] for _, headers, _ in server.requests[1:]} == {first, second}
+
+
+async def test_a_host_that_never_answers_holds_up_nobody(folder: Path, worker: PacedWorker) -> None:
+    async with running_webhook_server(answers=[None]) as hanging, running_webhook_server() as server:
+        async with running_suite(folder, **calling(folder, hanging, server)) as suite:
+            stuck = [await suite.client.submit(REQUEST, webhook_url=url_of(hanging)) for _ in range(4)]
+            await hanging.wait_for(2)
+            other = await suite.client.submit(REQUEST, webhook_url=url_of(server))
+
+            assert await told(suite, other.request_id) == WebhookDelivery(WebhookState.DELIVERED, 1)
+            first = await suite.client.get_request(stuck[0].request_id, omit_image=True)
+            assert first.webhook == WebhookDelivery(WebhookState.PENDING)
+        assert len(hanging.requests) == 2
+
+
+async def test_servers_are_believed_by_the_authorities_that_are_named(folder: Path, worker: PacedWorker) -> None:
+    ours, others = Authority(folder, "ours"), Authority(folder, "others")
+    deliveries = []
+    for authority in (ours, others):
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        pair = authority.issue(f"server-{authority.certificate.stem}")
+        tls.load_cert_chain(pair.certificate, pair.key)
+        async with running_webhook_server(tls) as server:
+            settings = calling(folder, server, webhook_ca_file=ours.certificate, webhook_tries=1)
+            async with running_suite(folder, **settings) as suite:
+                submitted = await suite.client.submit(REQUEST, webhook_url=url_of(server, scheme="https"))
+                deliveries.append(await told(suite, submitted.request_id))
+
+    assert deliveries == [
+        WebhookDelivery(WebhookState.DELIVERED, 1),
+        WebhookDelivery(WebhookState.FAILED, 1, "TLS failed"),
+    ]
+
+
+async def test_the_address_that_was_judged_is_the_one_that_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that stands for an allowed address when it is judged and for another one afterwards (DNS rebinding)."""
+    asked = []
+
+    async def resolve(host: str, port: int, **_: object) -> list[Any]:
+        asked.append(host)
+        address = "127.0.0.1" if len(asked) == 1 else "127.0.0.2"
+        return [(2, 1, 6, "", (address, port))]
+
+    async with running_webhook_server() as server:
+        rules = webhook_rules((f"rebinds.example:{server.port}",), ("127.0.0.1/32",), plain_http=True)
+        caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 60.0)
+        loop = asyncio.get_running_loop()
+        real = loop.getaddrinfo
+        monkeypatch.setattr(
+            loop,
+            "getaddrinfo",
+            lambda host, port, **how: resolve(host, port) if "rebinds" in host else real(host, port, **how),
+        )
+        url = f"http://rebinds.example:{server.port}/"
+
+        assert await caller.post(url, {}, b"{}") == 204
+        with pytest.raises(WebhookFailed, match="not called"):
+            await caller.post(url, {}, b"{}")
+
+    assert asked == ["rebinds.example"] * 2
+    assert server.requests[0][1]["host"] == f"rebinds.example:{server.port}"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 20",
+        b"HTTP/2 200\r\n\r\n",
+        b"A" * 100_000,
+        b"HTTP/1.1 103 A\r\n\r\n" * 200,
+        b"HTTP/1.1 99 X\r\n\r\n",
+    ],
+    ids=["nothing", "half a line", "no HTTP/1", "a line without an end", "interim answers without an end", "no status"],
+)
+async def test_what_is_no_answer_is_a_failure(answer: bytes) -> None:
+    async with running_webhook_server(answers=[answer]) as server:
+        rules = webhook_rules((f"127.0.0.1:{server.port}",), LOOPBACK, plain_http=True)
+        caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 60.0)
+        with pytest.raises(WebhookFailed, match="no connection, or no answer"):
+            await caller.post(url_of(server), {}, b"{}")
+
+
+async def test_an_answer_that_never_comes_is_waited_for_so_long() -> None:
+    async with running_webhook_server(answers=[None]) as server:
+        rules = webhook_rules((f"127.0.0.1:{server.port}",), LOOPBACK, plain_http=True)
+        caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 0.05)
+        with pytest.raises(WebhookFailed, match="no answer in time"):
+            await caller.post(url_of(server), {}, b"{}")

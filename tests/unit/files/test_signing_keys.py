@@ -1,0 +1,38 @@
+"""Files of keys: the newest first, and what is wrong with one is told without it."""
+
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.files.signing_keys import new_signing_key, read_signing_keys
+
+
+def test_keys_are_read_in_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"# since March\n{'ab' * 32}\n\n  {'CD' * 32}\n")
+
+    assert read_signing_keys(path) == (b"\xab" * 32, b"\xcd" * 32)
+
+
+def test_a_new_key_is_one_and_never_the_same(tmp_path: Path) -> None:
+    lines = {new_signing_key() for _ in range(3)}
+    (tmp_path / "keys").write_text("\n".join(lines))
+
+    assert len(read_signing_keys(tmp_path / "keys")) == 3
+
+
+@pytest.mark.parametrize("text", ["", "# none\n", "ab" * 31, "zz" * 32, "ab" * 33, f"{'ab' * 32}\n" * 9])
+def test_a_file_without_keys_is_refused_and_no_key_is_told(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(text)
+
+    with pytest.raises(InvalidArgument, match="keys") as caught:
+        read_signing_keys(path)
+    assert "abab" not in caught.value.message
+    assert "zz" not in caught.value.message
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="nowhere"):
+        read_signing_keys(tmp_path / "nowhere")

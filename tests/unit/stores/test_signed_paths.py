@@ -1,0 +1,110 @@
+"""Paths that anybody may read a file by until they expire, and that nobody else can make."""
+
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pentimento.domain.errors import PermissionDenied
+from pentimento.domain.generation import ObjectReference
+from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner, SignedFile
+
+NOW = 1_800_000_000
+FILE = SignedFile(ObjectReference("results/0a1b", "sha256:" + "ab" * 32, 4711), "image/png", NOW + 60)
+SIGNER = PathSigner(b"k" * 32)
+
+
+def parts(path: str) -> tuple[str, str]:
+    split = urlsplit(path)
+    return split.path.removeprefix(FILES_PATH), split.query
+
+
+def reason(signer: PathSigner, path: str, now: float = NOW) -> tuple[str, str]:
+    with pytest.raises(PermissionDenied) as caught:
+        signer.verify(*parts(path), now)
+    return caught.value.reason, caught.value.message
+
+
+def test_a_path_reads_back_as_what_was_signed() -> None:
+    path = SIGNER.sign(FILE)
+
+    assert path.startswith("/v1/files/results/0a1b?expires=1800000060&type=image%2Fpng&size=4711&digest=abab")
+    assert SIGNER.verify(*parts(path), NOW) == FILE
+
+
+@pytest.mark.parametrize(("now", "readable"), [(NOW + 59.9, True), (NOW + 60, False), (NOW + 1e9, False)])
+def test_a_path_ends_when_it_says(now: float, readable: bool) -> None:
+    path = SIGNER.sign(FILE)
+
+    if readable:
+        assert SIGNER.verify(*parts(path), now) == FILE
+    else:
+        reason(SIGNER, path, now)
+
+
+OTHERS = [
+    replace(FILE, expires_at=FILE.expires_at + 1),
+    replace(FILE, media_type="image/webp"),
+    replace(FILE, reference=replace(FILE.reference, key="results/0a1c")),
+    replace(FILE, reference=replace(FILE.reference, size_bytes=4712)),
+    replace(FILE, reference=replace(FILE.reference, digest="sha256:" + "ac" * 32)),
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=["expires", "type", "key", "size", "digest"])
+def test_each_part_is_signed(other: SignedFile) -> None:
+    """The signature of one path is worth nothing under another one."""
+    signature = SIGNER.sign(FILE).rpartition("=")[2]
+    path = SIGNER.sign(other).rpartition("=")[0]
+
+    reason(SIGNER, f"{path}={signature}")
+
+
+def test_whatever_is_wrong_is_told_alike() -> None:
+    path = SIGNER.sign(FILE)
+    expired = reason(SIGNER, path, NOW + 60)
+    others = {
+        reason(PathSigner(b"x" * 32), path),
+        reason(SIGNER, path[:-1]),
+        reason(SIGNER, path + "&more=1"),
+        reason(SIGNER, path.replace("?", "?expires=9999999999&")),
+        reason(SIGNER, path.replace("results/0a1b", "results/../0a1b")),
+        reason(SIGNER, path.partition("?")[0]),
+        reason(SIGNER, path.replace("size=4711", "size=04711")),
+        reason(SIGNER, path.replace("size=4711", "size=" + "9" * 50)),
+        reason(SIGNER, path.replace("signature=", "signature=%FF")),
+        reason(SIGNER, path + "é"),
+    }
+
+    assert others == {expired}
+    assert expired[0] == "URL_REFUSED"
+
+
+@given(place=st.integers(min_value=0), put=st.characters(codec="utf-8"))
+def test_no_changed_character_passes(place: int, put: str) -> None:
+    key, query = parts(SIGNER.sign(FILE))
+    place %= len(query)
+    changed = query[:place] + put + query[place + 1 :]
+    assume(changed != query)
+
+    try:
+        found = SIGNER.verify(key, changed, NOW)
+    except PermissionDenied:
+        return
+    # Only another spelling of the very same path, such as a digit of an escape in lower case, is the same path.
+    assert found == FILE
+
+
+def test_paths_outlive_a_change_of_keys_for_as_long_as_the_old_one_is_listed() -> None:
+    path = SIGNER.sign(FILE)
+
+    assert PathSigner(b"n" * 32, b"k" * 32).verify(*parts(path), NOW) == FILE
+    reason(PathSigner(b"n" * 32), path)
+    assert PathSigner(b"n" * 32, b"k" * 32).sign(FILE) == PathSigner(b"n" * 32).sign(FILE)
+
+
+def test_a_short_key_is_no_key() -> None:
+    with pytest.raises(ValueError, match="32 bytes"):
+        PathSigner(b"k" * 31)
