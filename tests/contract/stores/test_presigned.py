@@ -39,13 +39,14 @@ def test_an_address_of_s3_never_lives_longer_than_s3_takes(s3_endpoint: str) -> 
     assert parse_qs(urlsplit(url).query)["X-Amz-Expires"] == ["604800"]
 
 
-def test_s3_says_that_an_object_is_gone(s3_endpoint: str) -> None:
+def test_an_address_of_nothing_gives_nothing(s3_endpoint: str) -> None:
+    """Without the right to list a bucket nobody is told whether an object is there: 403 as well as 404."""
     store = open_objects(f"s3://presigned-gone/p?endpoint={s3_endpoint}&create_bucket=true")
     url = store.presign(ObjectReference("results/never", "sha256:", 1), "image/png", int(time.time()) + 60)
 
     with pytest.raises(HTTPError) as caught:
         urlopen(url, timeout=60)
-    assert caught.value.code == 404
+    assert caught.value.code in (403, 404)
 
 
 def test_a_files_path_reads_back_under_the_same_key(tmp_path: Path) -> None:

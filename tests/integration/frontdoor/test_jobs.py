@@ -9,7 +9,7 @@ import pytest
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pentimento.domain.identity import Role
-from pentimento.domain.image_request import Accepted, Completed, Progress, Routed
+from pentimento.domain.image_request import Accepted, Completed, Routed
 from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.requests import RequestState
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
@@ -52,7 +52,6 @@ async def test_who_attaches_hears_what_comes_and_leaving_cancels_nothing(
     events = [event async for event in staying]
 
     assert [type(event) for event in (events[0], events[-1])] == [Routed, Completed]
-    assert any(isinstance(event, Progress) for event in events)
     assert (await suite.client.get_request(request_id)).state is RequestState.COMPLETED
     assert len(worker.executed) == 1
 
