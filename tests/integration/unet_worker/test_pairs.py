@@ -1,5 +1,6 @@
 """Pictures that two workers paint: those of one worker, whatever becomes of the second, a process of its own."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -130,6 +131,7 @@ async def credits_of(peer: Peer) -> None:
                     return
             except Unavailable:
                 assert peer.process.poll() is None
+                await asyncio.sleep(0.05)  # not a spin: it needs the processor to start
 
 
 @pytest.fixture(autouse=True)
