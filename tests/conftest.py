@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((at for at, tier in enumerate(SLOWEST_FIRST) if item.nodeid.startswith(tier)), 99))
 
 
-def pytest_collection_finish() -> None:
-    """Collections of garbage pass over the millions of objects that were imported and collected, and that stay."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collections of garbage pass over the millions of objects that are imported and collected, and that stay: there
+    are none meanwhile, and later ones leave them out."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from pentimento.diffusion.discriminator_files import discriminator_files
 from pentimento.rpc import run_service
+from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings
 from services.discriminator.settings import DiscriminatorSettings
 
@@ -11,7 +12,8 @@ async def main(argv: list[str]) -> None:
     for directory in settings.directories().values():
         discriminator_files(directory, accept_other_digest=settings.accept_other_digest)
     # Imported after that: a wrong flag or what is no discriminator is answered before torch is loaded.
-    from services.discriminator.wiring import wire
+    with importing_much():
+        from services.discriminator.wiring import wire
 
     await wire(settings).run()
 

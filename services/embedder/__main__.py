@@ -1,6 +1,7 @@
 """`python -m services.embedder --encoder DIR`"""
 
 from pentimento.rpc import run_service
+from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings
 from services.embedder.settings import EmbedderSettings
 
@@ -8,7 +9,8 @@ from services.embedder.settings import EmbedderSettings
 async def main(argv: list[str]) -> None:
     settings = load_settings(EmbedderSettings, "embedder", argv)
     # Imported after the settings hold: a wrong flag is answered before torch is loaded.
-    from services.embedder.wiring import wire
+    with importing_much():
+        from services.embedder.wiring import wire
 
     await wire(settings).run()
 

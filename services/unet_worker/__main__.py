@@ -4,6 +4,7 @@ from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.diffusion.triton_package import check_triton
 from pentimento.rpc import run_service
+from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings
 from services.unet_worker.models.libraries import needs_networks_alone
 from services.unet_worker.settings import KernelChoice, UnetWorkerSettings
@@ -15,9 +16,10 @@ async def main(argv: list[str]) -> None:
         check_triton()
     check_checkpoint(settings.model)
     # Imported after that: a wrong flag, a bad checkpoint or a missing package is answered before torch is loaded.
-    if needs_networks_alone(settings):
-        import_networks_alone()
-    from services.unet_worker.wiring import wire
+    with importing_much():
+        if needs_networks_alone(settings):
+            import_networks_alone()
+        from services.unet_worker.wiring import wire
 
     await wire(settings).run()
 

@@ -13,7 +13,7 @@ import torch
 
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
-from pentimento.diffusion.families import load_model
+from pentimento.diffusion.lean_imports import import_networks_alone
 
 opened: set[Path] = set()
 
@@ -24,6 +24,8 @@ def heard(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def load(checkpoint: Path) -> dict[str, Any]:
+    from pentimento.diffusion.families import load_model
+
     opened.clear()
     refused, allowed = "", set()
     try:
@@ -42,6 +44,7 @@ def load(checkpoint: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    import_networks_alone()  # as the worker does
     sys.addaudithook(heard)
     for checkpoint in sys.argv[1:]:
         print(json.dumps(load(Path(checkpoint))))

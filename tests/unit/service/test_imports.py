@@ -1,0 +1,21 @@
+"""Garbage waits while a service imports what it needs."""
+
+import gc
+
+import pytest
+
+from pentimento.service.imports import importing_much
+
+
+def test_nothing_is_collected_inside_and_everything_after_it() -> None:
+    with importing_much():
+        inside = gc.isenabled()
+
+    assert (inside, gc.isenabled()) == (False, True)
+
+
+def test_an_import_that_fails_leaves_collections_on() -> None:
+    with pytest.raises(ImportError), importing_much():
+        raise ImportError
+
+    assert gc.isenabled()
