@@ -43,12 +43,15 @@ class ModelVariant:
 @dataclass(frozen=True)
 class Handover:
     """Between a model of a cascade and the next one: the discriminator, as it knows its cascade (`light>heavy`), its
-    digest, and f(t) as points: the share of pictures whose confidence is not above each threshold."""
+    digest, and f(t) as points: the share of pictures whose confidence is not above each threshold. `reuse_share` (0..1)
+    of the next model's steps may be left out where it starts from the picture of the one before (DiffServe, section 5),
+    as the pair was measured; 0: it starts from noise."""
 
     discriminator: str
     discriminator_digest: str
     thresholds: tuple[float, ...]
     shares: tuple[float, ...]
+    reuse_share: float = 0.0
 
 
 @dataclass(frozen=True)

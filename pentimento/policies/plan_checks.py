@@ -67,6 +67,12 @@ def _check_cascade(field: str, cascade: CascadePlan, pools: set[str]) -> None:
             raise InvalidArgument.of(f"{field}.stages[{index}].pool", f"must be a pool of the plan, got {stage.pool!r}")
         _check_thresholds(f"{field}.stages[{index}]", stage)
         _check_share(f"{field}.stages[{index}].skip_below", stage.skip_below)
+        if not 0.0 <= stage.reuse_share < 1.0:
+            limit = f"must be at least 0 and below 1, got {stage.reuse_share}"
+            raise InvalidArgument.of(f"{field}.stages[{index}].reuse_share", limit)
+    if cascade.stages[-1].reuse_share:
+        last = f"{field}.stages[{len(cascade.stages) - 1}].reuse_share"
+        raise InvalidArgument.of(last, "must be 0: no stage starts from the last one's picture")
     if cascade.stages[-1].skip_below:
         last = f"{field}.stages[{len(cascade.stages) - 1}].skip_below"
         raise InvalidArgument.of(last, "must be 0: the last stage is never left out")

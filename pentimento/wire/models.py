@@ -44,6 +44,7 @@ def cascade_to_proto(cascade: CascadeVariant) -> pb.CascadeVariant:
             discriminator_digest=handover.discriminator_digest,
             thresholds=handover.thresholds,
             shares=handover.shares,
+            reuse_share=handover.reuse_share,
         )
         for handover in cascade.handovers
     ]
@@ -53,7 +54,7 @@ def cascade_to_proto(cascade: CascadeVariant) -> pb.CascadeVariant:
 def cascade_from_proto(message: pb.CascadeVariant) -> CascadeVariant:
     """Return the cascade of a message."""
     handovers = tuple(
-        Handover(of.discriminator, of.discriminator_digest, tuple(of.thresholds), tuple(of.shares))
+        Handover(of.discriminator, of.discriminator_digest, tuple(of.thresholds), tuple(of.shares), of.reuse_share)
         for of in message.handovers
     )
     return CascadeVariant(tuple(message.models), handovers)

@@ -136,6 +136,7 @@ def _cascade_to_proto(cascade: CascadePlan) -> pb.CascadePlan:
                 thresholds=[pb.StartThreshold(**asdict(threshold)) for threshold in stage.thresholds],
                 discriminator=stage.discriminator,
                 skip_below=stage.skip_below,
+                reuse_share=stage.reuse_share,
             )
             for stage in cascade.stages
         ],
@@ -148,7 +149,7 @@ def _cascade_from_proto(message: pb.CascadePlan) -> CascadePlan:
 
 def _stage_from_proto(message: pb.StagePlan) -> StagePlan:
     thresholds = tuple(StartThreshold(threshold.start, threshold.confidence) for threshold in message.thresholds)
-    return StagePlan(message.pool, thresholds, message.discriminator, message.skip_below)
+    return StagePlan(message.pool, thresholds, message.discriminator, message.skip_below, message.reuse_share)
 
 
 def _cache_to_proto(cache: CachePlan) -> pb.CachePlan:

@@ -84,5 +84,6 @@ class ChainAllocator:
                 stages.append(StagePlan(model))
                 break
             thresholds = tuple(StartThreshold(start, solution.thresholds[index]) for start in STARTS)
-            stages.append(StagePlan(model, thresholds, self.cascade.handovers[index].discriminator))
+            handover = self.cascade.handovers[index]
+            stages.append(StagePlan(model, thresholds, handover.discriminator, reuse_share=handover.reuse_share))
         return CascadePlan(self.cascade.name, tuple(stages))

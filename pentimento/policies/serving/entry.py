@@ -21,7 +21,8 @@ class Stage:
     """A stage of a request: its pool, its model and, in a cascade that is followed by another, how its pictures are
     scored. `cascade` names the plan's cascade, empty for the operator's own and where there is none. `planned`: the
     plan's shares sent the request there, and not its own wish. `skip_below`: the plan's bound of the prompt's
-    probability, below which the stage is left out; 0 for never."""
+    probability, below which the stage is left out; 0 for never. `reuse_share` (0..1) of the next stage's steps are left
+    out there, because it starts from this one's picture; 0 for none."""
 
     pool: str
     model: str
@@ -30,6 +31,7 @@ class Stage:
     thresholds: tuple[StartThreshold, ...] = ()
     planned: bool = False
     skip_below: float = 0.0
+    reuse_share: float = 0.0
 
     def threshold(self, start: str) -> float | None:
         """Return the confidence that pictures from that start must exceed; None where they are not scored."""
@@ -115,6 +117,7 @@ def _stages(plan: Plan, entry: EnteredPool) -> tuple[Stage, ...]:
             stage.thresholds,
             planned=True,
             skip_below=stage.skip_below,
+            reuse_share=stage.reuse_share,
         )
         for stage in cascade.stages
     )

@@ -108,6 +108,9 @@ def _check_handover(field: str, handover: Handover) -> None:
     if not 2 <= count <= MAX_POINTS or len(handover.shares) != count:
         limit = f"must be 2 to {MAX_POINTS} points, a share for each threshold"
         raise InvalidArgument.of(f"{field}.shares", f"{limit}, got {count} and {len(handover.shares)}")
+    if not 0.0 <= handover.reuse_share < 1.0:
+        limit = f"must be at least 0 and below 1, got {handover.reuse_share}"
+        raise InvalidArgument.of(f"{field}.reuse_share", limit)
     for name in ("thresholds", "shares"):
         values = getattr(handover, name)
         if not all(0.0 <= value <= 1.0 for value in values) or list(values) != sorted(values):

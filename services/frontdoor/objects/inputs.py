@@ -69,9 +69,9 @@ class Inputs:
                 await asyncio.shield(held.storing)
 
     async def load(self, job: Job, resolved: ResolvedRequest) -> GenerationSpec:
-        """The spec with the bytes that it came with. Raises Internal where they are gone, Unavailable where they cannot
-        be read for a while, Cancelled where the request has ended meanwhile."""
-        parts = {part.field: await self._read(job, part.object) for part in resolved.inputs}
+        """The spec with the bytes that it came with; those without a key are in it already. Raises Internal where they
+        are gone, Unavailable where they cannot be read for a while, Cancelled where the request has ended meanwhile."""
+        parts = {part.field: await self._read(job, part.object) for part in resolved.inputs if part.object.key}
         if job.ended.is_set():
             raise Cancelled("ENDED", "the request ended before it was painted")
         return put_inputs(resolved.spec, parts)

@@ -19,6 +19,7 @@ from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.foresight import foresee, foresees, left_out_note
+from services.frontdoor.routing.light_starts import started_from_light
 from services.frontdoor.routing.stages import PoolOption, as_painted_by, cascade_stages, known_stages
 from services.frontdoor.routing.start_choice import Asker, decide_route, new_route_id
 from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
@@ -91,6 +92,7 @@ async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
         embedding = await _awaited_embedding(parts, job)
         asker = Asker(request.tenant, request.resolved, stage, request.draw, stays=number > 0)
         decided = await decide_route(parts, asker, held, embedding, job.note)
+        decided = tuple(started_from_light(job, number, option) for option in decided)
         if number == 0:
             job.restaged = _stages_from(parts, job, decided[0])
             job.foreseen = await foresee(parts, job.stages, decided[0].route.start, embedding, job.note)

@@ -87,7 +87,10 @@ def steps_saved(start: Start) -> int:
 def work_left(resolved: ResolvedRequest, start: Start) -> float:
     """Pixel steps from that start to the picture."""
     spec = resolved.spec
-    return float(spec.width_px * spec.height_px * max(spec.num_inference_steps - steps_saved(start), 1))
+    steps = spec.num_inference_steps - steps_saved(start)
+    if spec.init_image is not None:
+        steps = int(steps * spec.init_image.strength)
+    return float(spec.width_px * spec.height_px * max(steps, 1))
 
 
 def ancestor_depth(start: Start) -> int:

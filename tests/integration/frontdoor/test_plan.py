@@ -11,6 +11,7 @@ import pytest
 
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import Unavailable
+from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import (
     CachePlan,
     CascadePlan,
@@ -35,6 +36,7 @@ from pentimento.domain.image_request import AskedLora, CacheMode, ImageRequest
 from pentimento.policies.serving.entry import EVERY_START, every_start
 from pentimento.policies.serving.mixture import HITS, SPARING
 from pentimento.stores.ledger import open_journal
+from pentimento.stores.objects.store import digest_of
 from pentimento.testing.cascade import FixedDiscriminator, running_parts
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, settings_of, until
 from pentimento.testing.held_models import HELD
@@ -221,6 +223,34 @@ async def test_the_plan_says_which_prompts_leave_the_light_stage_out_unless_the_
     assert provenance.spec.model == "heavy"
     assert (len(run.light.orders), len(run.heavy.orders)) == (0 if left_out else 1, 1)
     assert any("left out" in note for note in provenance.notes) is left_out
+
+
+@pytest.mark.parametrize(
+    ("share", "asked", "strength"),
+    [(0.5, {}, 0.5), (0.0, {}, None), (0.5, {"quality": 0.9}, None), (0.5, {"pin_ms": 60_000}, None)],
+)
+async def test_the_heavy_stage_starts_from_the_light_picture_where_the_pair_was_measured_to_bear_it(
+    folder: Path, share: float, asked: dict[str, Any], strength: float | None
+) -> None:
+    """Two of the heavy model's four steps are taken. Who asks for a quality, or for a replay, gets all of them."""
+    pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
+    known = cascade("light", "heavy", noise=0.95)
+    reusing = replace(known, stages=(replace(known.stages[0], reuse_share=share), known.stages[1]))
+    async with planned(folder, pools, FromNoise(), (reusing,)) as run:
+        provenance = (await run.suite.paint(replace(UNNAMED, cache=CacheMode.OFF, **asked))).provenance
+
+    light, heavy = run.light.finished, run.heavy.executed[0]
+    assert provenance.spec.model == "heavy"
+    if strength is None:
+        assert (heavy.init_image, provenance.inputs) == (None, ())
+        return
+    (picture,) = (one.outcome.image for one in light.values() if isinstance(one.outcome, AttemptResult))
+    assert heavy.init_image is not None
+    assert (heavy.init_image.image, heavy.init_image.strength) == (picture, pytest.approx(strength, abs=1e-5))
+    assert [(part.field, part.object.digest) for part in provenance.inputs] == [
+        ("init_image.image", digest_of(picture))
+    ]
+    assert "heavy started from the picture of light: 2 steps are taken" in provenance.notes
 
 
 async def test_misses_take_one_way_and_hits_another_cascade(folder: Path) -> None:

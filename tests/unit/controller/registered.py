@@ -24,6 +24,7 @@ def cascade(*models: str, shares: tuple[float, ...] = (0.0, 0.3, 1.0)) -> Cascad
     """f(t) is the same between any two."""
     thresholds = tuple(index / (len(shares) - 1) for index in range(len(shares)))
     handovers = tuple(
-        Handover(f"{light}>{heavy}", DISCRIMINATOR_DIGEST, thresholds, shares) for light, heavy in pairwise(models)
+        Handover(f"{light}>{heavy}", DISCRIMINATOR_DIGEST, thresholds, shares, 0.25)
+        for light, heavy in pairwise(models)
     )
     return CascadeVariant(models, handovers)

@@ -83,6 +83,8 @@ def test_a_plan_that_makes_sense_passes() -> None:
         ({"cache": CachePlan(eviction="random")}, "cache.eviction"),
         (staged(replace(FIRST, skip_below=1.5), LAST), "cascades[0].stages[0].skip_below"),
         (staged(FIRST, replace(LAST, skip_below=0.1)), "cascades[0].stages[1].skip_below"),
+        (staged(replace(FIRST, reuse_share=1.0), LAST), "cascades[0].stages[0].reuse_share"),
+        (staged(FIRST, replace(LAST, reuse_share=0.1)), "cascades[0].stages[1].reuse_share"),
         ({"components": (ComponentPlacement(ReplicaKind.UNET_WORKER, "a", ()),)}, "components[0]"),
         ({"components": (ComponentPlacement(ReplicaKind.CONTROLNET, "", ()),)}, "components[0]"),
         ({"pairs": (WorkerPair(("w1", "w1")),)}, "pairs[0]"),

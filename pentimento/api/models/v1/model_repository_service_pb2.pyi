@@ -147,9 +147,14 @@ class Handover(_message.Message):
     DISCRIMINATOR_DIGEST_FIELD_NUMBER: _builtins.int
     THRESHOLDS_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
+    REUSE_SHARE_FIELD_NUMBER: _builtins.int
     discriminator: _builtins.str
     """As discriminators know their cascade: `light>heavy`."""
     discriminator_digest: _builtins.str
+    reuse_share: _builtins.float
+    """Share of the next model's steps that may be left out where it starts from the picture of the one before, as the pair was measured;
+    0: it starts from noise.
+    """
     @_builtins.property
     def thresholds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """f(t): the share of pictures whose confidence is not above the threshold, ascending from 0 to 1."""
@@ -163,10 +168,11 @@ class Handover(_message.Message):
         discriminator_digest: _builtins.str = ...,
         thresholds: _abc.Iterable[_builtins.float] | None = ...,
         shares: _abc.Iterable[_builtins.float] | None = ...,
+        reuse_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "discriminator_digest", b"discriminator_digest", "shares", b"shares", "thresholds", b"thresholds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "discriminator_digest", b"discriminator_digest", "reuse_share", b"reuse_share", "shares", b"shares", "thresholds", b"thresholds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -124,6 +125,15 @@ def test_a_plan_has_the_three_stages_with_their_thresholds_and_discriminators() 
     assert {entry.start for entry in cascade.stages[0].thresholds} == {"noise", "latent", "image"}
     assert set(counts(decision)) == {"turbo", "middle", "sd15"}
     assert {route.cascade for route in decision.pools[0].routes} == {"turbo>middle>sd15"}
+
+
+def test_a_plan_says_which_stage_starts_from_the_picture_before_it() -> None:
+    first, second = THREE.handovers
+    reusing = CascadeVariant(THREE.models, (first, replace(second, reuse_share=0.4)))
+
+    (cascade,) = decide(ChainAllocator(SETTINGS, reusing), fleet(12, 6.0)).cascades
+
+    assert [stage.reuse_share for stage in cascade.stages] == [0.0, 0.4, 0.0]
 
 
 def test_under_load_fewer_go_on_and_with_nobody_to_go_on_to_nothing_is_scored() -> None:
