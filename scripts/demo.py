@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pentimento.domain.image_request import ImageRequest
+from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.sdk import Client, Picture
-from pentimento.sdk.picture import provenance_as_json
 from pentimento.supervisor.local import local_suite
 
 STEPS = 50

@@ -19,7 +19,8 @@ from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import FromNoise, InitImage, Provenance
 from pentimento.domain.image_request import Accepted, CacheMode, Completed, GenerateEvent, ImageRequest, Routed
 from pentimento.domain.image_request import Progress as StepsDone
-from pentimento.sdk.picture import Picture, provenance_as_json
+from pentimento.domain.provenance_document import provenance_as_json
+from pentimento.sdk.picture import Picture
 
 # What the contract can carry; the limits that count are the server's.
 INT64 = click.IntRange(-(2**63), 2**63 - 1)

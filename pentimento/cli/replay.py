@@ -12,7 +12,8 @@ from pentimento.cli.connection import connection_options
 from pentimento.cli.generate import deadline_ms, summary, watch
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import ReplayRequest
-from pentimento.sdk.picture import Picture, provenance_as_json, read_provenance, without_provenance
+from pentimento.domain.provenance_document import provenance_as_json
+from pentimento.sdk.picture import Picture, read_provenance, without_provenance
 
 # Of pictures and of what they came with; servers send and take less.
 MAX_FILE_BYTES = 256 << 20

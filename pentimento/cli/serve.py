@@ -9,6 +9,7 @@ from pentimento.supervisor.child import source_path
 
 SERVICES = {
     "frontdoor": "services.frontdoor",
+    "edge": "services.edge",
     "embedder": "services.embedder",
     "vectordb-gateway": "services.vectordb_gateway",
     "unet-worker": "services.unet_worker",

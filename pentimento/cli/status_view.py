@@ -15,8 +15,8 @@ from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatistic
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.provenance_document import as_json
 from pentimento.reports.allocations import AllocationSample, sample_of_plan, sparkline, violation_shares
-from pentimento.sdk.picture import as_json
 
 
 @dataclass(frozen=True)

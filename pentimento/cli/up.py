@@ -1,6 +1,7 @@
 """`pentimento up`: from options to a supervised suite."""
 
 import asyncio
+import importlib.util
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from pentimento.cli.connection import state_dir_option
 from pentimento.cli.detached import start_detached
@@ -47,6 +49,7 @@ from pentimento.supervisor.suite import (
 )
 from pentimento.supervisor.supervisor import Supervisor
 
+HTTP_PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart")
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -62,6 +65,12 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, metavar="NAME|DIR", help="retrieval encoder")
 @state_dir_option
 @click.option("--listen", default="127.0.0.1:50400", show_default=True, help="host:port of the public API; '' for none")
+@click.option(
+    "--http",
+    default="127.0.0.1:50480",
+    show_default=True,
+    help="host:port of the same over HTTP: the OpenAI images API, and the console; '' for none",
+)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="torch threads of a process")
 @click.option("--config", "config_file", type=EXISTING_FILE, help="TOML settings, passed to every service")
@@ -178,6 +187,7 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
         encoder=encoder_path,
         copies=options["workers"],
         public=with_free_port(options["listen"]),
+        http=with_free_port(served_http(options["http"])),
         device=options["device"],
         threads=options["threads"],
         config_file=absolute(options["config_file"]),
@@ -207,6 +217,15 @@ def check_policy(name: str) -> None:
         close = get_close_matches(name, POLICY_NAMES, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise click.UsageError(f"--policy must be one of {', '.join(sorted(POLICY_NAMES))}, got {name!r}{hint}")
+
+
+def served_http(listen: str) -> str:
+    """Return where HTTP is served: nowhere where the packages for it are not installed, unless it was asked for."""
+    if not listen or all(importlib.util.find_spec(package) for package in HTTP_PACKAGES):
+        return listen
+    if click.get_current_context().get_parameter_source("http") is not ParameterSource.DEFAULT:
+        raise click.UsageError("--http needs what `pip install 'pentimento[edge]'` installs")
+    return ""
 
 
 def served_cascade(models: str, discriminators: tuple[str, ...], threshold: float) -> ServedCascade | None:
@@ -293,10 +312,13 @@ def announce(view: LogView, settings: SuiteSettings, state: StateDirectory) -> N
         gateway=unix_address(state, "gateway") if settings.cached else "",
         service_token_file=str(settings.service_token_file or ""),
         supervisor_pid=os.getpid(),
+        http=settings.http,
     )
     state.publish(endpoint)
     if settings.fleet is not None:
         view.note("EMULATED devices: profiled times, and no picture is painted")
+    if settings.http:
+        view.note(f"HTTP is at http://{settings.http} (OpenAI's images API under /v1)")
     view.note(f"the public API is at {settings.public or endpoint.frontdoor}; logs and stores are in {state.path}")
 
 

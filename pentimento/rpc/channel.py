@@ -27,13 +27,19 @@ Serializer = Callable[[Any], bytes]
 Deserializer = Callable[[bytes], Any]
 
 
-def open_channel(address: str, settings: RpcChannelSettings, token: str | None = None) -> grpc.aio.Channel:
+# gRPC shares the connections of channels that are alike.
+OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
+
+
+def open_channel(
+    address: str, settings: RpcChannelSettings, token: str | None = None, *, own_connection: bool = False
+) -> grpc.aio.Channel:
     """A channel to "unix:/path" or "host:port"; connects with its first call. `token` stands in for
-    `service_token_file`.
+    `service_token_file`; `own_connection`: no other channel's calls are on its connection.
 
     SettingsError when the token or the certificates cannot be read.
     """
-    options = channel_options(settings.channel_max_message_bytes)
+    options = channel_options(settings.channel_max_message_bytes) + ((OWN_CONNECTION,) if own_connection else ())
     credentials = None if is_unix(address) else channel_credentials(settings)
     if credentials is None:
         plain = grpc.aio.insecure_channel(address, options=options)

@@ -1,17 +1,16 @@
 """A finished picture: its bytes as the server sent them, how it came to be, and a PNG that says so itself."""
 
 import dataclasses
-import hashlib
 import io
 import json
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Provenance
 from pentimento.domain.image_request import Completed, ImageFormat
+from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.pictures.png_chunks import HEADER_END, SIGNATURE, leading_chunks, png_chunk
 
 if TYPE_CHECKING:
@@ -86,25 +85,3 @@ def _provenance_text(png: bytes) -> bytes:
         if kind == b"iTXt" and content.startswith(_PREFIX):
             return content[len(_PREFIX) :]
     raise InvalidArgument.of("png", "must carry a pentimento provenance, it has none")
-
-
-def provenance_as_json(provenance: Provenance) -> dict[str, Any]:
-    """Return the provenance as plain JSON values. Image bytes are named by their digest instead of being repeated,
-    those that the frontdoor left out under `inputs`."""
-    return {field.name: as_json(getattr(provenance, field.name)) for field in dataclasses.fields(provenance)}
-
-
-def as_json(value: Any) -> Any:
-    """Return the value as plain JSON. A start says which kind it is, since its fields alone do not."""
-    if isinstance(value, bytes):
-        return "sha256:" + hashlib.sha256(value).hexdigest() if value else ""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, tuple | list):
-        return [as_json(item) for item in value]
-    if isinstance(value, frozenset):
-        return sorted(as_json(item) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields} if type(value).__name__.startswith("From") else fields
-    return value

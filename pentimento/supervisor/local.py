@@ -18,7 +18,8 @@ from pathlib import Path
 from pentimento.domain.errors import Unavailable
 from pentimento.supervisor.state import Endpoint, StateDirectory
 
-COMMAND = (sys.executable, "-m", "pentimento.cli", "up", "--quiet")
+# Without HTTP, which most have no use for; a later `--http` asks for it.
+COMMAND = (sys.executable, "-m", "pentimento.cli", "up", "--quiet", "--http", "")
 LOOK_S = 0.01
 START_LIMIT_S = 180.0
 

@@ -24,8 +24,8 @@ LONGEST_LINE_BYTES = 4096
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a running suite is reached: `unix:/path` or `host:port`; `gateway` is empty where there is none. The token
-    file, if any, opens status calls."""
+    """Where a running suite is reached: `unix:/path` or `host:port`; `gateway` is empty where there is none, and
+    `http`, the host:port of the HTTP API. The token file, if any, opens status calls."""
 
     frontdoor: str
     public: str
@@ -33,6 +33,7 @@ class Endpoint:
     gateway: str
     service_token_file: str
     supervisor_pid: int
+    http: str = ""
 
 
 class StateDirectory:

@@ -34,19 +34,21 @@ class ServedCascade:
 
 @dataclass(frozen=True)
 class SuiteSettings:
-    """`copies` workers for each model; `public` is the host:port of the public API beside its unix socket. With a
-    `fleet` its emulated devices take the place of the models. `policy` is what the controller plans by, and `slo_s` the
-    SLO that it plans for; `profiles` are what models were measured to cost, `selector_profiles` from which similarity
-    on they may reuse. `unprofiled_reuse`: the others may reuse too, by thresholds that nobody measured. `controlnets`:
-    the registry whose ControlNets `controlnet_copies` processes serve, and `pipelining_bounds` says when their
-    residuals may be a step old; None for none and never. `loras`: the directory of the LoRAs that workers paint with;
-    None for none. `thinning`: when steps are left out (off, deadline, load), as `thinning_profiles` allow. `cascade`:
-    through which models requests go that name none; None for the default model alone."""
+    """`copies` workers for each model; `public` is the host:port of the public API beside its unix socket, `http` that
+    of the same over HTTP, "" for none. With a `fleet` its emulated devices take the place of the models. `policy` is
+    what the controller plans by, and `slo_s` the SLO that it plans for; `profiles` are what models were measured to
+    cost, `selector_profiles` from which similarity on they may reuse. `unprofiled_reuse`: the others may reuse too, by
+    thresholds that nobody measured. `controlnets`: the registry whose ControlNets `controlnet_copies` processes serve,
+    and `pipelining_bounds` says when their residuals may be a step old; None for none and never. `loras`: the directory
+    of the LoRAs that workers paint with; None for none. `thinning`: when steps are left out (off, deadline, load), as
+    `thinning_profiles` allow. `cascade`: through which models requests go that name none; None for the default model
+    alone."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path
     copies: int = 1
     public: str = ""
+    http: str = ""
     device: str = "auto"
     threads: int = 1
     config_file: Path | None = None
@@ -89,7 +91,7 @@ class ProcessSpec:
     stage: int
 
 
-FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(4)
+EDGE_STAGE, FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(5)
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:
         *(spec for group in calling for spec in group.specs),
         *discriminators,
         frontdoor(settings, state),
+        *((edge(settings, state),) if settings.http else ()),
     )
     return Suite(processes, (*called, *calling))
 
@@ -366,6 +369,17 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     arguments += signing_arguments(settings)
     arguments += shared_arguments(settings, "frontdoor") + caller_arguments(settings, state)
     return ProcessSpec("frontdoor", "services.frontdoor", arguments, address, FRONTDOOR_STAGE)
+
+
+def edge(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
+    """Return the HTTP edge. It has no token of its own: what callers may do is theirs."""
+    address = unix_address(state, "edge")
+    arguments: tuple[str, ...] = ("--listen", address, "--http-listen", settings.http)
+    arguments += ("--frontdoor-address", unix_address(state, "frontdoor"))
+    arguments += ("--controller-address", unix_address(state, "controller"))
+    if settings.cached:
+        arguments += ("--gateway-address", unix_address(state, "gateway"))
+    return ProcessSpec("edge", "services.edge", arguments + shared_arguments(settings, "edge"), address, EDGE_STAGE)
 
 
 def emulated_frontdoor(fleet: EmulatedFleet, folder: Path) -> tuple[str, ...]:

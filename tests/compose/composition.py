@@ -51,13 +51,13 @@ class Composition:
         return succeed([*self._command, *arguments], self._environment, limit_s)
 
     def up(self) -> None:
-        """Builds what is not built yet; returns once the frontdoor is healthy, and so all that it waits for."""
+        """Builds what is not built yet; returns once the edge is healthy, and so all that it waits for."""
         self.run("build", limit_s=800)
         self.start()
 
     def start(self) -> None:
         self.run("up", "--detach", "--no-build", limit_s=400)
-        self._wait_until_healthy("frontdoor")
+        self._wait_until_healthy("edge")
 
     def down(self) -> None:
         """Takes everything away but the images, whose layers serve the next build."""

@@ -19,6 +19,7 @@ SERVICES = (
     "unet-worker-heavy",
     "unet-worker-light",
     "frontdoor",
+    "edge",
     "discriminator",
 )
 WORKERS = ("unet-worker-heavy", "unet-worker-light")
@@ -62,10 +63,10 @@ def test_every_container_runs_unprivileged_on_a_read_only_root_within_its_limits
     assert container["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
 
 
-def test_only_the_frontdoor_is_published(suite: Composition) -> None:
+def test_only_frontdoor_and_edge_are_published(suite: Composition) -> None:
     published = [name for name in SERVICES if any(suite.container(name)["NetworkSettings"]["Ports"].values())]
 
-    assert published == ["frontdoor"]
+    assert sorted(published) == ["edge", "frontdoor"]
 
 
 def test_workers_share_one_memory_volume(suite: Composition) -> None:

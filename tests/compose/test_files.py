@@ -25,6 +25,7 @@ SETTINGS = {
     "controlnet-svc": ("controlnet_svc", "ControlNetSettings"),
     "discriminator": ("discriminator", "DiscriminatorSettings"),
     "frontdoor": ("frontdoor", "FrontdoorSettings"),
+    "edge": ("edge", "EdgeSettings"),
 }
 EVERY_SERVICE = [(file, name) for file in (EMBEDDED, REAL) for name in services(file)]
 OWN_SERVICES = [(file, name) for file, name in EVERY_SERVICE if name in SETTINGS]
@@ -97,11 +98,11 @@ def test_a_service_may_drain_before_it_is_killed(file: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("file", [EMBEDDED, REAL])
-def test_only_the_frontdoor_is_published_and_only_to_this_host(file: str) -> None:
+def test_only_frontdoor_and_edge_are_published_and_only_to_this_host(file: str) -> None:
     published = {name: service["ports"] for name, service in services(file).items() if "ports" in service}
 
-    assert list(published) == ["frontdoor"]
-    assert all(port.startswith("127.0.0.1:") for port in published["frontdoor"])
+    assert set(published) == {"frontdoor", "edge"}
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
 def test_the_embedded_form_has_no_image_of_third_parties() -> None:
@@ -115,8 +116,15 @@ def test_images_of_third_parties_are_pinned_by_tag() -> None:
     assert all(re.fullmatch(r"[\w./-]+:v?\d+\.\d+[\w.-]*", image) for image in images)
 
 
-def test_in_the_real_form_every_service_asks_for_a_token_and_shows_one() -> None:
-    for name in SETTINGS:
+def test_the_edge_has_no_token_that_a_caller_could_borrow() -> None:
+    edge = services(REAL)["edge"]
+
+    assert "secrets" not in edge
+    assert not [name for name in edge["environment"] if "TOKEN" in name]
+
+
+def test_in_the_real_form_every_other_service_asks_for_a_token_and_shows_one() -> None:
+    for name in set(SETTINGS) - {"edge"}:
         service = services(REAL)[name]
 
         assert {"tokens", "service_token"} <= set(service["secrets"])

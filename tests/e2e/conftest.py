@@ -15,6 +15,7 @@ from pentimento.sdk import AsyncClient
 from pentimento.supervisor.leftovers import marked_processes
 from pentimento.supervisor.local import COMMAND, LocalSuite, local_suite
 from tests.e2e.folder_suite import FolderSuite
+from tests.edge_packages import missing
 
 STARTED = FolderSuite(Path(__file__).parent)
 
@@ -55,6 +56,7 @@ def crash(patient_frontdoors: None) -> Iterator[Crash]:
 def suite(crash: Crash) -> Iterator[LocalSuite]:
     """One heavy model with everything that it can be asked for. It starts where another was killed."""
     flags = ["--unprofiled-reuse", "--controlnets", "tiny", "--loras", "tiny"]
+    flags += [] if missing() else ["--http", "127.0.0.1:0"]
     with STARTED:
         yield STARTED.enter_context(local_suite(flags, state_dir=crash.state_directory))
 

@@ -23,8 +23,9 @@ from pentimento.domain.generation import (
     Start,
 )
 from pentimento.domain.image_request import ImageFormat
+from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.pictures.png_chunks import HEADER_END, png_chunk
-from pentimento.sdk.picture import Picture, provenance_as_json, read_provenance, with_provenance, without_provenance
+from pentimento.sdk.picture import Picture, read_provenance, with_provenance, without_provenance
 
 
 def png() -> bytes:

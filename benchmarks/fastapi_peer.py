@@ -1,0 +1,74 @@
+"""What HTTP alone costs where it is done as vLLM does: FastAPI handlers with pydantic models, on uvicorn, that answer a
+constant.
+
+    python -m benchmarks.fastapi_peer PICTURE_BYTES     prints its port; serves until its input ends
+"""
+
+import asyncio
+import base64
+import socket
+import sys
+import time
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel, Field
+
+
+class PeerRequest(BaseModel):
+    """What a server of this kind declares of OpenAI's request."""
+
+    model: str | None = None
+    prompt: str
+    n: int = Field(1, ge=1, le=10)
+    size: str | None = "auto"
+    quality: str | None = "auto"
+    response_format: str = "b64_json"
+    output_format: str | None = "png"
+    user: str | None = None
+    negative_prompt: str | None = None
+    num_inference_steps: int | None = Field(None, ge=1)
+    guidance_scale: float | None = None
+    seed: int | None = None
+
+
+class PeerPicture(BaseModel):
+    """One picture of an answer."""
+
+    b64_json: str | None = None
+    url: str | None = None
+
+
+class PeerAnswer(BaseModel):
+    """A whole answer."""
+
+    created: int
+    data: list[PeerPicture]
+
+
+def peer_app(picture_bytes: int) -> FastAPI:
+    """Return an application that answers every request with the same picture."""
+    picture = base64.b64encode(bytes(picture_bytes)).decode()
+    app = FastAPI()
+
+    async def generations(request: PeerRequest) -> Any:
+        return PeerAnswer(created=int(time.time()), data=[PeerPicture(b64_json=picture)])
+
+    app.add_api_route("/v1/images/generations", generations, methods=["POST"], response_model=PeerAnswer)
+    return app
+
+
+async def serve(picture_bytes: int) -> None:
+    """Serve on a free port."""
+    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    server = uvicorn.Server(uvicorn.Config(peer_app(picture_bytes), log_level="warning", access_log=False))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    print(listening.getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    server.should_exit = True
+    await serving
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1])))

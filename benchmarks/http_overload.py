@@ -1,0 +1,216 @@
+"""More than the fleet can paint, asked for over HTTP: what still gets done in time, how soon the others hear 429, and
+who gets a turn.
+
+As `overload`, through the edge: an emulated fleet of sixteen, open-loop, each request a POST of its own. Goodput is
+what was answered in time, a second, once the queues have settled and while the load lasts; its peak is the best of runs
+around capacity. A refusal is timed from the request to the end of its answer, of whoever was never accepted, and counts
+only as 429 with Retry-After. Beside it, at the same time, what a server takes there that only refuses, over gRPC. Last,
+a greedy tenant asks for ten times as much as one that asks for less than its half.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bare_refusals import bare_refusals
+from benchmarks.emulated_runs import FLEETS, capacity_per_s, emulated_suite, steady_load
+from benchmarks.http_client import HttpClient
+from benchmarks.overload import (
+    AROUND_CAPACITY,
+    FAIRNESS,
+    GOODPUT,
+    GREEDY,
+    MODEST,
+    OVERLOADS,
+    REJECTION,
+    SETTLING,
+    TENANTS,
+    rejection_figure,
+    slo_of,
+)
+from benchmarks.report import Figure, Options, at_most, counted, informative, parse_options, publish
+from benchmarks.stolen_time import StolenTime
+from pentimento.devices.emulation import EmulatedFleet, read_fleet
+from pentimento.domain.identity import Role
+from pentimento.reports.figures import fair_shares, jain_index
+from pentimento.rpc import new_token, token_entry
+from pentimento.supervisor.local import LocalSuite
+from pentimento.workloads import Arrival, Workload
+
+GONE_S = 120.0
+
+
+@dataclass(frozen=True)
+class HttpRecord:
+    """One request: when it was due and answered, in seconds of its run; `took_s` from its sending. `in_time`: a picture
+    within its deadline. `refused`: 429 with Retry-After before it was accepted.
+    `silent`: without Retry-After."""
+
+    tenant: str
+    status: int
+    ended_s: float
+    took_s: float
+    in_time: bool
+    refused: bool
+    silent: bool = False
+    code: str = ""
+
+
+@dataclass
+class HttpRun:
+    """One load; `share` of capacity."""
+
+    share: float
+    records: list[HttpRecord]
+    goodput: float
+    bare_s: Sequence[float]
+    stolen: float
+
+    def row(self) -> dict[str, Any]:
+        statuses: dict[str, int] = {}
+        for record in self.records:
+            name = f"{record.status} {record.code}".strip()
+            statuses[name] = statuses.get(name, 0) + 1
+        return {
+            "share_of_capacity": self.share,
+            "requests": len(self.records),
+            "goodput_per_s": self.goodput,
+            "statuses": statuses,
+            "in_time_by_tenant": self.in_time_by_tenant(),
+            "stolen_share": round(self.stolen, 4),
+        }
+
+    def in_time_by_tenant(self) -> dict[str, int]:
+        tenants = sorted({record.tenant for record in self.records})
+        return {tenant: sum(one.in_time for one in self.records if one.tenant == tenant) for tenant in tenants}
+
+    def jain(self) -> float:
+        """Jain's index of what each tenant got in time over its max-min fair share of all that was."""
+        got = self.in_time_by_tenant()
+        demands = Counter(record.tenant for record in self.records)
+        fair = fair_shares({tenant: float(count) for tenant, count in demands.items()}, sum(got.values()))
+        return jain_index([got[tenant] / share for tenant, share in fair.items() if share > 0] or [0.0])
+
+
+def main() -> int:
+    options = parse_options("http_overload", __doc__, add_options)
+    fleet = read_fleet(options.rest["fleet"])
+    with suite_of(options.rest["fleet"]) as (suite, tokens):
+        runs = asyncio.run(all_runs(options, fleet, suite, tokens))
+    return publish(options, figures(runs), notes={"fleet": options.rest["fleet"].name, "emulated": True})
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fleet", type=Path, default=FLEETS / "heavy-16-half.toml", help="fleet file")
+    parser.add_argument("--duration", type=float, default=60.0, help="seconds of a load")
+
+
+@contextmanager
+def suite_of(fleet: Path) -> Iterator[tuple[LocalSuite, dict[str, str]]]:
+    """The suite with HTTP, and a token for each tenant."""
+    tokens = {tenant: new_token() for tenant in TENANTS}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "tokens.toml"
+        file.write_text("\n".join(token_entry(token, name, frozenset({Role.USER})) for name, token in tokens.items()))
+        with emulated_suite(fleet, ("--token-file", str(file), "--http", "127.0.0.1:0")) as suite:
+            yield suite, tokens
+
+
+async def all_runs(options: Options, fleet: EmulatedFleet, suite: LocalSuite, tokens: dict[str, str]) -> list[HttpRun]:
+    """Around capacity, beyond it, and last the two tenants together."""
+    capacity, slo_s = capacity_per_s(fleet, fleet.default_model), slo_of(fleet)
+    shares = (1.0, 2.0) if options.quick else (*AROUND_CAPACITY, *OVERLOADS)
+    asked = [(share, {"greedy": 1.0}) for share in shares]
+    asked.append((GREEDY + MODEST, {"greedy": GREEDY, "modest": MODEST}))
+    settling_s = SETTLING * slo_s
+    duration_s = 1.5 * settling_s if options.quick else max(float(options.rest["duration"]), 1.5 * settling_s)
+    steps = fleet.model(fleet.default_model).steps
+    runs = []
+    for seed, (share, tenants) in enumerate(asked):
+        rate = share * capacity
+        workload = steady_load(rate, duration_s, slo_s, seed, tenants=tenants, steps=steps, model=fleet.default_model)
+        found = await run(suite, tokens, workload, share, (settling_s, duration_s))
+        print(found.row(), flush=True)
+        runs.append(found)
+    return runs
+
+
+async def run(
+    suite: LocalSuite, tokens: dict[str, str], workload: Workload, share: float, settled: tuple[float, float]
+) -> HttpRun:
+    """Play a load open-loop, each tenant over connections of its own."""
+    clients = {tenant: HttpClient(suite.endpoint.http, token) for tenant, token in tokens.items()}
+    async with AsyncExitStack() as stack:
+        stolen = stack.enter_context(StolenTime())
+        bare_s = await stack.enter_async_context(bare_refusals()) if share in GOODPUT else []
+        began = time.perf_counter()
+        records = await asyncio.gather(*(asked(clients[one.tenant], one, began) for one in workload.arrivals))
+    for client in clients.values():
+        client.close()
+    from_s, until_s = settled
+    in_time = sum(one.in_time and from_s <= one.ended_s < until_s for one in records)
+    return HttpRun(share, list(records), in_time / (until_s - from_s), bare_s, stolen.share())
+
+
+async def asked(client: HttpClient, arrival: Arrival, began: float) -> HttpRecord:
+    """Ask when it is due, and return what came of it."""
+    document = {
+        "prompt": arrival.prompt,
+        "model": arrival.model,
+        "num_inference_steps": arrival.steps,
+        "seed": arrival.seed,
+        "cache": "off",
+        "deadline_ms": max(round(arrival.deadline_s * 1000), 1),
+    }
+    request = client.request(document)
+    await asyncio.sleep(began + arrival.at_s - time.perf_counter())
+    sent = time.perf_counter()
+    async with asyncio.timeout(GONE_S):
+        answer = await client.ask(request)
+    ended = time.perf_counter()
+    code = "" if answer.status == 200 else str(json.loads(answer.body)["error"]["code"])
+    in_time = answer.status == 200 and ended - began - arrival.at_s <= arrival.deadline_s
+    silent, accepted = "retry-after" not in answer.headers, "x-request-id" in answer.headers
+    refused = answer.status == 429 and not silent and not accepted
+    took_s = ended - sent
+    return HttpRecord(arrival.tenant, answer.status, ended - began, took_s, in_time, refused, silent, code)
+
+
+def figures(runs: Sequence[HttpRun]) -> list[Figure]:
+    *alone, together = runs
+    peak = max(run.goodput for run in alone if run.share <= max(AROUND_CAPACITY))
+    rows = [run.row() for run in runs]
+    over = [run for run in alone if run.share in GOODPUT]
+    found = [
+        Figure(
+            f"goodput at {run.share:g} x capacity / peak",
+            run.goodput / peak if peak else None,
+            GOODPUT[run.share],
+            rows,
+            None,
+        )
+        for run in over
+    ]
+    seconds = [one.took_s for run in over for one in run.records if one.refused]
+    others = [f"{one.status} {one.code}" for run in runs for one in run.records if one.status not in (200, 504, 429)]
+    silent = [one.code for run in runs for one in run.records if one.status == 429 and one.silent]
+    found.append(rejection_figure("time to 429, p99", seconds, REJECTION))
+    bare_s = [value for run in over for value in run.bare_s]
+    found.append(rejection_figure("time a server takes that only refuses over gRPC, p99", bare_s, informative("ms")))
+    count = sum(len(run.records) for run in runs)
+    found.append(counted("429 without Retry-After", len(silent), count, at_most(0), silent[:50]))
+    found.append(counted("other errors", len(others), count, at_most(0), others[:50]))
+    found.append(Figure("Jain index, greedy and modest tenant", together.jain(), FAIRNESS, rows, None))
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,28 @@
+"""An HTTP edge in this process, before a frontdoor that is reached over its real socket."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from services.edge.process import EdgeProcess
+from services.edge.settings import EdgeSettings, HttpSettings
+from services.edge.wiring import wire
+
+
+@asynccontextmanager
+async def running_edge(folder: Path, frontdoor_address: str, **http: Any) -> AsyncIterator[EdgeProcess]:
+    """Listen on a free port of this machine; `http` are settings of the listener."""
+    settings = EdgeSettings(
+        RpcServerSettings(listen=(f"unix:{folder / 'edge'}",), drain_timeout_s=5.0),
+        RpcChannelSettings(),
+        HttpSettings(http_listen="127.0.0.1:0", **http),
+        frontdoor_address=frontdoor_address,
+    )
+    edge = wire(settings)
+    try:
+        await edge.prepare()
+        yield edge
+    finally:
+        await edge.close()

@@ -1,0 +1,126 @@
+"""The routes of the edge, and what is done for every request: origins, errors, counting."""
+
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route, Router
+
+from pentimento.domain.errors import Cancelled
+from services.edge.api_document import document_routes
+from services.edge.console import console_routes
+from services.edge.health import health_routes
+from services.edge.http.errors import as_known, error_response
+from services.edge.http.origins import OriginRule, origin_rule
+from services.edge.images import image_routes
+from services.edge.images.asking import API_NAMES
+from services.edge.images.painting import REQUEST_ID
+from services.edge.metrics import CLIENTS_LEFT, HTTP_REQUESTS, HTTP_SECONDS
+from services.edge.model_list import model_routes
+from services.edge.parts import EdgeParts
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+UNKNOWN_ROUTE = "unknown"
+CLIENT_CLOSED = 499
+# Answers are the caller's own, and say themselves what they are.
+SAFE_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin"))
+PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, POST, DELETE",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Idempotency-Key",
+    "Access-Control-Max-Age": "600",
+}
+
+
+def edge_app(parts: EdgeParts) -> "EdgeApp":
+    """Return the ASGI application: API first, then the console's pages and data."""
+    http = parts.settings.http
+    api = [*health_routes(parts), *document_routes(), *model_routes(parts), *image_routes(parts)]
+    routes = [*api, *console_routes(parts)]
+    return EdgeApp(routes, origin_rule(http.http_listen, http.allowed_hosts, http.allowed_origins))
+
+
+class EdgeApp:
+    """An ASGI application over routes whose handlers raise the errors of the catalogue."""
+
+    def __init__(self, routes: list[BaseRoute], origins: OriginRule) -> None:
+        self._router = Router(routes, redirect_slashes=False, default=unknown_route)
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        started = time.monotonic()
+        # Starlette's routes then raise what is wrong with a request instead of answering it in a shape of their own.
+        scope["app"] = self
+        answer = EdgeAnswer(send, scope)
+        try:
+            await self._route(scope, receive, answer)
+        except Exception as error:
+            response = failure(error)
+            if not answer.status:
+                await response(scope, receive, answer)
+            elif response.status_code != CLIENT_CLOSED:
+                # Half an answer is out: that the connection ends here is all that can still be told.
+                raise
+        finally:
+            count(scope, answer.status, time.monotonic() - started)
+
+    async def _route(self, scope: Scope, receive: Receive, answer: "EdgeAnswer") -> None:
+        request = Request(scope)
+        self._origins.check(request)
+        origin = request.headers.get("origin")
+        if origin is not None and self._origins.allows(origin):
+            answer.headers += [(b"access-control-allow-origin", origin.encode()), (b"vary", b"Origin")]
+            if request.method == "OPTIONS":
+                await Response(status_code=204, headers=PREFLIGHT)(scope, receive, answer)
+                return
+        await self._router(scope, receive, answer)
+
+
+class EdgeAnswer:
+    """A `send` that adds the headers of every answer and notes its status; 0 before it begins."""
+
+    def __init__(self, send: Send, scope: Scope) -> None:
+        self._send = send
+        self._scope = scope
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = list(SAFE_HEADERS)
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if (request_id := self._scope.get(REQUEST_ID)) is not None:
+                self.headers.append((b"x-request-id", request_id.encode()))
+            message["headers"] = [*message.get("headers", ()), *self.headers]
+        await self._send(message)
+
+
+def failure(error: Exception) -> Response:
+    """Return the answer to a request that failed."""
+    if isinstance(error, HTTPException):
+        document = {"message": error.detail, "type": "invalid_request_error", "param": None, "code": "WRONG_METHOD"}
+        return JSONResponse({"error": document}, error.status_code, error.headers)
+    known = as_known(error)
+    if isinstance(known, Cancelled):
+        CLIENTS_LEFT.inc()
+    return error_response(known, API_NAMES)
+
+
+async def unknown_route(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a path that is none of ours."""
+    document = {"message": "there is nothing at this path", "type": "not_found_error", "param": None}
+    await JSONResponse({"error": {**document, "code": "UNKNOWN_PATH"}}, 404)(scope, receive, send)
+
+
+def count(scope: Scope, status: int, seconds: float) -> None:
+    """Count a request by its route, never by its path: what a client asks for is no label."""
+    route = scope.get("route")
+    name = route.path if isinstance(route, Route) else UNKNOWN_ROUTE
+    HTTP_REQUESTS.labels(name, str(status)).inc()
+    HTTP_SECONDS.labels(name).observe(seconds)

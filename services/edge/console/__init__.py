@@ -1,0 +1,10 @@
+"""The console: pages under `/`, its data under `/console/data`."""
+
+from starlette.routing import BaseRoute
+
+from services.edge.parts import EdgeParts
+
+
+def console_routes(parts: EdgeParts) -> list[BaseRoute]:
+    """Return the routes of pages and data, which come after those of the API."""
+    return []

@@ -1,0 +1,81 @@
+"""Bodies of requests, read whole within bounds."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.requests import ClientDisconnect, Request
+
+from pentimento.domain.errors import Cancelled, InvalidArgument, ResourceExhausted, Unavailable
+from services.edge.metrics import BODIES
+
+RETRY_AFTER_MS = 1000
+
+
+def too_large(limit_bytes: int) -> ResourceExhausted:
+    """Return the error of a body above the limit."""
+    return ResourceExhausted("MESSAGE_TOO_LARGE", f"the body must have at most {limit_bytes} bytes")
+
+
+class BodyBudget:
+    """Bytes of bodies that are held at once. `take` and give back by leaving the block."""
+
+    def __init__(self, max_body_bytes: int, max_bodies_bytes: int) -> None:
+        self.max_body_bytes = max_body_bytes
+        self._max_bodies_bytes = max_bodies_bytes
+        self._held_bytes = 0
+
+    @contextmanager
+    def held(self) -> Iterator["HeldBody"]:
+        """Count a body from its first byte until the block is left."""
+        body = HeldBody(self)
+        try:
+            yield body
+        finally:
+            self._count(-body.size_bytes)
+
+    def grow(self, by_bytes: int) -> None:
+        """Unavailable BODIES_FULL where that would be too much."""
+        if self._held_bytes + by_bytes > self._max_bodies_bytes:
+            raise Unavailable("BODIES_FULL", "too many large requests at once", retry_after_ms=RETRY_AFTER_MS)
+        self._count(by_bytes)
+
+    def _count(self, by_bytes: int) -> None:
+        self._held_bytes += by_bytes
+        BODIES.set(self._held_bytes)
+
+
+class HeldBody:
+    """One body as it grows."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self.size_bytes = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Count a chunk. ResourceExhausted MESSAGE_TOO_LARGE beyond the limit of a body."""
+        if self.size_bytes + len(chunk) > self._budget.max_body_bytes:
+            raise too_large(self._budget.max_body_bytes)
+        self._budget.grow(len(chunk))
+        self.size_bytes += len(chunk)
+
+
+async def read_body(request: Request, held: HeldBody, max_body_bytes: int) -> bytes:
+    """Return the whole body. What says of itself that it is too large is refused before it is read."""
+    check_declared_size(request, max_body_bytes)
+    chunks = []
+    try:
+        async for chunk in request.stream():
+            held.add(chunk)
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise Cancelled("CLIENT_LEFT", "the client left before its request was there") from None
+    return b"".join(chunks)
+
+
+def check_declared_size(request: Request, max_body_bytes: int) -> None:
+    """Raise for a Content-Length above the limit."""
+    declared = request.headers.get("content-length", "0")
+    if not declared.isdecimal():
+        raise InvalidArgument.of("Content-Length", "must be a number of bytes")
+    if len(declared) > 18 or int(declared) > max_body_bytes:
+        raise too_large(max_body_bytes)

@@ -1,0 +1,166 @@
+"""Uvicorn's HTTP/1.1 protocol with what it leaves open: bounds on heads, on slow senders and on slow readers.
+
+A connection only notes what it is doing and since when; one sweep for all of them, every so often, ends those that
+take too long. A parser of the llhttp family refuses what smuggles requests (two lengths, a length beside chunks).
+"""
+
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from services.edge.metrics import CONNECTIONS, CUT_OFF
+from services.edge.settings import HttpSettings
+
+# What a reader must take of an answer, each second, not to be cut off.
+LEAST_READ_BYTES_PER_S = 1024
+MAX_PIPELINED = 8
+ANSWERS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+}
+
+
+class ConnectionPhase(Enum):
+    """What a connection is in the middle of."""
+
+    HEAD = "head"
+    BODY = "body"
+    ANSWER = "answer"
+
+
+@dataclass
+class Unread:
+    """Bytes of an answer that a client has not taken, when they were last seen to become fewer, and how many were left
+    then."""
+
+    since: float
+    size_bytes: int
+
+    def fell_to(self, size_bytes: int, now: float) -> bool:
+        """Return whether they became fewer as quickly as they must."""
+        return self.size_bytes - size_bytes >= LEAST_READ_BYTES_PER_S * (now - self.since)
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """`limits`: what one connection may take."""
+
+    def __init__(self, *args: Any, limits: HttpSettings, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._phase = ConnectionPhase.HEAD
+        self._since = self._progress = time.monotonic()
+        self._head_bytes = 0
+        self._unread: Unread | None = None
+        self._refused = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        CONNECTIONS.set(len(self.connections))
+        if len(self.connections) > self._limits.http_connections:
+            self._cut_off("connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        CONNECTIONS.set(len(self.connections))
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._progress = time.monotonic()
+        if self._phase is ConnectionPhase.ANSWER and (self.cycle is None or self.cycle.response_complete):
+            self._enter(ConnectionPhase.HEAD)
+        if self._phase is not ConnectionPhase.BODY:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        # The head is still not whole: whatever came is of it.
+        if self._phase is ConnectionPhase.HEAD and self._head_bytes > self._limits.max_header_bytes:
+            self._refuse(431, "header_bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse(400, "pipeline")
+        if self._phase is not ConnectionPhase.HEAD:
+            self._enter(ConnectionPhase.HEAD)
+
+    def on_headers_complete(self) -> None:
+        if self._refused:
+            return
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self._limits.max_header_bytes:
+            self._refuse(431, "header_bytes")
+            return
+        self._enter(ConnectionPhase.BODY)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._refused:
+            super().on_message_complete()
+            self._enter(ConnectionPhase.ANSWER)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """End an idle connection; at once where its client never read its last answer."""
+        if self.transport.get_write_buffer_size():
+            self._cut_off("write_timeout")
+        super().timeout_keep_alive_handler()
+
+    def sweep(self, now: float) -> None:
+        """End the connection where it has taken longer than it may."""
+        limits, taken_s = self._limits, now - self._since
+        if self._reads_too_slowly(now):
+            self._cut_off("write_timeout")
+        elif self._phase is ConnectionPhase.HEAD and taken_s > limits.header_timeout_s:
+            self._refuse(408, "header_timeout")
+        elif self._phase is ConnectionPhase.BODY and not self.flow.read_paused:
+            silent_s = now - self._progress
+            if taken_s > limits.body_timeout_s or silent_s > limits.idle_timeout_s:
+                self._refuse(408, "body_timeout")
+
+    def _reads_too_slowly(self, now: float) -> bool:
+        size = self.transport.get_write_buffer_size()
+        if not size:
+            self._unread = None
+        elif self._unread is None or self._unread.fell_to(size, now):
+            self._unread = Unread(now, size)
+        else:
+            # What was added meanwhile is no sign that anybody reads.
+            self._unread.size_bytes = max(self._unread.size_bytes, size)
+            return now - self._unread.since > self._limits.write_timeout_s
+        return False
+
+    def _enter(self, phase: ConnectionPhase) -> None:
+        self._phase, self._since, self._head_bytes = phase, time.monotonic(), 0
+
+    def _refuse(self, status: int, bound: str) -> None:
+        """Answer, where no answer has begun yet, and close."""
+        if self._refused:
+            return
+        CUT_OFF.labels(bound).inc()
+        self._refused = True
+        cycle = self.cycle
+        answering = cycle is not None and not cycle.response_complete
+        if answering:
+            # The handler hears that its client is gone.
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if self.pipeline or (answering and cycle.response_started):
+            self.transport.abort()
+            return
+        if answering or self._phase is ConnectionPhase.HEAD:
+            reason = ANSWERS[status]
+            head = b"HTTP/1.1 %d %s\r\ncontent-length: %d\r\nconnection: close\r\n" % (status, reason, len(reason))
+            self.transport.write(head + b"content-type: text/plain\r\n\r\n" + reason)
+        self.transport.close()
+
+    def _cut_off(self, bound: str) -> None:
+        CUT_OFF.labels(bound).inc()
+        self._refused = True
+        self.transport.abort()

@@ -1,0 +1,20 @@
+"""Who a request says that it comes from. The frontdoor judges it."""
+
+from starlette.requests import HTTPConnection
+
+from pentimento.domain.errors import Unauthenticated
+
+SCHEME = "bearer "
+MAX_TOKEN_CHARS = 1024
+
+
+def token_of(request: HTTPConnection) -> str | None:
+    """Return the caller's bearer token; None without one. Unauthenticated MALFORMED_TOKEN for what can be none."""
+    given = request.headers.getlist("authorization")
+    if not given:
+        return None
+    token = given[0][len(SCHEME) :].strip()
+    well_formed = given[0][: len(SCHEME)].lower() == SCHEME and token.isascii() and token.isprintable()
+    if len(given) > 1 or not well_formed or not 0 < len(token) <= MAX_TOKEN_CHARS:
+        raise Unauthenticated("MALFORMED_TOKEN", "the header Authorization must be `Bearer <token>`, once")
+    return token

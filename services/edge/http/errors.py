@@ -1,0 +1,94 @@
+"""Errors as HTTP answers, in the shape that OpenAI's clients read.
+
+{"error": {"message": …, "type": …, "param": the field or null, "code": the reason's word}}
+
+error                status   type
+InvalidArgument      400      invalid_request_error
+Unauthenticated      401      authentication_error
+PermissionDenied     403      permission_error
+NotFound             404      not_found_error
+FailedPrecondition   409      conflict_error, with `x-should-retry: false`
+Aborted              409      conflict_error
+ResourceExhausted    429      rate_limit_error; MESSAGE_TOO_LARGE is 413
+Cancelled            499      request_cancelled
+Internal             500      server_error
+Unavailable          503      server_error
+DeadlineExceeded     504      timeout_error
+"""
+
+import logging
+import math
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from pentimento.domain import errors
+from pentimento.domain.errors import PentimentoError
+from pentimento.rpc.errors import unexpected
+
+logger = logging.getLogger(__name__)
+
+STATUS_OF: dict[type[PentimentoError], tuple[int, str]] = {
+    errors.InvalidArgument: (400, "invalid_request_error"),
+    errors.Unauthenticated: (401, "authentication_error"),
+    errors.PermissionDenied: (403, "permission_error"),
+    errors.NotFound: (404, "not_found_error"),
+    errors.FailedPrecondition: (409, "conflict_error"),
+    errors.Aborted: (409, "conflict_error"),
+    errors.ResourceExhausted: (429, "rate_limit_error"),
+    errors.Cancelled: (499, "request_cancelled"),
+    errors.Internal: (500, "server_error"),
+    errors.Unavailable: (503, "server_error"),
+    errors.DeadlineExceeded: (504, "timeout_error"),
+}
+TOO_LARGE = (413, "invalid_request_error")
+# What waits for another try without saying for how long.
+DEFAULT_RETRY_AFTER_S = 1
+
+
+def status_and_type(error: PentimentoError) -> tuple[int, str]:
+    """Return HTTP status and type of the nearest class of the catalogue."""
+    if error.reason == "MESSAGE_TOO_LARGE":
+        return TOO_LARGE
+    found = (STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF)
+    return next(found, STATUS_OF[errors.Internal])
+
+
+def error_document(error: PentimentoError, names: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return the body of an error. `names` are fields of the API by those of the contract."""
+    param = error.violations[0].field if error.violations else None
+    message = error.message
+    if param is not None and names and param in names:
+        message = message.replace(param, names[param], 1)
+        param = names[param]
+    kind = status_and_type(error)[1]
+    return {"error": {"message": message, "type": kind, "param": param, "code": error.reason}}
+
+
+def error_headers(error: PentimentoError) -> dict[str, str]:
+    """Return the headers that say whether, and when, the same request may be made again."""
+    status, _ = status_and_type(error)
+    headers = {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, errors.FailedPrecondition):
+        headers["x-should-retry"] = "false"
+    if status in (429, 503):
+        wait_s = DEFAULT_RETRY_AFTER_S if error.retry_after_ms is None else math.ceil(error.retry_after_ms / 1000)
+        headers["Retry-After"] = str(max(wait_s, 1))
+    return headers
+
+
+def error_response(error: PentimentoError, names: dict[str, str] | None = None) -> Response:
+    """Return the whole answer."""
+    status, _ = status_and_type(error)
+    return JSONResponse(error_document(error, names), status, error_headers(error))
+
+
+def as_known(error: Exception) -> PentimentoError:
+    """Return the error itself where it is of the catalogue; of any other its caller learns an id alone."""
+    if isinstance(error, PentimentoError):
+        return error
+    told = unexpected()
+    logger.error("unexpected error", exc_info=error, extra={"error_id": told.metadata["error_id"]})
+    return told

@@ -1,0 +1,103 @@
+"""The HTTP listener inside this process's event loop, from bind to drain."""
+
+import asyncio
+import contextlib
+import functools
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from pentimento.rpc.settings import RpcServerSettings
+from pentimento.settings import SettingsError
+from services.edge.http.bounded import BoundedHttp
+from services.edge.settings import HttpSettings
+
+BACKLOG = 1024
+SWEEP_S = 1.0
+
+
+class QuietUvicorn(uvicorn.Server):
+    """Leaves signals to the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+class HttpListener:
+    """`start`, then `drain`, each once."""
+
+    def __init__(self, app: Any, http: HttpSettings, rpc: RpcServerSettings) -> None:
+        self._http = http
+        self._server = QuietUvicorn(
+            uvicorn.Config(
+                app,
+                http=functools.partial(BoundedHttp, limits=http),  # type: ignore[arg-type]
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                # What strangers send wrongly is counted, not written down.
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=max(round(http.idle_timeout_s), 1),
+                timeout_graceful_shutdown=max(round(rpc.drain_timeout_s), 1),
+                ssl_certfile=str(rpc.tls_cert_file) if rpc.tls_cert_file else None,
+                ssl_keyfile=str(rpc.tls_key_file) if rpc.tls_key_file else None,
+            )
+        )
+        self._socket: socket.socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.address = ""
+
+    @property
+    def connection_count(self) -> int:
+        """Return how many connections are open."""
+        return len(self._server.server_state.connections)
+
+    def bind(self) -> None:
+        """Take the address and fill in `address`. SettingsError where it cannot be had."""
+        host, _, port = self._http.http_listen.rpartition(":")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host.strip("[]"), int(port)))
+            self._socket.listen(BACKLOG)
+        except OSError as error:
+            self._socket.close()
+            raise SettingsError(f"--http-listen {self._http.http_listen}: {error.strerror}") from error
+        self._socket.setblocking(False)
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+
+    async def start(self) -> None:
+        """Bind, and serve from now on."""
+        self.bind()
+        assert self._socket is not None
+        self._tasks.append(asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http"))
+        self._tasks.append(asyncio.create_task(self._sweep_forever(), name="http sweep"))
+
+    async def drain(self) -> None:
+        """Take no more connections, let running answers end within the drain's time, then cut off what is left."""
+        if not self._tasks:
+            return
+        serving, sweeping = self._tasks
+        self._tasks = []
+        self._server.should_exit = True
+        await asyncio.wait([serving])
+        sweeping.cancel()
+        await asyncio.wait([sweeping])
+        serving.result()
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(min(SWEEP_S, self._http.write_timeout_s, self._http.header_timeout_s))
+            now = time.monotonic()
+            for connection in tuple(self._server.server_state.connections):
+                if isinstance(connection, BoundedHttp):
+                    connection.sweep(now)

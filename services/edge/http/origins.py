@@ -1,0 +1,54 @@
+"""Which pages and names may call: browsers send a page's requests wherever it wants, with the user's network."""
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+
+from pentimento.domain.errors import PermissionDenied
+from pentimento.rpc.settings import LOOPBACK_HOSTS, is_local
+
+
+@dataclass(frozen=True)
+class OriginRule:
+    """`hosts` empty: any name. A page of another origin than the one that it asks is refused, unless it is in
+    `origins`."""
+
+    hosts: frozenset[str]
+    origins: frozenset[str]
+
+    def check(self, request: HTTPConnection) -> None:
+        """PermissionDenied WRONG_HOST for a name that is none of ours (a page may point its own name here, DNS
+        rebinding), WRONG_ORIGIN for the page of somebody else."""
+        headers = request.headers
+        host = headers.get("host", "")
+        if self.hosts and host_name(host) not in self.hosts:
+            raise PermissionDenied("WRONG_HOST", "the header Host names no host that is served here")
+        origin = headers.get("origin")
+        if origin is None:
+            # Browsers leave Origin out of plain navigation, and say here whose page asked.
+            if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+                raise wrong_origin()
+        elif origin not in self.origins and urlsplit(origin).netloc != host:
+            raise wrong_origin()
+
+    def allows(self, origin: str | None) -> bool:
+        """Return whether pages of that origin, another than our own, may read answers."""
+        return origin in self.origins
+
+
+def wrong_origin() -> PermissionDenied:
+    return PermissionDenied("WRONG_ORIGIN", "pages of other origins may not call this API")
+
+
+def host_name(host: str) -> str:
+    """Return the name of host:port."""
+    name, _, port = host.rpartition(":")
+    return (name if name and port.isdecimal() else host).lower()
+
+
+def origin_rule(listen: str, hosts: tuple[str, ...], origins: tuple[str, ...]) -> OriginRule:
+    """Return the rule for a listener: names of this machine alone where only this machine reaches it."""
+    if not hosts and is_local(listen):
+        hosts = tuple(LOOPBACK_HOSTS)
+    return OriginRule(frozenset(host.lower() for host in hosts), frozenset(origins))

@@ -1,0 +1,83 @@
+"""From judged values to what the frontdoor is asked. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import InitImage
+from pentimento.domain.image_request import AskedControlNet, AskedLora, CacheMode, ImageFormat, ImageRequest
+
+CACHE_MODES = {
+    "off": CacheMode.OFF,
+    "read": CacheMode.READ,
+    "read-write": CacheMode.READ_WRITE,
+    "tenant": CacheMode.READ_WRITE,
+    "shared": CacheMode.SHARED,
+}
+DEFAULT_STRENGTH = 0.8
+# Fields of the contract that this API calls otherwise.
+API_NAMES = {
+    "width_px": "size",
+    "height_px": "size",
+    "width_px x height_px x num_inference_steps": "size",
+    "init_image.image": "image",
+    "init_image.strength": "strength",
+    "format": "output_format",
+    "preview_interval_steps": "partial_images",
+    "init_image.mask": "mask",
+    "image_count": "n",
+    "idempotency_key": "Idempotency-Key",
+}
+
+
+@dataclass(frozen=True)
+class AskedPictures:
+    """A call: what to paint, and how to answer. `partial_images` are the previews that it wants at most."""
+
+    request: ImageRequest
+    stream: bool = False
+    partial_images: int = 0
+    provenance: bool = False
+
+
+def asked_pictures(values: Mapping[str, Any], image: bytes | None = None, mask: bytes = b"") -> AskedPictures:
+    """Return what a call asks for; `image` is what an edit starts from, `mask` says where it may change."""
+    check_unserved(values)
+    width, height = values.get("size") or (None, None)
+    request = ImageRequest(
+        prompt=values["prompt"],
+        negative_prompt=values.get("negative_prompt", ""),
+        model=values.get("model", ""),
+        width_px=width,
+        height_px=height,
+        num_inference_steps=values.get("num_inference_steps"),
+        guidance_scale=values.get("guidance_scale"),
+        scheduler=values.get("scheduler", ""),
+        seed=values.get("seed"),
+        loras=tuple(AskedLora(**lora) for lora in values.get("loras", ())),
+        controlnets=tuple(AskedControlNet(**controlnet) for controlnet in values.get("controlnets", ())),
+        init_image=None if image is None else InitImage(image, values.get("strength", DEFAULT_STRENGTH), mask),
+        cache=CACHE_MODES[values["cache"]] if "cache" in values else None,
+        format=ImageFormat(values.get("output_format", "png")),
+        quality=values.get("quality"),
+        deadline_ms=values.get("deadline_ms"),
+        max_cost=values.get("max_cost"),
+        # One picture is what a request without a count asks for: both have the same digest under a key.
+        image_count=values["n"] if values.get("n", 1) != 1 else None,
+    )
+    return AskedPictures(
+        request, values.get("stream", False), values.get("partial_images", 0), values.get("provenance", False)
+    )
+
+
+def check_unserved(values: Mapping[str, Any]) -> None:
+    """InvalidArgument for what OpenAI's clients may ask and no model here can do."""
+    if values.get("background") == "transparent":
+        raise InvalidArgument.of("background", "must be auto or opaque: no model here paints transparent pictures")
+    if values.get("response_format", "b64_json") != "b64_json":
+        raise InvalidArgument.of("response_format", "must be b64_json")
+    if values.get("output_compression", 100) != 100:
+        raise InvalidArgument.of("output_compression", "must be 100")
+    if values.get("partial_images") and not values.get("stream"):
+        raise InvalidArgument.of("partial_images", "must be 0 where stream is false")

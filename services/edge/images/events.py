@@ -1,0 +1,86 @@
+"""Events of a streamed picture, as OpenAI's clients read them (server-sent events). Pure."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.image_request import Completed, GenerateEvent, PictureFailed, Progress
+from services.edge.http.errors import error_document
+from services.edge.images.answering import encoded, failure_document, picture_document, quality_word, size_of, usage_of
+from services.edge.images.asking import API_NAMES, AskedPictures
+
+HEARTBEAT = b": still painting\n\n"
+
+
+def sse(name: str, document: dict[str, Any]) -> bytes:
+    """Return one event."""
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), json.dumps(document, separators=(",", ":")).encode())
+
+
+def error_event(error: PentimentoError) -> bytes:
+    """Return the event that ends a stream whose picture failed."""
+    return sse("error", error_document(error, API_NAMES))
+
+
+@dataclass
+class PictureEvents:
+    """Of one call. `kind` is image_generation or image_edit, `created_s` a Unix time."""
+
+    kind: str
+    asked: AskedPictures
+    created_s: int
+    completed_count: int = field(default=0, init=False)
+    _shown: Counter[int] = field(default_factory=Counter, init=False)
+
+    def of(self, event: GenerateEvent) -> bytes | None:
+        """Return what the client is told of an event; None for nothing."""
+        if isinstance(event, Completed):
+            self.completed_count += 1
+            return self._completed(event)
+        if isinstance(event, PictureFailed):
+            name = f"{self.kind}.failed"
+            return sse(name, {"type": name, **failure_document(event)})
+        if isinstance(event, Progress) and event.preview:
+            return self._partial(event)
+        return None
+
+    def _partial(self, event: Progress) -> bytes | None:
+        name, number = f"{self.kind}.partial_image", self._shown[event.image_index]
+        if number >= self.asked.partial_images:
+            return None
+        self._shown[event.image_index] += 1
+        document = {
+            "type": name,
+            "b64_json": encoded(event.preview),
+            "partial_image_index": number,
+            "image_index": event.image_index,
+            "created_at": self.created_s,
+            "background": "opaque",
+            # Previews are PNG, whatever the picture is to be.
+            "output_format": "png",
+            "quality": "auto",
+            "size": self._asked_size(),
+            "step": event.step,
+            "step_count": event.step_count,
+        }
+        return sse(name, document)
+
+    def _completed(self, completed: Completed) -> bytes:
+        name = f"{self.kind}.completed"
+        document = {
+            "type": name,
+            **picture_document(completed, self.asked.provenance),
+            "created_at": self.created_s,
+            "background": "opaque",
+            "output_format": completed.format.value,
+            "quality": quality_word(completed),
+            "size": size_of(completed),
+            "usage": usage_of([completed]),
+        }
+        return sse(name, document)
+
+    def _asked_size(self) -> str:
+        request = self.asked.request
+        return f"{request.width_px}x{request.height_px}" if request.width_px else "auto"

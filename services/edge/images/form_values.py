@@ -1,0 +1,52 @@
+"""An edit's form: the values of its texts, its image and its mask. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pentimento.domain.errors import InvalidArgument
+from services.edge.http.forms import FormPart
+from services.edge.images.fields import RequestField
+from services.edge.images.values import from_texts, judged, shown
+
+# One file, or a list of one, as OpenAI's clients write lists.
+IMAGE_NAMES = ("image", "image[]")
+MASK_NAME = "mask"
+
+
+@dataclass(frozen=True)
+class EditForm:
+    """`mask` is empty where there is none."""
+
+    values: dict[str, Any]
+    image: bytes
+    mask: bytes
+
+
+def edit_form(parts: list[FormPart], fields: Mapping[str, RequestField]) -> EditForm:
+    """Return what a form says. InvalidArgument names what is missing, there twice, or none of ours."""
+    images = [part.data for part in parts if part.name in IMAGE_NAMES]
+    if len(images) != 1:
+        raise InvalidArgument.of("image", f"must be one file, got {len(images)}")
+    masks = [part.data for part in parts if part.name == MASK_NAME]
+    if len(masks) > 1:
+        raise InvalidArgument.of("mask", f"must be one file, got {len(masks)}")
+    texts = texts_of([part for part in parts if part.name not in (*IMAGE_NAMES, MASK_NAME)])
+    if not images[0]:
+        raise InvalidArgument.of("image", "must be a PNG, JPEG or WebP file, got none")
+    return EditForm(judged(from_texts(texts, fields), fields), images[0], masks[0] if masks else b"")
+
+
+def texts_of(parts: list[FormPart]) -> dict[str, str]:
+    """Return the texts by name."""
+    texts: dict[str, str] = {}
+    for part in parts:
+        if part.is_file:
+            raise InvalidArgument.of(shown(part.name), "must be a text, not a file")
+        if part.name in texts:
+            raise InvalidArgument.of(shown(part.name), "must be there once")
+        try:
+            texts[part.name] = part.data.decode()
+        except UnicodeDecodeError:
+            raise InvalidArgument.of(shown(part.name), "must be text in UTF-8") from None
+    return texts

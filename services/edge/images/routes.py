@@ -1,0 +1,99 @@
+"""`/v1/images/generations` and `/v1/images/edits`: from HTTP to the frontdoor and back."""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Route
+
+from pentimento.clients.image import ImageClient
+from pentimento.domain.errors import InvalidArgument
+from services.edge.http.bodies import HeldBody, read_body
+from services.edge.http.callers import token_of
+from services.edge.http.forms import read_form
+from services.edge.http.leaving import Receive, Scope, Send
+from services.edge.images.answering import pictures_document
+from services.edge.images.asking import AskedPictures, asked_pictures
+from services.edge.images.fields import EDIT_FIELDS, GENERATION_FIELDS, by_field_name
+from services.edge.images.form_values import edit_form
+from services.edge.images.painting import PictureErrand, PictureStream
+from services.edge.images.previews import UsualSteps
+from services.edge.images.values import judged, read_json
+from services.edge.parts import EdgeParts
+
+GENERATION_FIELDS_BY_NAME = by_field_name(GENERATION_FIELDS)
+EDIT_FIELDS_BY_NAME = by_field_name(EDIT_FIELDS)
+KEY_HEADER = "idempotency-key"
+JSON_TYPE = "application/json"
+# What a stranger may make the process read.
+LARGE_BODY_BYTES = 64 * 1024
+LARGE_DIGITS = 18
+INTRODUCTION_TIMEOUT_S = 10.0
+
+Reader = Callable[[EdgeParts, Request, HeldBody], Awaitable[AskedPictures]]
+
+
+def image_routes(parts: EdgeParts) -> list[BaseRoute]:
+    """Return the routes of pictures."""
+    steps = UsualSteps()
+    generations = PictureCall(parts, steps, "image_generation", read_generation)
+    edits = PictureCall(parts, steps, "image_edit", read_edit)
+    return [
+        Route("/v1/images/generations", generations, methods=["POST"]),
+        Route("/v1/images/edits", edits, methods=["POST"]),
+    ]
+
+
+@dataclass(frozen=True)
+class PictureCall:
+    """An ASGI application that answers one kind of call, named as its events are; `read` judges what came."""
+
+    parts: EdgeParts
+    usual_steps: UsualSteps
+    kind: str
+    read: Reader
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        token = token_of(request)
+        if may_be_large(request):
+            await introduce(self.parts, token)
+        with self.parts.bodies.held() as held:
+            asked = await self.read(self.parts, request, held)
+            key = request.headers.get(KEY_HEADER, "")
+            painting = PictureErrand(self.parts, self.usual_steps, token, key, asked, scope)
+            if asked.stream:
+                await PictureStream(painting, self.kind)(scope, receive, send)
+                return
+            painted = await painting.finished(receive)
+        document = pictures_document(painted.completed, painted.failed, int(time.time()), asked.provenance)
+        await JSONResponse(document)(scope, receive, send)
+
+
+def may_be_large(request: Request) -> bool:
+    """Return whether a body is more than a prompt needs, or does not say how much it is."""
+    declared = request.headers.get("content-length", "")
+    return not declared.isdecimal() or len(declared) > LARGE_DIGITS or int(declared) > LARGE_BODY_BYTES
+
+
+async def introduce(parts: EdgeParts, token: str | None) -> None:
+    """Have the frontdoor judge a token before anything large is read. Raises what it says of an unknown one."""
+    async with parts.frontdoor.channel(token) as channel:
+        await ImageClient(channel).list_models(INTRODUCTION_TIMEOUT_S)
+
+
+async def read_generation(parts: EdgeParts, request: Request, held: HeldBody) -> AskedPictures:
+    """Read a JSON body. InvalidArgument for another Content-Type: pages may send forms anywhere, unasked."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
+        raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE}")
+    body = await read_body(request, held, parts.settings.http.max_body_bytes)
+    return asked_pictures(judged(read_json(body), GENERATION_FIELDS_BY_NAME))
+
+
+async def read_edit(parts: EdgeParts, request: Request, held: HeldBody) -> AskedPictures:
+    """Read a form."""
+    http = parts.settings.http
+    form = edit_form(await read_form(request, held, http.max_body_bytes, http.max_parts), EDIT_FIELDS_BY_NAME)
+    return asked_pictures(form.values, form.image, form.mask)

@@ -1,0 +1,177 @@
+"""Values of requests, from JSON or from the texts of a form, judged by the table of fields. Pure.
+
+Each judgement raises InvalidArgument naming the field and its limit.
+"""
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pentimento.domain.errors import InvalidArgument
+from services.edge.images.fields import INT64, QUALITY_WORDS, SIZE_PATTERN, FieldKind, RequestField
+
+_SIZE = re.compile(SIZE_PATTERN)
+_SHOWN_CHARS = 40
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """Return the object that a body is. InvalidArgument for anything else."""
+    try:
+        document = json.loads(body, parse_constant=no_constant)
+    except (ValueError, RecursionError):
+        raise InvalidArgument.of("body", "must be a JSON object in UTF-8") from None
+    if not isinstance(document, dict):
+        raise InvalidArgument.of("body", "must be a JSON object")
+    return document
+
+
+def no_constant(name: str) -> Any:
+    """Refuse NaN and the infinities, which are no JSON."""
+    raise ValueError(name)
+
+
+def judged(given: Mapping[str, Any], fields: Mapping[str, RequestField], place: str = "") -> dict[str, Any]:
+    """Return the values of the fields that are there; null is absent."""
+    for name in given:
+        if name not in fields:
+            raise InvalidArgument.of(place + shown(name), "is not a parameter of this call")
+    values = {}
+    for field in fields.values():
+        value = given.get(field.name)
+        if value is not None:
+            values[field.name] = READERS[field.kind](field, place + field.name, value)
+        elif field.required:
+            raise InvalidArgument.of(place + field.name, "is required")
+    return values
+
+
+def from_texts(given: Mapping[str, str], fields: Mapping[str, RequestField]) -> dict[str, Any]:
+    """Return the values of a form's texts as JSON has them; what is no such text stays one, and is refused as that."""
+    return {name: from_text(fields[name], text) if name in fields else text for name, text in given.items()}
+
+
+def from_text(field: RequestField, text: str) -> Any:
+    if field.kind in (FieldKind.TEXT, FieldKind.WORD, FieldKind.SIZE, FieldKind.BYTES):
+        return text
+    if field.kind is FieldKind.QUALITY and text in QUALITY_WORDS:
+        return text
+    try:
+        return json.loads(text, parse_constant=no_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def shown(text: str) -> str:
+    """Return a stranger's text as an error may show it."""
+    return "".join(char if char.isprintable() else "?" for char in text[:_SHOWN_CHARS]) or "''"
+
+
+def read_text(field: RequestField, place: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument.of(place, "must be a string")
+    least, most = int(field.least or 0), field.most
+    if not least <= len(value) or (most is not None and len(value) > most):
+        limit = f"{least} to {most:g}" if most is not None else f"at least {least}"
+        raise InvalidArgument.of(place, f"must have {limit} characters, got {len(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument.of(place, "must be text that UTF-8 can carry, it has half a surrogate pair") from None
+    return value
+
+
+def read_word(field: RequestField, place: str, value: Any) -> str:
+    if not isinstance(value, str) or value not in field.words:
+        got = f", got {shown(value)!r}" if isinstance(value, str) else ""
+        raise InvalidArgument.of(place, f"must be one of {', '.join(field.words)}{got}")
+    return value
+
+
+def read_size(field: RequestField, place: str, value: Any) -> tuple[int, int] | None:
+    """Return width and height in pixels; None for `auto`."""
+    if not isinstance(value, str) or not _SIZE.fullmatch(value):
+        raise InvalidArgument.of(place, "must be `auto` or WIDTHxHEIGHT in pixels, such as 512x512")
+    if value == "auto":
+        return None
+    width, _, height = value.partition("x")
+    return int(width), int(height)
+
+
+def read_integer(field: RequestField, place: str, value: Any) -> int:
+    if isinstance(value, float) and value.is_integer() and abs(value) <= 2**53:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgument.of(place, "must be an integer")
+    least = -INT64 if field.least is None else int(field.least)
+    most = INT64 if field.most is None else int(field.most)
+    if not least <= value <= most:
+        raise InvalidArgument.of(place, f"must be between {least} and {most}, got {shown(str(value))}")
+    return value
+
+
+def read_number(field: RequestField, place: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidArgument.of(place, "must be a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InvalidArgument.of(place, "must be a finite number")
+    least = -math.inf if field.least is None else field.least
+    most = math.inf if field.most is None else field.most
+    if not least <= number <= most:
+        raise InvalidArgument.of(place, f"must be between {least:g} and {most:g}, got {number:g}")
+    return number
+
+
+def read_boolean(field: RequestField, place: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgument.of(place, "must be true or false")
+    return value
+
+
+def read_quality(field: RequestField, place: str, value: Any) -> float | None:
+    """Return the share of the from-scratch quality; None for the deployment's."""
+    if isinstance(value, str):
+        return QUALITY_WORDS[read_word(field, place, value)]
+    return read_number(field, place, value)
+
+
+def read_bytes(field: RequestField, place: str, value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise InvalidArgument.of(place, "must be a string in base64")
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidArgument.of(place, "must be base64") from None
+
+
+def read_objects(field: RequestField, place: str, value: Any) -> list[dict[str, Any]]:
+    most = int(field.most or 0)
+    if not isinstance(value, list) or len(value) > most:
+        raise InvalidArgument.of(place, f"must be a list of at most {most} objects")
+    items = {item.name: item for item in field.items}
+    found = []
+    for number, one in enumerate(value):
+        if not isinstance(one, dict):
+            raise InvalidArgument.of(f"{place}[{number}]", "must be an object")
+        found.append(judged(one, items, f"{place}[{number}]."))
+    return found
+
+
+READERS: dict[FieldKind, Callable[[RequestField, str, Any], Any]] = {
+    FieldKind.TEXT: read_text,
+    FieldKind.WORD: read_word,
+    FieldKind.SIZE: read_size,
+    FieldKind.INTEGER: read_integer,
+    FieldKind.NUMBER: read_number,
+    FieldKind.BOOLEAN: read_boolean,
+    FieldKind.QUALITY: read_quality,
+    FieldKind.BYTES: read_bytes,
+    FieldKind.OBJECTS: read_objects,
+}

@@ -1,0 +1,16 @@
+"""What the handlers of the edge share."""
+
+from dataclasses import dataclass
+
+from services.edge.caller_channels import CallerChannels
+from services.edge.http.bodies import BodyBudget
+from services.edge.settings import EdgeSettings
+
+
+@dataclass(frozen=True)
+class EdgeParts:
+    """`frontdoor` gives channels that carry a caller's own token; `bodies` bounds what requests hold together."""
+
+    settings: EdgeSettings
+    frontdoor: CallerChannels
+    bodies: BodyBudget

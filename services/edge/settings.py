@@ -1,0 +1,64 @@
+"""Settings of the HTTP edge: flags, PENTIMENTO_EDGE_… and the table [edge]."""
+
+from dataclasses import dataclass
+
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.rpc.settings import MEBIBYTE, check_address
+from pentimento.settings import setting
+
+
+@dataclass(frozen=True)
+class HttpSettings:
+    """What a client of the HTTP listener may take of this process before and after anybody knows who it is."""
+
+    http_listen: str = setting(
+        "127.0.0.1:50480", help="host:port of the HTTP API; port 0 takes a free one; TLS as on host:port of `listen`"
+    )
+    http_connections: int = setting(1024, help="HTTP connections at once; more are closed", minimum=1)
+    max_header_bytes: int = setting(
+        16 * 1024, help="request line and headers of a request; more is answered 431", minimum=1024, maximum=MEBIBYTE
+    )
+    max_body_bytes: int = setting(
+        16 * MEBIBYTE, help="body of one request; more is answered 413 before it is read", minimum=1024
+    )
+    max_bodies_bytes: int = setting(
+        256 * MEBIBYTE, help="bodies that are held at once; more are answered 503 with Retry-After", minimum=1024
+    )
+    max_parts: int = setting(64, help="parts of a multipart body", minimum=1, maximum=1000)
+    header_timeout_s: float = setting(10.0, help="within which the head of a request must arrive", minimum=0.1)
+    body_timeout_s: float = setting(60.0, help="within which its body must arrive", minimum=0.1)
+    idle_timeout_s: float = setting(
+        30.0, help="for which a connection may be silent between requests, or within a body", minimum=0.1
+    )
+    write_timeout_s: float = setting(
+        30.0, help="after which a client is cut off that reads less than 1 KiB a second of its answer", minimum=0.1
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        help="names under which browsers and others may ask for this process (Host); empty: any where `http-listen`"
+        " is reachable from elsewhere, this machine's own names where it is not",
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        (), help="origins (https://…) whose pages may call the API; those of this process itself always may"
+    )
+
+    def __post_init__(self) -> None:
+        check_address("--http-listen", self.http_listen)
+        if self.max_bodies_bytes < self.max_body_bytes:
+            raise ValueError(f"--max-bodies-bytes must be at least --max-body-bytes, got {self.max_bodies_bytes}")
+
+
+@dataclass(frozen=True)
+class EdgeSettings:
+    rpc: RpcServerSettings
+    channels: RpcChannelSettings
+    http: HttpSettings
+    frontdoor_address: str = setting("127.0.0.1:50400", help="frontdoor that every request goes to")
+    max_callers: int = setting(
+        256, help="callers with connections to the frontdoor of their own; who was silent longest gives way", minimum=1
+    )
+    connections_per_caller: int = setting(
+        8, help="connections of one caller to the frontdoor, each for 96 calls at once", minimum=1, maximum=64
+    )
+    controller_address: str = setting("", help="controller that the console asks about the fleet; empty for none")
+    gateway_address: str = setting("", help="gateway that the console asks about the cache; empty for none")

@@ -1,0 +1,32 @@
+"""Puts an edge process together."""
+
+from dataclasses import replace
+
+import grpc.aio
+
+from pentimento.rpc import RpcServer, open_channel
+from pentimento.rpc.settings import RpcChannelSettings
+from services.edge.app import edge_app
+from services.edge.caller_channels import CallerChannels
+from services.edge.http.bodies import BodyBudget
+from services.edge.http.listener import HttpListener
+from services.edge.parts import EdgeParts
+from services.edge.process import EdgeProcess
+from services.edge.settings import EdgeSettings
+
+
+def wire(settings: EdgeSettings) -> EdgeProcess:
+    """Call it inside the event loop that the process runs on."""
+    frontdoor = CallerChannels(
+        lambda token: caller_channel(settings.frontdoor_address, settings.channels, token),
+        settings.max_callers,
+        settings.connections_per_caller,
+    )
+    bodies = BodyBudget(settings.http.max_body_bytes, settings.http.max_bodies_bytes)
+    listener = HttpListener(edge_app(EdgeParts(settings, frontdoor, bodies)), settings.http, settings.rpc)
+    return EdgeProcess(server=RpcServer(settings.rpc, "edge"), listener=listener, frontdoor=frontdoor)
+
+
+def caller_channel(address: str, channels: RpcChannelSettings, token: str | None) -> grpc.aio.Channel:
+    """Open a connection of its own that shows the caller's token, or none; never this process's."""
+    return open_channel(address, replace(channels, service_token_file=None), token, own_connection=True)

@@ -1,0 +1,61 @@
+"""OpenAI's own clients, unmodified, in Python and JavaScript: pictures, pictures from pictures, and refusals."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pentimento.supervisor.local import LocalSuite
+from tests.e2e.strangers.environment import ROOT, run
+from tests.edge_packages import missing
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+EXAMPLES = ROOT / "examples"
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}")
+
+
+@pytest.fixture(scope="module")
+def url(suite: LocalSuite) -> str:
+    return f"http://{suite.endpoint.http}/v1"
+
+
+@pytest.fixture(scope="module", params=["python", "javascript"])
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """The command of the example in a language, and a folder of its own."""
+    folder = tmp_path_factory.mktemp(request.param)
+    example = EXAMPLES / f"openai-{request.param}"
+    if request.param == "python":
+        return [sys.executable, str(example / "generate.py")], folder
+    if not (shutil.which("node") and shutil.which("npm")):
+        pytest.skip("node and npm are not installed")
+    for name in ("generate.mjs", "package.json", "package-lock.json"):
+        shutil.copyfile(example / name, folder / name)
+    quiet = ("--no-audit", "--no-fund", "--no-update-notifier")
+    run(["npm", "ci", "--ignore-scripts", "--prefer-offline", *quiet], folder)
+    return ["node", "generate.mjs"], folder
+
+
+def test_a_picture_is_painted_and_painted_over(client: tuple[list[str], Path], url: str) -> None:
+    command, folder = client
+
+    said = run([*command, "a blue square on a white background", "picture.png", url], folder).splitlines()
+    over = run([*command, "a red square on a white background", "over.png", url, "picture.png"], folder).splitlines()
+
+    assert said[:-1] == ["image_generation.partial_image 0", "image_generation.partial_image 1"]
+    assert said[-1].startswith("image_generation.completed picture.png: ")
+    assert over[-1].startswith("image_edit.completed over.png: ")
+    assert (folder / "picture.png").read_bytes().startswith(PNG_SIGNATURE)
+    assert (folder / "over.png").read_bytes() != (folder / "picture.png").read_bytes()
+
+
+def test_a_refusal_names_the_field(client: tuple[list[str], Path], url: str) -> None:
+    command, folder = client
+
+    done = subprocess.run([*command, "", "none.png", url], cwd=folder, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("400 INVALID_FIELD prompt: ")
+    assert not (folder / "none.png").exists()

@@ -1,0 +1,42 @@
+"""HTTP over the whole suite, with real models: the edge of `pentimento up`."""
+
+import base64
+import io
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from pentimento.supervisor.local import LocalSuite
+from tests.edge_packages import missing
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}")
+
+
+def post(suite: LocalSuite, **values: Any) -> httpx.Response:
+    document = {"prompt": "a red circle on a white background", "num_inference_steps": 4, "cache": "off", **values}
+    return httpx.post(f"http://{suite.endpoint.http}/v1/images/generations", json=document, timeout=120)
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
+def test_a_picture_has_the_format_that_was_asked_for(suite: LocalSuite, kind: str) -> None:
+    answer = post(suite, output_format=kind, seed=3).json()
+
+    with Image.open(io.BytesIO(base64.b64decode(answer["data"][0]["b64_json"]))) as picture:
+        assert (picture.format, f"{picture.width}x{picture.height}") == (kind.upper(), answer["size"])
+
+
+def test_http_and_grpc_give_the_same_picture(suite: LocalSuite) -> None:
+    from pentimento.sdk import CacheMode, Client, ImageRequest
+
+    request = ImageRequest("a red circle on a white background", num_inference_steps=4, seed=9, cache=CacheMode.OFF)
+    with Client(suite.endpoint.public) as client:
+        picture = client.generate(request)
+
+    assert base64.b64decode(post(suite, seed=9).json()["data"][0]["b64_json"]) == picture.data
+
+
+def test_the_suite_says_where_http_is(suite: LocalSuite) -> None:
+    assert httpx.get(f"http://{suite.endpoint.http}/ready", timeout=60).json() == {"status": "ready"}
+    assert f"HTTP is at http://{suite.endpoint.http}" in suite.log("up")

@@ -1,0 +1,215 @@
+"""What a stranger may take of the edge: each bound over a real socket, and a picture on the same process afterwards."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from pentimento.testing.frontdoor_suite import until
+from tests.integration.edge.conftest import EdgeUnderTest
+
+GUARD_S = 60
+JSON_HEAD = b"POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+FORM_HEAD = b"POST /v1/images/edits HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+GOOD = b'{"prompt": "x", "num_inference_steps": 1}'
+
+
+def limited(**settings: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("limits", [settings], ids=lambda _: "")
+
+
+@asynccontextmanager
+async def connection(edge: EdgeUnderTest) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, _, port = edge.listener.address.rpartition(":")
+    async with asyncio.timeout(GUARD_S):
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 16)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+
+async def answer_to(edge: EdgeUnderTest, *sent: bytes) -> bytes:
+    """Return what comes until the edge ends the connection."""
+    async with connection(edge) as (reader, writer):
+        for part in sent:
+            writer.write(part)
+        received = b""
+        try:
+            while chunk := await reader.read(1 << 16):
+                received += chunk
+        except ConnectionResetError:
+            pass
+        return received
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(GUARD_S):
+        await until(holds)
+
+
+async def assert_paints(edge: EdgeUnderTest) -> None:
+    answer = await edge.generate(num_inference_steps=1)
+    assert answer.status_code == 200
+
+
+def with_body(body: bytes, head: bytes = JSON_HEAD) -> bytes:
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+@limited(header_timeout_s=0.3)
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/images/generations HTTP/1.1\r\nHost: local"], ids=["silent", "half"])
+async def test_a_head_that_does_not_come_ends_the_connection(edge: EdgeUnderTest, sent: bytes) -> None:
+    assert (await answer_to(edge, sent)).startswith(b"HTTP/1.1 408 ")
+    await assert_paints(edge)
+
+
+@limited(max_header_bytes=2048)
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"a" * 4096 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: a\r\n" * 1000 + b"\r\n",
+        b"GET /" + b"a" * 4096 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nX-A: " + b"a" * 4096,
+    ],
+    ids=["one header", "many headers", "path", "never ends"],
+)
+async def test_a_head_that_is_too_large_is_refused(edge: EdgeUnderTest, sent: bytes) -> None:
+    assert (await answer_to(edge, sent)).startswith(b"HTTP/1.1 431 ")
+    await assert_paints(edge)
+
+
+@limited(max_body_bytes=2048)
+async def test_a_body_that_says_it_is_too_large_is_refused_unread(edge: EdgeUnderTest) -> None:
+    head = JSON_HEAD + b"Connection: close\r\nContent-Length: 999999999999\r\n\r\n"
+
+    answer = await answer_to(edge, head)
+
+    assert answer.startswith(b"HTTP/1.1 413 ") and b"MESSAGE_TOO_LARGE" in answer
+    await assert_paints(edge)
+
+
+@limited(max_body_bytes=2048)
+async def test_a_body_of_chunks_is_refused_where_it_becomes_too_large(edge: EdgeUnderTest) -> None:
+    head = JSON_HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    answer = await answer_to(edge, head, (b"400\r\n" + b" " * 1024 + b"\r\n") * 3)
+
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    await assert_paints(edge)
+
+
+@limited(idle_timeout_s=0.3)
+async def test_a_body_that_stops_ends_the_connection(edge: EdgeUnderTest) -> None:
+    answer = await answer_to(edge, JSON_HEAD + b"Content-Length: 100\r\n\r\n{")
+
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    await assert_paints(edge)
+
+
+@limited(body_timeout_s=0.3)
+async def test_a_body_that_trickles_ends_the_connection(edge: EdgeUnderTest) -> None:
+    async with connection(edge) as (reader, writer):
+        writer.write(JSON_HEAD + b"Content-Length: 1000000\r\n\r\n")
+        reading = asyncio.ensure_future(reader.read())
+        while not reading.done():
+            writer.write(b" ")
+            await asyncio.wait([reading], timeout=0.05)
+
+    assert reading.exception() is not None or reading.result().startswith(b"HTTP/1.1 408 ")
+    await assert_paints(edge)
+
+
+@limited(http_connections=3)
+async def test_connections_beyond_the_bound_are_closed(edge: EdgeUnderTest) -> None:
+    async with connection(edge), connection(edge), connection(edge):
+        await eventually(lambda: edge.listener.connection_count == 3)
+
+        assert await answer_to(edge, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
+
+    await eventually(lambda: edge.listener.connection_count == 0)
+    await assert_paints(edge)
+
+
+TWO_MEANINGS = (
+    b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
+    b"Content-Length: 4\r\nContent-Length: 5\r\n\r\n{}{}",
+    b"Content-Length: +4\r\n\r\n{}{}",
+    b"Content-Length: 4, 4\r\n\r\n{}{}",
+    b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\n0x2\r\n{}\r\n0\r\n\r\n",
+    b"X: y\n Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+)
+
+
+async def test_a_body_with_two_meanings_is_refused_and_nothing_after_it_is_read(edge: EdgeUnderTest) -> None:
+    for framing in TWO_MEANINGS:
+        answer = await answer_to(edge, JSON_HEAD + framing + with_body(GOOD))
+
+        assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1, framing
+    assert edge.worker.executed == []
+    await assert_paints(edge)
+
+
+async def test_a_flood_of_pipelined_requests_ends_the_connection(edge: EdgeUnderTest) -> None:
+    edge.worker.hold.clear()
+
+    answer = await answer_to(edge, with_body(GOOD) * 100)
+
+    assert answer.count(b"HTTP/1.1 200") == 0
+    edge.worker.hold.set()
+    await assert_paints(edge)
+
+
+@limited(write_timeout_s=0.3)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reader_that_stops_is_cut_off(edge: EdgeUnderTest, stream: bool) -> None:
+    edge.worker.picture_bytes = 12 << 20
+    body = b'{"prompt": "x", "num_inference_steps": 1, "stream": %s}' % (b"true" if stream else b"false")
+
+    async with connection(edge) as (_, writer):
+        writer.transport.pause_reading()
+        writer.write(with_body(body))
+        await edge.worker.wait_until(lambda: edge.worker.finished)
+        await eventually(lambda: edge.listener.connection_count == 0)
+
+    edge.worker.picture_bytes = 0
+    await assert_paints(edge)
+
+
+NO_FORMS = (
+    b"",
+    b"--b\r\n",
+    b"--b--\r\n",
+    b"--c\r\nContent-Disposition: form-data; name=prompt\r\n\r\nx\r\n--c--\r\n",
+    b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx',
+    b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--\r\n",
+    b'--b\r\nContent-Disposition: form-data; name="' + b"n" * 4096 + b'"\r\n\r\nx\r\n--b--\r\n',
+    b"--b\r\n" + b"X-A: a\r\n" * 100 + b"\r\nx\r\n--b--\r\n",
+    b'--b\r\nContent-Disposition: form-data; name="p"\r\n\r\n\r\n' * 1000 + b"--b--\r\n",
+)
+
+
+async def test_a_form_that_is_none_is_refused(edge: EdgeUnderTest) -> None:
+    for body in NO_FORMS:
+        answer = await answer_to(edge, with_body(body, FORM_HEAD + b"Connection: close\r\n"))
+
+        assert answer.startswith(b"HTTP/1.1 400 "), body[:60]
+    await assert_paints(edge)
+
+
+@limited(max_body_bytes=4096, max_bodies_bytes=4096)
+async def test_bodies_are_bounded_together(edge: EdgeUnderTest) -> None:
+    async with connection(edge) as (_, writer):
+        writer.write(JSON_HEAD + b"Content-Length: 4000\r\n\r\n" + b" " * 3900)
+        refused = await edge.generate(negative_prompt="x" * 300)
+        while refused.status_code == 200:
+            refused = await edge.generate(negative_prompt="x" * 300)
+
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["error"]["code"] == "BODIES_FULL"

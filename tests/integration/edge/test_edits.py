@@ -1,0 +1,66 @@
+"""Pictures from pictures over HTTP: forms as OpenAI's client sends them."""
+
+import base64
+import io
+from typing import Any
+
+import openai
+import pytest
+from PIL import Image
+
+from pentimento.testing.paced_worker import picture_of
+from tests.integration.edge.conftest import EdgeUnderTest
+
+
+def png(width: int = 64, height: int = 64) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height), "red").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+async def edit(edge: EdgeUnderTest, **options: Any) -> Any:
+    async with openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="any", max_retries=0, timeout=60) as ai:
+        return await ai.images.edit(**{"prompt": "a red circle", "image": png(), **options})
+
+
+async def test_an_edit_starts_from_its_image(edge: EdgeUnderTest) -> None:
+    for image in (png(), [png()], ("some name.png", png(), "image/png")):
+        answer = await edit(edge, image=image, extra_body={"strength": 0.5, "num_inference_steps": 4, "seed": 3})
+
+        spec = edge.worker.executed[-1]
+        assert spec.init_image is not None
+        assert (spec.init_image.strength, spec.num_inference_steps, spec.seed) == (0.5, 4, 3)
+        assert base64.b64decode(answer.data[0].b64_json) == picture_of(spec)
+        assert answer.usage.input_tokens_details.image_tokens == 32 * 32 // 64
+    assert len(edge.worker.executed) == 3
+
+
+async def test_a_streamed_edit_ends_with_its_picture(edge: EdgeUnderTest) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="any", max_retries=0, timeout=60) as ai:
+        stream = await ai.images.edit(prompt="a red circle", image=png(), stream=True)
+        events = [event async for event in stream]
+
+    assert [event.type for event in events] == ["image_edit.completed"]
+
+
+WRONG_FORMS: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"image": []}, "image", "must be one file, got 0"),
+    ({"image": [png(), png()]}, "image", "must be one file, got 2"),
+    ({"image": b"GIF89a no picture"}, "image", "PNG"),
+    ({"image": b""}, "image", "got none"),
+    ({"extra_body": {"strength": 2}}, "strength", "between 0 and 1"),
+    ({"extra_body": {"strength": "much"}}, "strength", "must be a number"),
+    ({"extra_body": {"colour": "red"}}, "colour", "is not a parameter"),
+    ({"extra_body": {"seed": [1, 2]}}, "seed[]", "must be there once"),
+    ({"prompt": ""}, "prompt", "1 to 32000"),
+    ({"background": "transparent"}, "background", "no model here"),
+)
+
+
+async def test_a_wrong_field_of_a_form_is_named(edge: EdgeUnderTest) -> None:
+    for options, param, says in WRONG_FORMS:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await edit(edge, **options)
+
+        assert refused.value.param == param and says in str(refused.value)
+    assert edge.worker.executed == []

@@ -1,0 +1,194 @@
+"""Pictures over HTTP, through the real edge and frontdoor, as OpenAI's unmodified client asks for them."""
+
+import asyncio
+import base64
+
+import openai
+import pytest
+
+from pentimento.domain.requests import RequestState
+from pentimento.testing.paced_worker import picture_of
+from tests.integration.edge.conftest import EdgeUnderTest
+
+
+def client(edge: EdgeUnderTest) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="any", max_retries=0, timeout=60)
+
+
+async def test_a_picture_comes_as_openais_client_reads_it(edge: EdgeUnderTest) -> None:
+    async with client(edge) as ai:
+        answer = await ai.images.generate(prompt="a red circle", extra_body={"seed": 5, "num_inference_steps": 4})
+
+    spec = edge.worker.executed[0]
+    assert (spec.prompt, spec.seed, spec.num_inference_steps) == ("a red circle", 5, 4)
+    assert answer.data is not None and answer.usage is not None
+    assert base64.b64decode(answer.data[0].b64_json or "") == picture_of(spec)
+    assert (answer.size, answer.output_format) == (f"{spec.width_px}x{spec.height_px}", "png")
+    assert answer.usage.output_tokens == spec.width_px * spec.height_px // 64
+    assert answer.usage.input_tokens_details.text_tokens == 3
+    assert answer.usage.total_tokens == 3 + answer.usage.output_tokens
+
+
+async def test_extensions_reach_the_frontdoor(edge: EdgeUnderTest) -> None:
+    answer = await edge.generate(
+        size="64x32", guidance_scale=2.5, negative_prompt="blue", num_inference_steps=2, seed=2**63, provenance=True
+    )
+
+    document = answer.json()
+    spec = edge.worker.executed[0]
+    assert (spec.width_px, spec.height_px, spec.guidance_scale, spec.seed) == (64, 32, 2.5, 2**63)
+    assert (spec.negative_prompt, document["size"], document["data"][0]["seed"]) == ("blue", "64x32", 2**63)
+    assert document["data"][0]["provenance"]["steps_run"] == 2
+
+
+async def test_a_stream_ends_with_the_picture(edge: EdgeUnderTest) -> None:
+    async with client(edge) as ai:
+        stream = await ai.images.generate(prompt="a red circle", stream=True, extra_body={"num_inference_steps": 4})
+        events = [event async for event in stream]
+
+    assert [event.type for event in events] == ["image_generation.completed"]
+    assert base64.b64decode(events[0].b64_json) == picture_of(edge.worker.executed[0])
+
+
+WRONG_FIELDS: tuple[tuple[dict[str, object], str, str], ...] = (
+    ({"prompt": ""}, "prompt", "1 to 32000 characters"),
+    ({"prompt": 7}, "prompt", "must be a string"),
+    ({"size": "0x64"}, "size", "WIDTHxHEIGHT"),
+    ({"size": "65x64"}, "size", "multiple of"),
+    ({"num_inference_steps": 0}, "num_inference_steps", "between 1 and"),
+    ({"num_inference_steps": 2**70}, "num_inference_steps", "between"),
+    ({"num_inference_steps": True}, "num_inference_steps", "must be an integer"),
+    ({"guidance_scale": "NaN"}, "guidance_scale", "must be a number"),
+    ({"n": 0}, "n", "between 1 and 10"),
+    ({"seed": -1}, "seed", "between 0 and"),
+    ({"background": "transparent"}, "background", "no model here"),
+    ({"quality": "ultra"}, "quality", "must be one of auto"),
+    ({"deadline_ms": -5}, "deadline_ms", "between 1 and"),
+    ({"max_cost": 1}, "max_cost", "at least the request's cost"),
+    ({"loras": [{"scale": 1}]}, "loras[0].name", "is required"),
+    ({"controlnets": [{"name": "x", "conditioning_image": "*"}]}, "controlnets[0].conditioning_image", "base64"),
+    ({"image_url": "http://127.0.0.1/"}, "image_url", "is not a parameter"),
+)
+
+
+async def test_a_wrong_field_is_named_and_nothing_is_painted(edge: EdgeUnderTest) -> None:
+    for values, param, says in WRONG_FIELDS:
+        answer = await edge.generate(**values)
+
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+        assert says in error["message"]
+    assert edge.worker.executed == []
+
+
+async def test_what_is_no_json_object_is_refused(edge: EdgeUnderTest) -> None:
+    headers = {"content-type": "application/json"}
+    deep, long = b"[" * 100_000, b'{"seed": ' + b"9" * 5000 + b"}"
+    for body in (b"", b"[]", b"{", b'{"prompt": NaN}', b'{"prompt": "\xff"}', deep, long):
+        answer = await edge.http.post("/v1/images/generations", content=body, headers=headers)
+
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body"), body[:40]
+
+
+async def test_half_a_surrogate_pair_is_refused(edge: EdgeUnderTest) -> None:
+    answer = await edge.http.post(
+        "/v1/images/generations", content=rb'{"prompt": "\ud800"}', headers={"content-type": "application/json"}
+    )
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+async def test_a_client_that_leaves_frees_the_worker(edge: EdgeUnderTest) -> None:
+    edge.worker.hold.clear()
+    asking = asyncio.ensure_future(edge.generate())
+    await edge.worker.wait_until(lambda: edge.worker.running)
+    request_id = next(iter(edge.worker.running))[0]
+
+    asking.cancel()
+    await asyncio.wait([asking])
+    async with asyncio.timeout(60):
+        await edge.worker.wait_until(lambda: not edge.worker.running)
+
+    assert (await edge.suite.client.get_request(request_id)).state is RequestState.CANCELLED
+
+
+async def test_a_key_finds_the_first_request_and_refuses_another_body(edge: EdgeUnderTest) -> None:
+    headers = {"Idempotency-Key": "k1"}
+    body = {"prompt": "a red circle", "seed": 1}
+
+    first = await edge.http.post("/v1/images/generations", json=body, headers=headers)
+    again = await edge.http.post("/v1/images/generations", json=body, headers=headers)
+    other = await edge.http.post("/v1/images/generations", json={**body, "seed": 2}, headers=headers)
+
+    assert first.json()["data"] == again.json()["data"]
+    assert len(edge.worker.executed) == 1
+    assert (other.status_code, other.headers["x-should-retry"]) == (409, "false")
+
+
+async def test_models_are_listed_with_their_limits(edge: EdgeUnderTest) -> None:
+    async with client(edge) as ai:
+        listed = [model async for model in ai.models.list()]
+        told = await ai.models.retrieve(listed[0].id)
+        with pytest.raises(openai.NotFoundError):
+            await ai.models.retrieve("no-such-model")
+
+    assert told.id == edge.worker.held.model
+    assert told.to_dict()["pentimento"]["max_steps"] == edge.worker.held.max_steps
+
+
+async def test_health_ready_and_metrics(edge: EdgeUnderTest) -> None:
+    await edge.generate()
+    health, ready, metrics = [await edge.http.get(path) for path in ("/health", "/ready", "/metrics")]
+
+    assert (health.status_code, ready.status_code) == (200, 200)
+    assert 'pentimento_edge_requests_total{route="/v1/images/generations",status="200"}' in metrics.text
+
+
+async def test_a_frontdoor_that_does_not_serve_is_told(edge: EdgeUnderTest) -> None:
+    edge.suite.frontdoor.server.set_not_serving()
+
+    ready = await edge.http.get("/ready")
+
+    assert (ready.status_code, (await edge.http.get("/health")).status_code) == (503, 200)
+
+
+async def test_an_unknown_path_is_not_found(edge: EdgeUnderTest) -> None:
+    for path in ("/nothing", "/v1", "/v1/images/generations/", "/../etc/passwd", "/v1/models/a/b"):
+        answer = await edge.http.get(path)
+
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "UNKNOWN_PATH"), path
+
+
+async def test_another_method_is_refused(edge: EdgeUnderTest) -> None:
+    answer = await edge.http.get("/v1/images/generations")
+
+    assert (answer.status_code, answer.headers["allow"], answer.json()["error"]["code"]) == (
+        405,
+        "POST",
+        "WRONG_METHOD",
+    )
+
+
+FOREIGN_PAGES = (
+    ({"origin": "https://evil.example"}, "WRONG_ORIGIN"),
+    ({"origin": "null"}, "WRONG_ORIGIN"),
+    ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, "WRONG_ORIGIN"),
+    ({"host": "evil.example"}, "WRONG_HOST"),
+)
+
+
+async def test_pages_of_others_are_refused(edge: EdgeUnderTest) -> None:
+    for headers, code in FOREIGN_PAGES:
+        answer = await edge.http.post("/v1/images/generations", json={"prompt": "a red circle"}, headers=headers)
+
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, code)
+        assert "access-control-allow-origin" not in answer.headers
+    assert edge.worker.executed == []
+
+
+async def test_a_form_that_any_page_may_send_is_refused(edge: EdgeUnderTest) -> None:
+    answer = await edge.http.post(
+        "/v1/images/generations", content=b'{"prompt": "x"}', headers={"content-type": "text/plain"}
+    )
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Content-Type")

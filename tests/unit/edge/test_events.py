@@ -1,0 +1,58 @@
+"""Events of streamed pictures, and the previews that are asked for."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pentimento.domain.errors import Unavailable
+from pentimento.domain.image_request import Accepted, ImageRequest, PictureFailed, Progress
+from services.edge.images.asking import AskedPictures
+from services.edge.images.events import PictureEvents, error_event
+from services.edge.images.previews import preview_interval
+
+ASKED = AskedPictures(ImageRequest("x", width_px=64, height_px=32), stream=True, partial_images=2)
+
+
+def read(event: bytes | None) -> tuple[str, dict[str, Any]]:
+    assert event is not None and event.endswith(b"\n\n")
+    name, data = event.decode().strip().split("\n")
+    return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+def test_previews_are_numbered_for_each_picture_and_no_more_than_asked_for() -> None:
+    told = PictureEvents("image_generation", ASKED, 7)
+    preview = Progress(1, 9, b"png")
+
+    first, second, other = told.of(preview), told.of(preview), told.of(replace(preview, image_index=1))
+
+    assert told.of(preview) is None
+    assert [read(event)[1]["partial_image_index"] for event in (first, second, other)] == [0, 1, 0]
+    name, document = read(first)
+    assert name == document["type"] == "image_generation.partial_image"
+    assert (document["b64_json"], document["created_at"], document["size"]) == ("cG5n", 7, "64x32")
+
+
+@pytest.mark.parametrize("event", [Accepted("r"), Progress(1, 9)])
+def test_what_has_no_preview_is_not_told(event: Accepted | Progress) -> None:
+    assert PictureEvents("image_edit", ASKED, 7).of(event) is None
+
+
+def test_a_picture_that_fails_is_told_and_named() -> None:
+    failed = PictureFailed("r1", 1, Unavailable("WORKER_LOST", "gone"))
+
+    name, document = read(PictureEvents("image_edit", ASKED, 7).of(failed))
+
+    assert (name, document["image_index"], document["error"]["code"]) == ("image_edit.failed", 1, "WORKER_LOST")
+
+
+def test_an_error_ends_a_stream_as_openais_clients_expect() -> None:
+    assert read(error_event(Unavailable("A", "a")))[1]["error"]["code"] == "A"
+
+
+@pytest.mark.parametrize(
+    ("steps", "partial", "interval"), [(50, 0, 0), (50, 1, 25), (50, 3, 12), (3, 3, 1), (1, 1, 1), (10_000, 1, 1000)]
+)
+def test_previews_are_spread_over_the_steps(steps: int, partial: int, interval: int) -> None:
+    assert preview_interval(steps, partial) == interval

@@ -1,0 +1,78 @@
+"""Values of requests are judged by the table of fields, from JSON and from forms alike."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.domain.errors import InvalidArgument
+from services.edge.images.asking import asked_pictures
+from services.edge.images.fields import EDIT_FIELDS, GENERATION_FIELDS, by_field_name
+from services.edge.images.values import from_texts, judged, read_json
+
+FIELDS = by_field_name(GENERATION_FIELDS)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(FIELDS)) | st.text(max_size=8), JSON, max_size=6))
+def test_any_object_is_taken_or_refused_by_name(document: dict[str, object]) -> None:
+    try:
+        request = asked_pictures(judged({"prompt": "x", **document}, FIELDS)).request
+    except InvalidArgument as error:
+        assert error.violations[0].field
+    else:
+        assert request.prompt
+
+
+@given(st.dictionaries(st.sampled_from(sorted(FIELDS)), st.text(), max_size=6))
+def test_any_text_of_a_form_is_taken_or_refused_by_name(texts: dict[str, str]) -> None:
+    try:
+        judged(from_texts({"prompt": "x", **texts}, FIELDS), FIELDS)
+    except InvalidArgument as error:
+        assert error.violations[0].field
+
+
+@given(st.binary())
+def test_any_body_is_an_object_or_refused(body: bytes) -> None:
+    try:
+        assert isinstance(read_json(body), dict)
+    except InvalidArgument as error:
+        assert error.violations[0].field == "body"
+
+
+def test_texts_of_a_form_are_what_json_says() -> None:
+    texts = {"prompt": "123", "n": "1", "guidance_scale": "2.5", "stream": "true", "quality": "high", "size": "64x32"}
+
+    values = judged(from_texts(texts, by_field_name(EDIT_FIELDS)), by_field_name(EDIT_FIELDS))
+
+    assert values == {
+        "prompt": "123",
+        "n": 1,
+        "guidance_scale": 2.5,
+        "stream": True,
+        "quality": 1.0,
+        "size": (64, 32),
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "asked"), [("auto", None), ("standard", None), ("low", 0.8), ("hd", 1.0), (0.25, 0.25)]
+)
+def test_quality_is_a_word_or_a_share(word: object, asked: float | None) -> None:
+    assert asked_pictures(judged({"prompt": "x", "quality": word}, FIELDS)).request.quality == asked
+
+
+def test_null_is_absent() -> None:
+    request = asked_pictures(judged({"prompt": "x", "n": None, "seed": None, "size": None}, FIELDS)).request
+
+    assert (request.seed, request.width_px) == (None, None)
+
+
+def test_a_shown_name_has_no_control_characters() -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        judged({"prompt": "x", "a\r\nb": 1}, FIELDS)
+
+    assert refused.value.violations[0].field == "a??b"
