@@ -46,10 +46,15 @@ def predicted_end_s(state: State, now: float, pool: Pool, request: Request | Req
     ahead = min(pool.waiting_work, own_work + others * (own_work + work))
     if isinstance(request, Request):
         ahead -= work
-    batch = max(round(pool.credit_count / max(len(pool.workers), 1)), 1)
+    batch = full_batch(pool)
     turn_s = _turn_s(pool, now, ahead, batch, waiting_share)
     service_s = pool.speed.seconds(work * least_share, batch, margin=state.settings.prediction_margin)
     return None if turn_s is None or service_s is None else turn_s + service_s
+
+
+def full_batch(pool: Pool) -> int:
+    """Return the batch of a worker of the pool that is full: its share of the credits, at least 1."""
+    return max(round(pool.credit_count / max(len(pool.workers), 1)), 1)
 
 
 def expected_service_s(pool: Pool, worker: Worker, work: float) -> float:
@@ -98,7 +103,7 @@ def learn_slowness(state: State, request: Request, seconds: float) -> None:
 
 def _ratio(speed: Speed, request: Request, worker: Worker, seconds: float, work: float) -> float | None:
     """Of the seconds that the attempt took to what it takes nominally."""
-    nominal_s = speed.nominal_s(work, max((request.started_load + worker.used_credits + 1) // 2, 1))
+    nominal_s = speed.nominal_s(work, (request.started_load + worker.used_credits + 1) // 2)
     return seconds / nominal_s if nominal_s > 0.0 and seconds >= 0.0 else None
 
 
@@ -115,5 +120,5 @@ def _turn_s(pool: Pool, now: float, work_ahead: float, batch: int, waiting_share
     if place < 0 or not pool.ends:
         return None
     rounds, number = divmod(place, len(pool.ends))
-    round_s = pool.speed.seconds(mean_work * waiting_share, batch) if rounds else 0.0
+    round_s = pool.speed.seconds(mean_work * waiting_share, batch)
     return None if round_s is None else max(pool.ends[number] - now, 0.0) + rounds * round_s

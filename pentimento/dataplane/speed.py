@@ -23,9 +23,8 @@ class Speed:
         self.spread = 0.0
 
     def seconds_per_work(self, batch: int) -> float:
-        """Return e(b) as profiled; 1 without a profile."""
-        table = self._table
-        return table[batch - 1] if 1 <= batch <= len(table) else table[-1 if batch > 1 else 0]
+        """Return e(b) as profiled, for a `batch` of 1 or more; 1 without a profile."""
+        return self._table[min(batch, len(self._table)) - 1]
 
     def crowded_s(self, load: int) -> float:
         """Return e(b) of a worker with so many requests. Those beyond the largest profiled batch wait, so that one more

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pentimento.dataplane.effects import Effect, ThinAttempt
 from pentimento.dataplane.events import AttemptProgressed
 from pentimento.dataplane.pools import Pool, Worker
-from pentimento.dataplane.predictions import predicted_wait_s
+from pentimento.dataplane.predictions import full_batch, predicted_wait_s
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
 from pentimento.policies.thinning import Pressure, ThinningOption, choose, thinned_steps
@@ -39,7 +39,7 @@ def on_attempt_progressed(state: State, now: float, event: AttemptProgressed) ->
     request = state.requests.get(event.request_id)
     key = (event.request_id, event.fencing_token)
     worker = state.workers.get(state.attempt_workers.get(key, ""))
-    if not state.thins or worker is None or request is None or request.attempt_key != key:
+    if worker is None or request is None or request.attempt_key != key:
         return []
     if request.phase is not Phase.RUNNING or not request.thinning.options or _is_followed(request, event.step):
         return []
@@ -65,7 +65,7 @@ def on_attempt_progressed(state: State, now: float, event: AttemptProgressed) ->
 def _is_followed(request: Request, step: int) -> bool:
     """Whether it takes the steps that it was asked to, as far as can be told."""
     thinned = request.thinned_steps
-    return bool(thinned) and (step <= thinned[0] or step in thinned or step >= request.thinning.step_count)
+    return bool(thinned) and (step < thinned[0] or step in thinned or step >= request.thinning.step_count)
 
 
 def _pressure_midway(state: State, now: float, request: Request, worker: Worker, step: int) -> Pressure:
@@ -76,8 +76,8 @@ def _pressure_midway(state: State, now: float, request: Request, worker: Worker,
     told = _pressure_in(pool, request.work, count, batch, worker.slowdown, margin, left_s, overloaded)
     since, at = request.seen or (step, now)
     seen_s = (now - at) / (step - since) if step > since else 0.0
-    if told.step_s is None or told.remaining_s is None:
-        return Pressure(seen_s, left_s, overloaded) if seen_s else told
+    if told.step_s is None:
+        return Pressure(seen_s, left_s, overloaded)
     return replace(told, step_s=max(told.step_s, seen_s))
 
 
@@ -96,16 +96,16 @@ def is_overloaded(state: State, pool: Pool, others_waiting: int) -> bool:
 def foreseen_pressure(state: State, pool: Pool, work: float, step_count: int, deadline_s: float) -> Pressure:
     """Return how much time there would be for the `step_count` steps of a request of that work that came to the pool
     now: after the wait that is predicted, in a batch that is full."""
-    batch = max(round(pool.credit_count / max(len(pool.workers), 1)), 1)
     left_s = deadline_s - predicted_wait_s(state, pool.name)
     overloaded = is_overloaded(state, pool, pool.waiting_count)
-    return _pressure_in(pool, work, step_count, batch, None, state.settings.prediction_margin, left_s, overloaded)
+    margin = state.settings.prediction_margin
+    return _pressure_in(pool, work, step_count, full_batch(pool), None, margin, left_s, overloaded)
 
 
 def _pressure(state: State, now: float, request: Request, worker: Worker) -> Pressure:
-    """Seconds are those of the worker's batch once it is full: who waits joins it next."""
+    """Seconds are those of the worker's batch once it is full: who comes joins it next."""
     pool, margin = state.pool(request.pool), state.settings.prediction_margin
-    batch = worker.used_credits + 1 if not pool.waiting_count else max(worker.credit_count, worker.used_credits + 1)
+    batch = max(worker.credit_count, worker.used_credits + 1)
     overloaded, left_s = is_overloaded(state, pool, pool.waiting_count - 1), request.deadline - now
     step_count = request.thinning.remaining_count
     return _pressure_in(pool, request.work, step_count, batch, worker.slowdown, margin, left_s, overloaded)

@@ -5,6 +5,7 @@ one and compared with the large one from scratch (MoDM, section 5.2). `pentiment
 files; the gateway reads them. A profile belongs to its models and its encoder, which it names by their digests.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -216,7 +217,7 @@ class SelectorProfiles:
 
 def _caution(profile: SelectorProfile) -> float:
     """Return the lowest similarity of its table; one that allows nothing is the most careful."""
-    return min((row.min_similarity for row in profile.thresholds()), default=2.0)
+    return min((row.min_similarity for row in profile.thresholds()), default=math.inf)
 
 
 def biased(thresholds: Thresholds, bias: int) -> Thresholds:

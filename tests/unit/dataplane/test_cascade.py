@@ -5,7 +5,7 @@ import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.effects import End
-from pentimento.dataplane.events import FailureKind
+from pentimento.dataplane.events import FailureKind, RouteOption
 from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, RouteShare, StagePlan, StartThreshold
 from pentimento.domain.generation import PlanVersion
 from tests.unit.dataplane.driver import Driver, kinds, only
@@ -421,3 +421,29 @@ def test_a_light_picture_of_no_plan_is_left_out_by_the_operators_own_threshold()
         driver.send(events.AcceptPersisted(request_id))
         driver.send(events.RouteResolved(request_id, "light", "light", 1.0, foreseen=foreseen))
         assert driver.dataplane.state.requests[request_id].cascade_stage == stage
+
+
+def test_a_stage_after_one_that_a_spare_lane_painted_begins_with_its_own_first_choice() -> None:
+    driver = cascade_driver()
+    driver.worker("big", model="big", model_digest="db")
+    driver.worker("lw", model="light", model_digest="dl", draining=True)
+    spare = (RouteOption("big", "db", 3.0),)
+    queued = driver.queue("r1", digest="dl", pool="light", cascade=CASCADE, cascade_name="c", spare=spare)
+    assert only(effects.PersistAttempt, queued).option == 1
+    token = driver.start(queued).fencing_token
+    driver.send(events.AttemptFinished("r1", token))
+    driver.send(events.PlanReceived(planned(2, noise=0.7)))
+    driver.send(events.Scored("r1", token, 0.3))
+
+    assert only(effects.PersistAttempt, route_heavy(driver)).option == 0
+
+
+def test_a_fault_without_a_reason_is_told_as_a_failure_beside_the_light_picture() -> None:
+    driver = cascade_driver()
+    token = defer(driver)
+    heavy = driver.start(route_heavy(driver)).fencing_token
+
+    after = driver.send(events.AttemptFailed("r1", heavy, FailureKind.FATAL))
+
+    commit = only(effects.CommitResult, after)
+    assert (commit.picture_token, commit.degraded) == (token, "FAILED")

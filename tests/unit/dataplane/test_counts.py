@@ -90,6 +90,20 @@ def test_timers_of_requests_that_are_gone_do_not_pile_up(driver: Driver) -> None
     assert driver.dataplane.next_wakeup() == 5000.0
 
 
+def test_timers_are_swept_so_seldom_that_each_is_looked_at_a_few_times(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at, is_set = [], State.is_set
+    monkeypatch.setattr(State, "is_set", lambda state, timer: looked_at.append(timer) or is_set(state, timer))
+    for number in range(500):
+        driver.arrive(f"stays-{number}", deadline=5000.0)
+    for number in range(3000):
+        driver.arrive(f"r{number}", deadline=10_000.0)
+        driver.send(events.AcceptDropped(f"r{number}"))
+
+    assert len(looked_at) < 3 * 3500
+
+
 @pytest.mark.parametrize("word", [events.AttemptFinished, lambda *key: events.AttemptFailed(*key, FailureKind.FATAL)])
 def test_a_worker_s_word_before_the_journal_s_is_not_believed(driver: Driver, word: object) -> None:
     """An attempt that was never sent cannot end."""

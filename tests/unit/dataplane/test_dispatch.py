@@ -150,3 +150,11 @@ def test_of_full_workers_the_one_with_the_least_urgent_attempt_takes_who_is_urge
         driver.run(f"on {name}", deadline=driver.now + seconds)
 
     assert only(effects.PersistAttempt, driver.queue("urgent", deadline=driver.now + 5.0)).worker_id == "w2"
+
+
+def test_a_full_worker_that_switched_its_model_takes_nobody_urgent_for_the_old_one(driver: Driver) -> None:
+    driver.worker(credit_count=1, reserve_count=1)
+    driver.run("aged", deadline=driver.now + 100.0)
+    driver.worker(credit_count=1, reserve_count=1, model="n", model_digest="e")
+
+    assert effects.PersistAttempt not in kinds(driver.queue("urgent", deadline=driver.now + 5.0))

@@ -1,14 +1,26 @@
 """What is predicted of a pool, worked out by hand: ten seconds for each unit of work, at the time 100."""
 
+from dataclasses import replace
+
 import pytest
 
 from pentimento.dataplane import DataplaneSettings
 from pentimento.dataplane.events import RequestArrived, SpeedProfile
 from pentimento.dataplane.pools import Backlog, Pool, Worker
-from pentimento.dataplane.predictions import predicted_end_s, predicted_wait_s, retry_after_ms
+from pentimento.dataplane.predictions import (
+    expected_service_s,
+    learn_slowness,
+    learn_speed,
+    predicted_end_s,
+    predicted_service_s,
+    predicted_wait_s,
+    retry_after_ms,
+    service_s,
+)
 from pentimento.dataplane.requests import Request
 from pentimento.dataplane.speed import Speed
 from pentimento.dataplane.state import State
+from pentimento.policies.thinning import ThinningMode, ThinningOffer, ThinningOption
 
 ARRIVED = RequestArrived("r", "own", "m", 1.0, 1000.0)
 ADMITTED = Request("r", "own", "m", 1.0, 1000.0)
@@ -21,7 +33,7 @@ def pool(
     made = Pool("m", Speed(SpeedProfile("m", profile)), len(works), sum(works.values()))
     made.tenants = {tenant: Backlog(1, work) for tenant, work in works.items()}
     made.ends, made.running_count, made.credit_count = ends, len(ends), credit_count
-    made.throughput = credit_count / profile[0][1]
+    made.throughput = made.speed.throughput(1) * credit_count
     return made
 
 
@@ -43,8 +55,18 @@ def test_with_a_free_credit_or_none_at_all_nothing_is_predicted() -> None:
         ({"other": 6.0}, 4.0 + 10.0),
         ({"own": 1.0, "other": 3.0}, 4.0 + 20.0 + 10.0),
         ({"own": 1.0, "b": 1.0, "c": 1.0}, 6.0 + 10.0 + 10.0),
+        ({"own": 1.0, "other": 4.0}, 6.0 + 10.0),
+        ({"b": 1.0, "c": 1.0}, 4.0 + 10.0 + 10.0),
     ],
-    ids=["own", "both", "a large one of another counts as one of ours", "by the mean", "all"],
+    ids=[
+        "own",
+        "both",
+        "a large one of another counts as one of ours",
+        "by the mean",
+        "all",
+        "twice our own",
+        "others",
+    ],
 )
 def test_who_comes_waits_for_its_own_and_as_much_of_every_other_tenant(works: dict[str, float], end_s: float) -> None:
     assert predicted_end_s(State(1), 100.0, pool([104.0, 106.0], **works), ARRIVED) == pytest.approx(end_s)
@@ -54,11 +76,98 @@ def test_who_waits_already_does_not_wait_for_itself() -> None:
     assert predicted_end_s(State(1), 100.0, pool([104.0, 106.0], own=1.0), ADMITTED) == 14.0
 
 
-def test_a_batch_is_a_worker_s_share_of_the_credits() -> None:
-    found = pool([104.0] * 4, 4, ((1, 10.0), (2, 12.0), (4, 20.0)))
-    found.workers = {name: Worker(name, "m", "d", 1, 2) for name in ("w1", "w2")}
+BATCHES = ((1, 10.0), (2, 12.0), (3, 15.0), (4, 20.0))
 
-    assert predicted_end_s(State(1), 100.0, found, ARRIVED) == 4.0 + 12.0
+
+@pytest.mark.parametrize(
+    ("credit_count", "worker_count", "own_s"), [(4, 2, 12.0), (4, 1, 20.0), (1, 1, 10.0), (1, 3, 10.0), (4, 0, 20.0)]
+)
+def test_a_batch_is_a_worker_s_share_of_the_credits(credit_count: int, worker_count: int, own_s: float) -> None:
+    found = pool([104.0] * credit_count, credit_count, BATCHES)
+    found.workers = {f"w{number}": Worker(f"w{number}", "m", "d", 1, 2) for number in range(worker_count)}
+
+    assert predicted_end_s(State(1), 100.0, found, ARRIVED) == 4.0 + own_s
+
+
+def test_where_credits_were_taken_away_nobody_is_waited_for_twice() -> None:
+    assert predicted_end_s(State(1), 100.0, pool([104.0, 106.0], credit_count=0), ARRIVED) == 4.0 + 10.0
+
+
+def busy_worker(load: int) -> Worker:
+    worker = Worker("w", "m", "d", 1, 4)
+    worker.in_flight = {(f"other {number}", 1): None for number in range(load)}
+    return worker
+
+
+@pytest.mark.parametrize(("load", "seconds"), [(0, 10.0), (1, 12.0), (2, 15.0)])
+def test_who_joins_a_batch_makes_it_one_larger(load: int, seconds: float) -> None:
+    found = pool([], profile=BATCHES)
+
+    assert predicted_service_s(State(1), found, busy_worker(load), 1.0) == seconds
+
+
+@pytest.mark.parametrize(
+    ("started_load", "load", "nominal_s"), [(1, 0, 10.0), (3, 2, 15.0), (4, 1, 15.0), (4, 0, 12.0)]
+)
+def test_a_picture_was_painted_in_the_batch_between_its_first_and_its_last(
+    started_load: int, load: int, nominal_s: float
+) -> None:
+    """With itself among the first, and beside `load` others at last."""
+    state, request = State(1), replace(ADMITTED, started_load=started_load)
+    state.pools["m"], worker = pool([], profile=BATCHES), busy_worker(load)
+
+    learn_speed(state, request, worker, 2.0 * nominal_s, 1.0)
+
+    assert (worker.slowdown, state.pools["m"].speed.slowdown) == (pytest.approx(2.0), pytest.approx(1.2))
+
+
+@pytest.mark.parametrize(("profile", "seconds"), [(((1, 0.0),), 5.0), (((1, 10.0),), -1.0)])
+def test_what_takes_no_time_or_less_teaches_nothing(profile: tuple[tuple[int, float], ...], seconds: float) -> None:
+    """Of a model profiled as taking none, and by a clock that was set back."""
+    state, worker = State(1), busy_worker(0)
+    state.pools["m"], state.workers["w"] = pool([], profile=profile), worker
+
+    learn_speed(state, ADMITTED, worker, seconds, 1.0)
+    learn_slowness(state, replace(ADMITTED, worker_id="w"), seconds)
+
+    assert (worker.slowdown, state.pools["m"].speed.slowdown) == (None, 1.0)
+
+
+def slow_after(seconds: float, slowdown: float | None, request: Request) -> tuple[float | None, float | None, float]:
+    """Slowdowns of worker and pool, and the pool's spread, after an attempt was given up: 2 and 0.5 before."""
+    state, worker = State(1), busy_worker(0)
+    state.pools["m"], state.workers["w"] = pool([]), worker
+    state.pools["m"].speed.slowdown, state.pools["m"].speed.spread = 2.0, 0.5
+    worker.slowdown = slowdown
+    learn_slowness(state, request, seconds)
+    return worker.slowdown, state.pools["m"].speed.slowdown, state.pools["m"].speed.spread
+
+
+GIVEN_UP = Request("r", "own", "m", 1.0, 1000.0, worker_id="w")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "before", "after"),
+    [
+        (30.0, 1.0, (1.4, 2.2, 0.6)),
+        (30.0, None, (3.0, 2.2, 0.6)),
+        (20.0, 2.0, (2.0, 2.0, 0.5)),  # as slow as was known
+        (15.0, 1.0, (1.1, 2.0, 0.5)),
+        (15.0, 2.0, (2.0, 2.0, 0.5)),  # given up early
+    ],
+)
+def test_an_attempt_that_is_given_up_makes_worker_and_pool_slower_and_never_quicker(
+    seconds: float, before: float | None, after: tuple[float, float, float]
+) -> None:
+    assert slow_after(seconds, before, GIVEN_UP) == pytest.approx(after)
+
+
+def test_of_a_worker_that_is_gone_nothing_is_learnt() -> None:
+    assert slow_after(99.0, 1.0, replace(GIVEN_UP, worker_id="gone")) == (1.0, 2.0, 0.5)
+
+
+def test_where_no_speed_is_known_an_attempt_is_expected_to_end_at_once() -> None:
+    assert expected_service_s(Pool("m"), busy_worker(0), 5.0) == 0.0
 
 
 def test_what_scatters_is_later_by_the_margin() -> None:
@@ -67,6 +176,27 @@ def test_what_scatters_is_later_by_the_margin() -> None:
     found.speed.spread = 0.2
 
     assert predicted_end_s(State(1, DataplaneSettings(prediction_margin=2.0)), 100.0, found, ARRIVED) == 4.0 + 14.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "end_s"), [(ThinningMode.OFF, 4.0 + 10.0 + 10.0), (ThinningMode.DEADLINE, 4.0 + 2.5 + 5.0)]
+)
+def test_where_steps_may_be_left_out_only_those_that_have_to_be_taken_count(mode: ThinningMode, end_s: float) -> None:
+    """A quarter of what waits before it, and half of its own."""
+    found = pool([104.0], credit_count=1, own=1.0)
+    found.waiting_least_work = 0.25
+    arrived = replace(ARRIVED, thinning=ThinningOffer(10, 0, (ThinningOption(2, 3, 0.96),)))
+
+    assert predicted_end_s(State(1, DataplaneSettings(thinning=mode)), 100.0, found, arrived) == pytest.approx(end_s)
+
+
+@pytest.mark.parametrize("work", [1.0, 2.0])
+def test_a_request_takes_its_time_alone_where_a_speed_is_known(work: float) -> None:
+    state = State(1)
+    state.pools["m"], state.pools["unknown"] = pool([], profile=BATCHES), Pool("unknown")
+
+    assert service_s(state, "m", work) == pytest.approx(10.0 * work)
+    assert (service_s(state, "unknown", work), service_s(state, "nobody", work)) == (None, None)
 
 
 @pytest.mark.parametrize(

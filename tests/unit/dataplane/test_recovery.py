@@ -120,3 +120,22 @@ def test_nobody_is_waited_for_once_the_last_orphan_runs_again(driver: Driver) ->
     driver.send(events.TimePassed())
 
     assert not driver.dataplane.state.orphans
+
+
+def test_an_orphan_that_runs_again_goes_before_those_that_never_ran(driver: Driver) -> None:
+    recover_running(driver)
+    driver.queue("fresh", deadline=500.0)
+    driver.now += 3.0
+    driver.send(events.TimePassed())
+
+    assert only(effects.PersistAttempt, driver.worker("w2", credit_count=1)).request_id == "r1"
+
+
+def test_an_attempt_that_is_attached_to_is_expected_to_end_a_service_time_from_then_on(driver: Driver) -> None:
+    driver.profile("m", (1, 10.0), (2, 12.0))
+    recover_running(driver)
+    driver.now += 2.0
+
+    driver.worker("w1", credit_count=2)
+
+    assert driver.dataplane.state.pools["m"].ends == [driver.now + 12.0]

@@ -269,3 +269,13 @@ def test_an_attempt_is_expected_to_end_as_in_a_full_batch(driver: Driver) -> Non
     driver.run("r2")
 
     assert driver.dataplane.state.pools["m"].ends == [driver.now + 10.0, driver.now + 20.0]
+
+
+def test_who_takes_a_place_beyond_the_credits_is_expected_to_end_as_in_that_larger_batch(driver: Driver) -> None:
+    driver.profile("m", (1, 10.0), (2, 12.0))
+    driver.worker("w1", credit_count=1, reserve_count=1)
+    driver.run("aged", deadline=driver.now + 100.0)
+
+    driver.run("urgent", deadline=driver.now + 50.0)
+
+    assert driver.dataplane.state.pools["m"].ends == [driver.now + 10.0, driver.now + 12.0]

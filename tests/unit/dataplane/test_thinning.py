@@ -5,6 +5,9 @@ from dataclasses import replace
 import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
+from pentimento.dataplane.requests import Request
+from pentimento.dataplane.state import State
+from pentimento.dataplane.thinning import least_work
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.thinning import Pressure, ThinningMode, ThinningOffer, ThinningOption
@@ -143,6 +146,19 @@ def test_a_request_that_has_not_come_is_foreseen_as_it_would_be_thinned() -> Non
     assert crowded == Pressure(1.0, 10.0, True)
 
 
+@pytest.mark.parametrize(("credit_counts", "step_s"), [((), 1.0), ((1,), 1.0), ((2,), 1.2), ((4,), 2.0), ((1, 3), 1.2)])
+def test_what_is_foreseen_is_of_a_batch_that_is_full(credit_counts: tuple[int, ...], step_s: float) -> None:
+    """Ten steps of ten units of work; a batch is a worker's share of the credits."""
+    driver = Driver(DataplaneSettings(thinning=ThinningMode.DEADLINE))
+    driver.profile("m", (1, 1.0), (2, 1.2), (4, 2.0))
+    for number, credit_count in enumerate(credit_counts):
+        driver.worker(f"w{number}", credit_count=credit_count)
+
+    foreseen = driver.dataplane.foreseen_pressure(driver.dataplane.state.pool("m"), 10.0, 10, 30.0)
+
+    assert foreseen.step_s == pytest.approx(step_s)
+
+
 def running(mode: ThinningMode, deadline_s: float = 1000.0) -> tuple[Driver, int]:
     """A picture of ten seconds and ten steps, all of them taken so far."""
     driver = driver_in(mode, prediction_margin=0.0)
@@ -173,6 +189,8 @@ def test_a_picture_that_runs_is_thinned_behind_its_next_step_once_others_wait(
     # It takes them, and is not asked again.
     for seen in (*range(step, steps[0] + 1), *steps, 10):
         assert progressed(driver, token, seen) == []
+    request = driver.dataplane.state.requests["r1"]
+    assert (request.thinned_steps, driver.dataplane.state.counters.thinned) == (steps, 1)
 
 
 def test_where_every_option_lies_behind_it_all_steps_are_taken() -> None:
@@ -224,3 +242,159 @@ def test_its_credit_is_expected_earlier() -> None:
     progressed(driver, token, 1)
 
     assert (before, driver.dataplane.state.pool("m").ends) == ([driver.now + 10.0], [driver.now + 3.0])
+
+
+def test_what_is_foreseen_leaves_out_the_time_that_is_not_steps_and_adds_the_margin() -> None:
+    """Two seconds once and ten of steps, of pictures that scatter by a fifth."""
+    driver = Driver(DataplaneSettings(thinning=ThinningMode.DEADLINE, prediction_margin=2.0))
+    driver.send(events.ProfilesReceived((events.SpeedProfile("m", ((1, 1.0),), fixed_s=2.0),)))
+    driver.worker()
+    pool = driver.dataplane.state.pool("m")
+    steady = driver.dataplane.foreseen_pressure(pool, 10.0, 10, 30.0)
+    pool.speed.spread = 0.2
+    scattered = driver.dataplane.foreseen_pressure(pool, 10.0, 10, 30.0)
+
+    assert steady == Pressure(1.0, 28.0, False)
+    assert (scattered.step_s, scattered.remaining_s) == (pytest.approx(1.4), pytest.approx(30.0 - 1.4 * 2.0))
+
+
+@pytest.mark.parametrize(("waiting", "overloaded"), [(0, False), (1, False), (2, True)])
+def test_a_pool_is_overloaded_where_more_wait_than_a_quarter_of_its_credits(waiting: int, overloaded: bool) -> None:
+    driver = Driver(DataplaneSettings(thinning=ThinningMode.LOAD))
+    driver.worker(credit_count=4)
+    for number in range(4 + waiting):
+        driver.queue(f"r{number}")
+
+    foreseen = driver.dataplane.foreseen_pressure(driver.dataplane.state.pool("m"), 10.0, 10, 30.0)
+
+    assert foreseen == Pressure(None, None, overloaded)  # nobody knows how fast it is
+
+
+def test_a_plan_that_admits_all_says_nothing_of_load() -> None:
+    driver = driver_in(ThinningMode.LOAD)
+    driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), admission_rate=1.0)))
+
+    assert not driver.dataplane.foreseen_pressure(driver.dataplane.state.pool("m"), 10.0, 10, 30.0).overloaded
+
+
+def test_where_no_speed_is_known_the_steps_that_were_seen_tell() -> None:
+    """Two seconds for the first: the eight behind the next one would take sixteen of the thirteen that are left."""
+    driver = Driver(DataplaneSettings(thinning=ThinningMode.DEADLINE))
+    driver.worker()
+    token = started(driver, 15.0).fencing_token
+
+    assert progressed(driver, token, 0) == []
+    assert only(effects.ThinAttempt, progressed(driver, token, 1, after_s=2.0)).thinned_steps == (4, 5, 7, 8)
+
+
+def test_what_was_seen_of_one_attempt_says_nothing_of_the_next() -> None:
+    """Of the second six steps take six seconds, and there is time for fourteen more."""
+    late = ThinningOffer(10, 0, (ThinningOption(8, 1, 0.99),))
+    driver = driver_in(ThinningMode.DEADLINE, prediction_margin=0.0)
+    first = started(driver, 20.0, late).fencing_token
+    progressed(driver, first, 5)
+    driver.send(events.WorkerLost("w1", 1))
+    second = driver.start(driver.worker(generation=2)).fencing_token
+
+    assert progressed(driver, second, 0) == []
+    assert progressed(driver, second, 6, after_s=6.0) == []
+
+
+def test_a_picture_that_runs_is_as_slow_as_its_worker_s_batch_is() -> None:
+    """A second a step alone and two beside another, of which there are nine behind the next and fifteen seconds."""
+    driver = Driver(DataplaneSettings(thinning=ThinningMode.DEADLINE, prediction_margin=0.0))
+    driver.profile("m", (1, 1.0), (2, 2.0))
+    driver.worker(credit_count=2)
+    token = started(driver, 100.0).fencing_token
+    driver.dataplane.state.requests["r1"].deadline = driver.now + 15.0
+    assert progressed(driver, token, 0) == []
+
+    driver.start(driver.queue("r2", work=10.0))
+
+    assert only(effects.ThinAttempt, progressed(driver, token, 0)).thinned_steps == (4, 5, 7, 8)
+    # Seven steps of two seconds for the one, ten for the other.
+    assert driver.dataplane.state.pool("m").ends == [driver.now + 14.0, driver.now + 20.0]
+
+
+def test_a_deadline_is_not_thinned_for_by_a_word_of_another_attempt() -> None:
+    driver, token = running(ThinningMode.LOAD)
+    crowd(driver)
+
+    assert driver.send(events.AttemptProgressed("r1", token - 1, 1)) == []
+    assert driver.send(events.AttemptProgressed("nobody", token, 1)) == []
+
+
+def test_a_picture_that_takes_all_steps_ends_when_it_was_expected_to() -> None:
+    driver, token = running(ThinningMode.LOAD)
+    before = list(driver.dataplane.state.pool("m").ends)
+
+    assert progressed(driver, token, 3, after_s=2.0) == []
+
+    assert driver.dataplane.state.pool("m").ends == before
+
+
+def test_load_thins_a_picture_whose_speed_nobody_knows_and_says_nothing_of_its_end() -> None:
+    driver = Driver(DataplaneSettings(thinning=ThinningMode.LOAD))
+    driver.worker()
+    token = started(driver, 1000.0).fencing_token
+    before = list(driver.dataplane.state.pool("m").ends)
+    crowd(driver)
+
+    assert only(effects.ThinAttempt, progressed(driver, token, 0)).thinned_steps == (2, 4, 7)
+    assert driver.dataplane.state.pool("m").ends == before
+
+
+def test_before_the_journal_has_an_attempt_nothing_of_it_is_left_out() -> None:
+    driver = driver_in(ThinningMode.LOAD)
+    token = only(effects.PersistAttempt, driver.queue("r1", work=10.0, thinning=OFFER)).fencing_token
+    crowd(driver)
+
+    assert progressed(driver, token, 1) == []
+
+
+def test_of_a_picture_that_nobody_waits_for_any_more_nothing_is_left_out() -> None:
+    """It ended, and its attempt still runs."""
+    driver, token = running(ThinningMode.LOAD)
+    driver.send(events.CancelRequested("r1"))
+    driver.send(events.EndPersisted("r1", True))
+    crowd(driver)
+
+    assert "r1" not in driver.dataplane.state.requests
+    assert progressed(driver, token, 1) == []
+
+
+def test_steps_that_take_less_than_foretold_are_believed_to_take_as_long() -> None:
+    """A tenth of a second for the first two; there are six seconds for the seven behind the next one."""
+    driver, token = running(ThinningMode.DEADLINE)
+    driver.dataplane.state.requests["r1"].deadline = driver.now + 6.2
+    request = driver.dataplane.state.requests["r1"]
+    request.seen = (0, driver.now)
+
+    assert only(effects.ThinAttempt, progressed(driver, token, 2, after_s=0.2)).thinned_steps == (4, 5, 7, 8)
+
+
+def test_before_two_steps_were_seen_those_foretold_count() -> None:
+    """Half a second each: nine of them within eight seconds."""
+    driver = Driver(DataplaneSettings(thinning=ThinningMode.DEADLINE, prediction_margin=0.0))
+    driver.profile("m", (1, 0.5))
+    driver.worker()
+    token = started(driver, 8.0).fencing_token
+
+    assert progressed(driver, token, 0) == []
+
+
+@pytest.mark.parametrize(("mode", "work"), [(ThinningMode.OFF, 10.0), (ThinningMode.DEADLINE, 5.0)])
+def test_the_least_work_is_that_of_the_fewest_steps_where_steps_are_left_out(mode: ThinningMode, work: float) -> None:
+    request = Request("r", "t", "m", 10.0, 1000.0, thinning=OFFER)
+
+    assert least_work(State(1, DataplaneSettings(thinning=mode)), request) == work
+
+
+def test_who_takes_a_place_beyond_the_credits_is_thinned_by_that_larger_batch() -> None:
+    """Ten seconds alone and twenty beside another, of which there are sixteen."""
+    driver = Driver(DataplaneSettings(thinning=ThinningMode.DEADLINE, prediction_margin=0.0))
+    driver.profile("m", (1, 1.0), (2, 2.0), (3, 4.0))
+    driver.worker(credit_count=1, reserve_count=1)
+    driver.run("aged", deadline=driver.now + 100.0)
+
+    assert started(driver, 16.0).thinned_steps == (4, 5, 7, 8)

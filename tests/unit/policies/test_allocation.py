@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost, PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
+from pentimento.domain.models import DeviceCost
 from pentimento.policies.allocation import (
     AllocationContext,
     AllocationDecision,
@@ -18,6 +19,7 @@ from pentimento.policies.allocation import (
     check_decision,
     hold_resident,
     reported_profiles,
+    with_registered,
 )
 
 
@@ -64,6 +66,21 @@ def test_of_two_equal_devices_the_slower_ones_costs_count():
         ("n", 1, 9.0),
     ]
     assert (found[0].device, found[0].memory_bytes, found[0].load_s) == ("gpu", 7, 3.0)
+
+
+def test_registered_costs_count_where_no_worker_reports_any():
+    reported = (AllocationProfile("m", "gpu", 1, 1.0, 7),)
+    cost, other = ModelCost("m", ((1, 5.0), (2, 6.0)), 9, 3.0), ModelCost("n", ((1, 8.0),), 4)
+    registered = (DeviceCost("gpu", cost), DeviceCost("cpu", cost), DeviceCost("", cost), DeviceCost("", other))
+
+    found = with_registered(reported, registered)
+
+    assert found == (
+        *reported,
+        AllocationProfile("m", "cpu", 1, 5.0, 9, 3.0),
+        AllocationProfile("m", "cpu", 2, 6.0, 9, 3.0),
+        AllocationProfile("n", "", 1, 8.0, 4),
+    )
 
 
 def test_there_is_a_pool_a_model():

@@ -85,6 +85,22 @@ def test_the_threshold_weighs_what_is_forgone_against_what_is_saved() -> None:
     assert 0 < found.at_least_s < found.expected_s
 
 
+def test_what_counts_is_how_outcomes_weigh_against_one_another() -> None:
+    """A tenth or three times of everything is the same evidence; outcomes of one weight are more of it than of two."""
+    whole = separable(400)
+    alike = [calibrate([replace(each, weight=weight) for each in whole], FAR) for weight in (1.0, 0.1, 3.0)]
+    uneven = calibrate([replace(each, weight=(1.0, 9.0)[n % 2]) for n, each in enumerate(whole)], FAR)
+
+    first = alike[0]
+    assert first is not None and uneven is not None
+    for found in alike:
+        assert found is not None
+        assert (found.threshold, found.expected_s, found.at_least_s) == pytest.approx(
+            (first.threshold, first.expected_s, first.at_least_s)
+        )
+    assert uneven.expected_s - uneven.at_least_s > first.expected_s - first.at_least_s
+
+
 def test_nothing_can_be_calibrated_on_scores_that_are_all_alike() -> None:
     assert calibrate([SearchOutcome(math.inf, 0.0)] * 500, FAR) is None
 

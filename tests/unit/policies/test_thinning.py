@@ -10,6 +10,7 @@ from pentimento.policies.thinning import (
     ThinningMode,
     ThinningOffer,
     ThinningOption,
+    WholeReason,
     choose,
     scaled,
     thinned_steps,
@@ -125,3 +126,28 @@ def test_steps_that_are_none_of_the_schedule_are_refused() -> None:
         thinned_steps(ThinningOption(45, 6, 1.0), 50)
     with pytest.raises(ValueError):
         scaled(MILD, 50, 49)
+
+
+def test_clients_are_told_why_all_steps_are_taken_in_these_words() -> None:
+    assert {reason.value for reason in WholeReason} == {
+        "THINNING_OFF",
+        "REPLAYED",
+        "BINDING_STEPS",
+        "QUALITY_ASKED",
+        "PROFILE_MISSING",
+        "PROFILE_PROMISES_LESS",
+        "HIT_UNMEASURED",
+        "LORAS_UNMEASURED",
+        "LORAS_LATE",
+        "CONTROLNETS_UNMEASURED",
+        "RESIDUALS_PIPELINED",
+        "IMAGE_UNMEASURED",
+        "SCHEDULER_UNMEASURED",
+        "GUIDANCE_UNMEASURED",
+        "STEPS_UNMEASURED",
+        "NOTHING_ALLOWED",
+    }
+
+
+def test_operators_name_the_modes_in_these_words() -> None:
+    assert [mode.value for mode in ThinningMode] == ["off", "deadline", "load"]

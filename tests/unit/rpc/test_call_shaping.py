@@ -98,3 +98,18 @@ async def test_keys_are_forgotten_once_they_are_past_their_bursts(clock: SetCloc
         clock.monotonic_s += 1.0
 
     assert len(shaper._due_at) <= 1025
+
+
+async def test_a_storm_is_not_forgotten_where_there_are_many_keys(
+    clock: SetClock, slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_shaping, "_KEPT_KEYS", 2)
+    shaper = CallShaper(10.0, clock.monotonic)
+    for _ in range(BURST_CALLS + 1):
+        await shaper.begin("storm")
+    for key in ("b", "c", "d"):
+        await shaper.begin(key)
+
+    await shaper.begin("storm")
+
+    assert slept == [0.1, 0.2]

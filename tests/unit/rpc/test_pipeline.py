@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from pentimento.rpc import context
-from pentimento.rpc.pipeline import Call, cancellation_code, finished, host_of
+from pentimento.rpc.pipeline import Call, Pipeline, ServerLimits, cancellation_code, finished, host_of
+from pentimento.rpc.tokens import OpenDoor
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,14 @@ async def test_a_call_gives_back_what_it_holds_and_is_counted_once_it_ends() -> 
     assert (before, code) == (["begin", ("first", "acme"), ("second", "acme")], "OK")
     assert 0 <= seconds < 3600
     assert (running, method.running) == ({asyncio.current_task()}, set())
+
+
+async def test_what_still_runs_when_the_time_is_up_is_cancelled() -> None:
+    pipeline = Pipeline(OpenDoor(), ServerLimits(8, 1.0, 1024, 4096, 1.0, 10.0))
+    running = [asyncio.create_task(asyncio.Event().wait()) for _ in range(3)]
+    for kept, task in zip((pipeline._unary, pipeline._streams, pipeline._exempt), running, strict=True):
+        kept.add(task)
+
+    await pipeline.close(0.0, 0.0)
+
+    assert [task.cancelled() for task in running] == [True] * 3

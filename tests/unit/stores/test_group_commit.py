@@ -118,6 +118,15 @@ def test_a_job_that_was_cancelled_while_it_waited_is_not_run(writer: GroupCommit
     assert writer.submit(rows).result() == []
 
 
+def test_where_nobody_waits_nothing_is_committed(engine: Engine) -> None:
+    begun: list[object] = []
+    event.listen(engine, "begin", begun.append)
+
+    GroupCommitWriter(engine, "test").close()
+
+    assert begun == []
+
+
 def test_values_stay_out_of_messages(writer: GroupCommitWriter) -> None:
     writer.submit(lambda connection: insert(connection, 1)).result()
 

@@ -97,11 +97,11 @@ class Gateway:
         self.watch = MatchWatch(self.ledger, MatchPredictorSettings())
         self.rules = SelectionRules()
         self.profiles = SelectorProfiles()
-        self.timeout_s, self.max_ancestor_depth, self.scratch_share = 5.0, 5, 0.0
+        self.timeout_s, self.max_ancestor_depth, self.scratch_share, self.row_age_s = 5.0, 5, 0.0, 0.0
         self._lookups: list[Lookup] = []
 
     def open(self) -> Lookup:
-        bounds = LookupBounds(self.timeout_s, self.max_ancestor_depth, self.scratch_share)
+        bounds = LookupBounds(self.timeout_s, self.max_ancestor_depth, self.scratch_share, self.row_age_s)
         reuse = ReuseRules(self.rules, self.profiles)
         self._lookups.append(Lookup(self.guard, self.index, self.ledger, reuse, bounds, self.watch))
         return self._lookups[-1]

@@ -1,22 +1,35 @@
 """What a lookup tells the match predictor: whether it was searched for, and the share of the steps that it saved."""
 
+import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from pentimento.domain.generation import FromNoise
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.match_prediction import Ruling
 from pentimento.policies.selector_profiles import SelectorProfiles
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding
-from pentimento.stores.vectors.index import Space
+from pentimento.stores.vectors.index import Space, VectorMatch, VectorQuery
+from services.vectordb_gateway import lookup
 from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch
 from services.vectordb_gateway.settings import MatchPredictorSettings
 from services.vectordb_gateway.store_threads import StoreThreads
 from tests.gateways import scope
 from tests.selector_profiles import LATENT_PROFILE
-from tests.unit.vectordb_gateway.said_index import ENCODER, VECTOR, AwaitedIndex, Gateway, SaidIndex
+from tests.unit.vectordb_gateway.said_index import (
+    EMBEDDING,
+    ENCODER,
+    VECTOR,
+    AwaitedIndex,
+    Gateway,
+    SaidIndex,
+    candidates,
+)
 
 
 class ToldWatch(MatchWatch):
@@ -24,17 +37,19 @@ class ToldWatch(MatchWatch):
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway.ledger, MatchPredictorSettings())
-        self.wants = False
+        self.wants, self.ruling = False, Ruling.SEARCH
         self.forecasts: list[Forecast] = []
         self.shares: list[float] = []
+        self.seconds: list[float] = []
         self.studied: list[float] = []
 
     def forecast(self, pools: tuple[str, ...], vector: bytes) -> Forecast:
-        self.forecasts.append(super().forecast(pools, vector))
+        self.forecasts.append(replace(super().forecast(pools, vector), ruling=self.ruling))
         return self.forecasts[-1]
 
     def note_search(self, forecast: Forecast, search_s: float, saved_share: float) -> None:
         self.shares.append(saved_share)
+        self.seconds.append(search_s)
 
     def wants_to_study(self, forecast: Forecast) -> bool:
         return self.wants
@@ -119,3 +134,92 @@ async def test_the_predictor_studies_what_it_wants_to(
     await gateway.lookup()
 
     assert told(gateway).studied == [0.0] * wants
+
+
+async def test_what_the_predictor_skips_is_neither_searched_nor_learnt_from(gateway: Gateway) -> None:
+    gateway.say(gateway.store())
+    told(gateway).ruling = Ruling.SKIP
+
+    answer = await gateway.ask(scope())
+
+    assert (answer.search_skipped, answer.starts[0].reason) == (True, "miss: no near entry is likely")
+    assert (gateway.index.queries, told(gateway).shares) == ([], [])
+
+
+class SlowIndex(SaidIndex):
+    """Takes a quarter of a second by a clock of its own."""
+
+    now_s = 1000.0
+
+    def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
+        self.now_s += 0.25
+        return super().search(query, timeout_s)
+
+
+class SlowAwaitedIndex(AwaitedIndex, SlowIndex):
+    """The same, awaited."""
+
+
+@pytest.mark.parametrize("kind", [SlowIndex, SlowAwaitedIndex])
+async def test_the_predictor_is_told_what_the_search_took(
+    gateway: Gateway, kind: type[SlowIndex], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.index = index = kind()
+    monkeypatch.setattr(lookup, "time", SimpleNamespace(perf_counter=lambda: index.now_s))
+
+    await gateway.lookup()
+
+    assert told(gateway).seconds == [0.25]
+
+
+@pytest.mark.parametrize(("share", "draw", "searched"), [(0.0, 0.0, True), (0.25, 0.24, False), (0.25, 0.25, True)])
+async def test_a_share_of_lookups_is_from_scratch_and_none_where_the_share_is_nothing(
+    gateway: Gateway, share: float, draw: float, searched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.scratch_share = share
+    monkeypatch.setattr(random, "random", lambda: draw)
+
+    answer = await gateway.ask(scope())
+
+    assert answer.search_skipped is not searched
+    assert bool(gateway.index.queries) is searched
+
+
+async def test_rows_that_are_in_memory_are_read_without_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
+    ledger.bind_encoder(EncoderBinding(ENCODER, 2)).result()
+    gateway = Gateway(ledger, AwaitedIndex())
+    gateway.row_age_s = 3600.0
+    gateway.guard.open()
+    gateway.say(gateway.store())
+    handed_over: list[object] = []
+    run = StoreThreads.run
+
+    async def noted(threads: StoreThreads, call: object, *args: object) -> object:
+        handed_over.append(call)
+        return await run(threads, call, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StoreThreads, "run", noted)
+    opened = gateway.open()
+    starts = []
+    for _ in range(2):
+        starts.append((await opened.lookup(candidates(scope()), EMBEDDING, None)).starts[0].start)
+    gateway.close()
+    ledger.close()
+
+    assert starts[0] == starts[1] != FromNoise()
+    assert len(handed_over) == 1
+
+
+async def test_a_lookup_beside_one_that_hangs_says_that_searches_are_stuck(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = gateway.open()
+    monkeypatch.setattr(StoreThreads, "stuck_s", 7.0)
+    gateway.say(gateway.store())
+
+    answer = await opened.lookup(candidates(scope()), EMBEDDING, None)
+
+    assert answer.starts[0].reason == "miss: search cannot be reached: a call has not returned for 7 s"

@@ -39,6 +39,15 @@ def test_small_problems_have_the_solution_found_by_hand(changes: dict[str, objec
     assert solve_by_milp(replace(cascade(), **changes)) == expected  # type: ignore[arg-type]
 
 
+def test_every_device_of_a_model_runs_batches_of_the_chosen_size() -> None:
+    """Two heavy devices in batches of one carry one a second. Of four each would carry one, but those are late, for one
+    device as for all."""
+    heavy = (BatchCost(1, 2.0), BatchCost(4, 4.0))
+    problem = replace(cascade(), demand=2.0, slo_s=4.0, heavy=heavy, thresholds=(0.0, 0.5, 0.75, 1.0))
+
+    assert solve_by_milp(problem) == CascadeSolution(2, 2, 1, 1, 0.5, 3.0)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     demand=st.floats(0.1, 40.0),

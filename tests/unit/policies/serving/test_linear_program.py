@@ -1,4 +1,7 @@
+import itertools
 import math
+from operator import mul
+from random import Random
 
 import pytest
 
@@ -31,6 +34,27 @@ def test_whole_numbers_are_kept_whole() -> None:
     assert solved is not None
     assert solved.objective == pytest.approx(2.0)
     assert all(value == pytest.approx(round(value)) for value in solved.values)
+
+
+def test_nothing_short_of_the_best_is_taken_where_nobody_asked_for_less() -> None:
+    """Twelve things, each of which is taken or left, within three limits: all 4,096 ways are tried."""
+    random = Random(0)
+    weights = [random.randint(1, 30) for _ in range(12)]
+    rows = [[random.randint(1, 30) for _ in range(12)] for _ in range(3)]
+    program = LinearProgram()
+    things = [program.choice(float(weight)) for weight in weights]
+    for row in rows:
+        program.require(zip(things, map(float, row), strict=True), at_most=sum(row) // 3)
+
+    solved = program.solve()
+
+    best = max(
+        sum(map(mul, taken, weights))
+        for taken in itertools.product((0, 1), repeat=12)
+        if all(sum(map(mul, taken, row)) <= sum(row) // 3 for row in rows)
+    )
+    assert solved is not None
+    assert solved.objective == pytest.approx(best)
 
 
 def test_a_variable_stays_within_its_bounds() -> None:

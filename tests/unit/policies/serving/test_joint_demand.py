@@ -1,0 +1,172 @@
+"""What the joint allocator makes of the demand that it sees, worked out by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.fleet import StartShare
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
+from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
+from pentimento.policies.serving.joint_demand import JointDemand, observed_demand
+from pentimento.policies.serving.settings import ServingSettings
+
+# A weight that the averages of forty requests a second and more have.
+SETTINGS = ServingSettings(heavy="heavy", light="light", demand_weight=0.5)
+
+
+def look(now_s: float, *demand: ModelDemand, before: JointDemand | None = None) -> JointDemand:
+    """What is known after a look at the demand."""
+    last = AllocationDecision(memory=before.values() if before is not None else ())
+    return observed_demand(AllocationContext(now_s, (), demand, last=last), SETTINGS)
+
+
+def test_what_is_remembered_is_what_was_known() -> None:
+    known = JointDemand(*(float(number) for number in range(1, 10)))
+
+    assert JointDemand.of(known.values()) == known
+    assert JointDemand.of(()) is None
+
+
+def test_nothing_is_known_at_first_but_that_hits_save_some_of_the_steps() -> None:
+    known = JointDemand()
+
+    assert (known.rate, known.trend, known.at_s, known.latent_share, known.image_share) == (0.0, 0.0, 0.0, 0.0, 0.0)
+    assert (known.latent_saved, known.image_saved, known.bend, known.moved_at_s) == (0.3, 0.3, 1.0, -math.inf)
+
+
+def test_the_first_look_is_believed_unless_the_operator_expects_something() -> None:
+    first = look(5.0, ModelDemand("light", 10.0, deferred_per_s=4.0), ModelDemand("heavy", 4.0))
+    expected = observed_demand(
+        AllocationContext(5.0, (), (ModelDemand("light", 10.0),)), replace(SETTINGS, expected_per_s=3.0)
+    )
+
+    assert (first.rate, first.trend, first.at_s) == (10.0, 0.0, 5.0)
+    assert expected.rate == 3.0
+
+
+def test_more_sent_on_than_came_is_no_demand() -> None:
+    assert look(0.0, ModelDemand("light", 1.0, deferred_per_s=4.0)).rate == 0.0
+
+
+@pytest.mark.parametrize(("elapsed_s", "rate"), [(0.0, 40.0), (1.0, 60.0), (2.0, 70.0)])
+def test_demand_is_averaged_by_the_seconds_that_have_gone(elapsed_s: float, rate: float) -> None:
+    """80 a second after 40: half of the way in the first second, a quarter in the next."""
+    after = look(10.0 + elapsed_s, ModelDemand("heavy", 80.0), before=JointDemand(rate=40.0, at_s=10.0))
+
+    assert (after.rate, after.at_s) == (pytest.approx(rate), 10.0 + elapsed_s)
+
+
+def test_the_demand_of_a_slow_fleet_is_averaged_over_longer() -> None:
+    """Four a second: a second of them is worth a tenth."""
+    after = look(1.0, ModelDemand("heavy", 8.0), before=JointDemand(rate=4.0))
+
+    assert after.rate == pytest.approx(4.0 + 0.1 * 4.0)
+
+
+def test_a_trend_goes_on_while_demand_follows_it_and_is_a_twentieth_of_the_newest_second() -> None:
+    steady = look(1.0, ModelDemand("heavy", 42.0), before=JointDemand(rate=40.0, trend=2.0))
+    rising = look(1.0, ModelDemand("heavy", 80.0), before=JointDemand(rate=40.0))
+
+    assert (steady.rate, steady.trend) == (pytest.approx(42.0), pytest.approx(2.0))
+    assert rising.trend == pytest.approx(0.05 * 20.0)
+
+
+def test_the_trend_of_a_slow_fleet_is_learnt_as_much_slower_as_its_level() -> None:
+    """A tenth of the newest second in the level, a fifth of that in the trend."""
+    after = look(1.0, ModelDemand("heavy", 8.0), before=JointDemand(rate=4.0))
+
+    assert after.trend == pytest.approx(0.02 * 0.4)
+
+
+def test_a_trend_of_several_seconds_is_that_of_each() -> None:
+    """70 after two seconds: 15 more in each."""
+    after = look(2.0, ModelDemand("heavy", 80.0), before=JointDemand(rate=40.0))
+
+    assert after.trend == pytest.approx((1.0 - 0.95**2) * 15.0)
+
+
+def test_demand_that_falls_is_never_below_nothing() -> None:
+    assert look(10.0, before=JointDemand(rate=40.0, trend=-30.0)).rate == 0.0
+
+
+STARTS = (StartShare(0, 20, NOISE, 50), StartShare(10, 20, LATENT, 50), StartShare(25, 10, IMAGE, 50))
+
+
+def test_the_first_look_tells_how_requests_start_and_what_hits_save() -> None:
+    first = look(0.0, ModelDemand("heavy", 5.0, starts=STARTS))
+
+    assert (first.latent_share, first.image_share) == (pytest.approx(0.4), pytest.approx(0.2))
+    assert (first.latent_saved, first.image_saved) == (pytest.approx(0.2), pytest.approx(0.5))
+
+
+def test_later_looks_move_the_shares_by_how_many_requests_they_saw() -> None:
+    """Fifty requests of a mean over about fifty: 1 - 0.98^50 = 0.636 of the way."""
+    before = JointDemand(rate=5.0, latent_share=0.0, image_share=0.6, latent_saved=0.4, image_saved=0.1)
+
+    after = look(1.0, ModelDemand("heavy", 5.0, starts=STARTS), before=before)
+
+    weight = 1.0 - 0.98**50
+    assert after.latent_share == pytest.approx(weight * 0.4)
+    assert after.image_share == pytest.approx(0.6 - weight * 0.4)
+    assert after.latent_saved == pytest.approx(0.4 - weight * 0.2)
+    assert after.image_saved == pytest.approx(0.1 + weight * 0.4)
+
+
+def test_what_hits_save_is_weighed_by_how_many_there_were_and_stays_where_there_were_none() -> None:
+    """Thirty save a tenth, ten save half: a fifth. Of images nobody knows more than before."""
+    hits = (StartShare(5, 30, LATENT, 50), StartShare(25, 10, LATENT, 50), StartShare(9, 5, LATENT, 0))
+
+    first = look(0.0, ModelDemand("heavy", 5.0, starts=hits))
+
+    assert (first.latent_saved, first.image_saved) == (pytest.approx(0.2), 0.3)
+    assert (first.latent_share, first.image_share) == (pytest.approx(40 / 45), 0.0)
+
+
+def test_a_look_at_nobody_changes_no_shares() -> None:
+    before = JointDemand(rate=5.0, latent_share=0.2, image_share=0.6, latent_saved=0.4, image_saved=0.1)
+
+    after = look(1.0, before=before)
+
+    assert (after.latent_share, after.image_share, after.latent_saved, after.image_saved) == (0.2, 0.6, 0.4, 0.1)
+
+
+def test_demand_is_planned_for_by_its_starts() -> None:
+    known = JointDemand(rate=10.0, trend=0.5, latent_share=0.2, image_share=0.3)
+
+    planned = known.by_start(4.0)
+
+    assert planned == {NOISE: pytest.approx(6.0), LATENT: pytest.approx(2.4), IMAGE: pytest.approx(3.6)}
+
+
+@pytest.mark.parametrize(("scored", "of_the_way"), [(40, 0.2), (20, 0.2), (10, 0.1)])
+def test_the_curve_bends_a_fifth_of_the_way_to_what_twenty_confidences_say(scored: int, of_the_way: float) -> None:
+    """f(t) = t says most at a fifth, where 0.2 of the pictures should be below; half of them are."""
+    counts = (scored // 2, *(0,) * 3, scored // 2)
+    bent = math.log(0.5) / math.log(0.2)
+    says = 0.2 * math.log(0.2) ** 2 / 0.8 / 0.64762
+
+    after = look(1.0, ModelDemand("light", 5.0, confidences=counts), before=JointDemand(rate=5.0))
+
+    assert after.bend == pytest.approx(1.0 + of_the_way * says * (bent - 1.0))
+
+
+def test_the_curve_stays_where_nobody_was_scored_or_all_were_alike() -> None:
+    before = JointDemand(rate=5.0, bend=1.7)
+    found = [
+        look(1.0, ModelDemand("light", 5.0, confidences=counts), before=before).bend
+        for counts in ((), (0, 0, 0, 0, 0), (30, 0, 0, 0, 0), (0, 0, 0, 0, 30))
+    ]
+
+    assert found == [1.7] * 4
+
+
+@pytest.mark.parametrize(("low", "bend"), [(999, 0.2), (1, 5.0)])
+def test_the_curve_bends_within_bounds(low: int, bend: float) -> None:
+    """Nearly all pictures below a fifth, and nearly none."""
+    says = 0.2 * math.log(0.2) ** 2 / 0.8 / 0.64762
+    counts = (low, 0, 0, 0, 200_000 if low == 1 else 1)
+
+    after = look(1.0, ModelDemand("light", 5.0, confidences=counts), before=JointDemand(rate=5.0))
+
+    assert after.bend == pytest.approx(1.0 + 0.2 * says * (bend - 1.0))

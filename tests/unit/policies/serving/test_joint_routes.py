@@ -1,0 +1,185 @@
+"""From profiles, f(t) and qualities to the routes of the joint problem: what each costs and is worth."""
+
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.fleet import Replica, ReplicaKind
+from pentimento.policies.allocation import AllocationContext, AllocationProfile, ReplicaView
+from pentimento.policies.serving.costs import BatchCost
+from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
+from pentimento.policies.serving.joint_demand import JointDemand
+from pentimento.policies.serving.joint_problem import Component, Use
+from pentimento.policies.serving.joint_routes import PlannedRoute, components_of, kind_of, kinds_of, routes_of
+from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
+
+QUALITIES = (ModelQuality("heavy", 1.0, reuse=0.9), ModelQuality("light", 0.8, 0.2, 0.95))
+SETTINGS = ServingSettings(heavy="heavy", light="light", discriminator_s=0.5, qualities=QUALITIES)
+# Of a batch of ten seconds two are not steps; the light model has no profile.
+PROFILES = (AllocationProfile("heavy", "", 1, 10.0, 0, fixed_s=2.0),)
+COMPONENTS = (Component("heavy", {}), Component("light", {}))
+DEMAND = JointDemand(latent_saved=0.25, image_saved=0.5)
+
+
+def worker(name: str, device: str = "", memory_bytes: int = 0, resident: str = "heavy") -> Replica:
+    kind, models = ReplicaKind.UNET_WORKER, ("heavy", "light")
+    return Replica(name, kind, "sim:1", 1, "", device, memory_bytes, models, (resident,))
+
+
+def context(*workers: Replica, profiles: tuple[AllocationProfile, ...] = PROFILES) -> AllocationContext:
+    return AllocationContext(0.0, tuple(ReplicaView(one) for one in workers), profiles=profiles)
+
+
+def routes(
+    settings: ServingSettings = SETTINGS, names: tuple[str, ...] = ("heavy", "light")
+) -> dict[str, PlannedRoute]:
+    there = [component for component in COMPONENTS if component.name in names]
+    return {planned.route.name: planned for planned in routes_of(context(), settings, there, DEMAND)}
+
+
+def test_there_is_a_route_for_every_model_and_start_and_ten_thresholds_of_each_cascade() -> None:
+    alone = ["noise:heavy", "latent:heavy", "image:heavy", "noise:light", "image:light"]
+    cascades = [f"{start}:light>heavy@{number}" for start in (NOISE, IMAGE) for number in range(1, 11)]
+
+    assert sorted(routes()) == sorted(alone + cascades)
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "work", "quality"),
+    [
+        ("noise:heavy", NOISE, 1.0, 1.0),
+        ("latent:heavy", LATENT, 0.8, 0.9),  # two seconds and three quarters of eight
+        ("image:heavy", IMAGE, 0.6, 0.9),
+        ("noise:light", NOISE, 1.0, 0.8),
+        ("image:light", IMAGE, 0.5, 0.8 * 0.95),  # without a profile all that is not saved
+    ],
+)
+def test_a_model_alone_does_what_is_not_saved_and_takes_twice_as_long(
+    name: str, start: str, work: float, quality: float
+) -> None:
+    """A request waits for one batch before its own."""
+    planned = routes()[name]
+    (use,) = planned.route.uses
+
+    assert (planned.route.start, planned.first, planned.heavy, planned.threshold) == (start, use.component, "", 0.0)
+    assert (use.work, use.path) == (pytest.approx(work), pytest.approx(2.0 * work))
+    assert planned.route.quality == pytest.approx(quality)
+
+
+@pytest.mark.parametrize(("number", "deferred"), [(1, 0.1), (5, 0.5), (10, 1.0)])
+def test_a_cascade_sends_the_worst_pictures_on(number: int, deferred: float) -> None:
+    """The light pictures that stay are better by half of the spread at the most."""
+    stays = 0.8 + 0.2 * deferred / 2.0
+    plain, hit = routes()[f"noise:light>heavy@{number}"], routes()[f"image:light>heavy@{number}"]
+
+    assert (plain.first, plain.heavy, plain.route.start, hit.route.start) == ("light", "heavy", NOISE, IMAGE)
+    assert plain.threshold == hit.threshold == pytest.approx(deferred)
+    assert plain.route.uses == (Use("light", 1.0, 2.0), Use("heavy", deferred, 2.0))
+    assert hit.route.uses == (Use("light", 0.5, 1.0), Use("heavy", deferred, 2.0))
+    assert plain.route.quality == pytest.approx((1.0 - deferred) * stays + deferred)
+    assert hit.route.quality == pytest.approx((1.0 - deferred) * stays * 0.95 + deferred)
+
+
+def test_thresholds_are_read_from_the_curve_as_it_is_bent() -> None:
+    """f(t) = t ** 2: a quarter is below one half."""
+    demand = replace(DEMAND, bend=2.0)
+    found = {one.route.name: one for one in routes_of(context(), SETTINGS, COMPONENTS, demand)}
+
+    assert found["noise:light>heavy@9"].threshold == pytest.approx(0.9**0.5, abs=1e-3)
+
+
+def test_a_threshold_of_nothing_is_no_cascade() -> None:
+    """Three in ten have a confidence of 0."""
+    curve = DeferralCurve((0.0, 0.0, 1.0), (0.0, 0.3, 1.0))
+
+    found = routes(replace(SETTINGS, deferral=curve))
+
+    assert [name for name in found if name.startswith("noise:light>")] == [
+        f"noise:light>heavy@{number}" for number in range(4, 11)
+    ]
+
+
+def test_small_models_refine_hits_each_and_only_the_light_one_sends_them_on() -> None:
+    there = (*COMPONENTS, Component("small", {}))
+    settings = replace(SETTINGS, small=("small", "light"))
+
+    found = {one.route.name for one in routes_of(context(), settings, there, DEMAND)}
+
+    assert {"image:small", "image:light", "image:light>heavy@1"} <= found
+    assert not {name for name in found if name.startswith(("image:small>", "noise:small"))}
+
+
+def test_without_the_heavy_model_the_best_small_one_paints_everything() -> None:
+    found = routes(names=("light",))
+
+    assert sorted(found) == ["image:light", "latent:light", "noise:light"]
+    assert found["latent:light"].route.uses == (Use("light", 1.0, 2.0),)
+
+
+def test_without_the_light_model_the_heavy_one_does() -> None:
+    assert sorted(routes(names=("heavy",))) == ["image:heavy", "latent:heavy", "noise:heavy"]
+
+
+def test_devices_are_of_one_kind_where_they_are_alike_and_can_hold_the_same() -> None:
+    one, other, small = worker("b"), worker("a", resident="light"), worker("c", "small")
+
+    assert kind_of(one) == "|heavy|light"
+    assert kinds_of(context(one, other, small)) == {"|heavy|light": [other, one], "small|heavy|light": [small]}
+
+
+def costs_of(found: list[Component]) -> dict[str, dict[str, tuple[BatchCost, ...]]]:
+    return {component.name: dict(component.costs) for component in found}
+
+
+def test_a_model_costs_on_each_kind_of_device_what_was_measured_there() -> None:
+    """What was measured on any device counts where nothing slower was on its own kind."""
+    there = (
+        AllocationProfile("heavy", "", 2, 3.0, 0, load_s=4.0, finish_s=0.25),
+        AllocationProfile("heavy", "small", 1, 8.0, 0, load_s=9.0, finish_s=0.125),
+        AllocationProfile("heavy", "", 1, 2.0, 0),
+        AllocationProfile("heavy", "", 3, 4.0, 0),  # of a size that is not asked for
+        AllocationProfile("light", "", 1, 0.5, 0, finish_s=0.0625),
+    )
+    asked = context(worker("a"), worker("b", "small"), profiles=there)
+
+    found, notes = components_of(asked, SETTINGS, kinds_of(asked))
+
+    big, small = "|heavy|light", "small|heavy|light"
+    assert costs_of(found) == {
+        "heavy": {
+            big: (BatchCost(1, 2.0), BatchCost(2, 3.0)),
+            small: (BatchCost(1, 8.0), BatchCost(2, 3.0)),
+        },
+        "light": {big: (BatchCost(1, 0.5),), small: (BatchCost(1, 0.5),)},
+    }
+    assert [(one.load_s, one.wait_s, one.devices) for one in found] == [(9.0, 0.25, 1), (0.0, 0.5625, 1)]
+    assert notes == []
+
+
+def test_of_sizes_that_are_not_asked_for_the_smallest_is_taken() -> None:
+    there = tuple(AllocationProfile("heavy", "", size, float(size), 0) for size in (5, 3))
+    asked = context(worker("a"), profiles=there)
+
+    found, _ = components_of(asked, SETTINGS, kinds_of(asked))
+
+    assert costs_of(found) == {"heavy": {"|heavy|light": (BatchCost(3, 3.0),)}}
+
+
+@pytest.mark.parametrize(("memory_bytes", "fits"), [(0, True), (7, False), (8, True)])
+def test_a_model_is_planned_where_it_fits_into_the_least_memory_of_the_kind(memory_bytes: int, fits: bool) -> None:
+    there = (AllocationProfile("heavy", "", 1, 1.0, 8), AllocationProfile("light", "", 1, 1.0, 7))
+    asked = context(worker("a", "gpu", 8), worker("b", "gpu", memory_bytes), profiles=there)
+
+    found, notes = components_of(asked, SETTINGS, kinds_of(asked))
+
+    assert [one.name for one in found] == (["heavy", "light"] if fits else ["light"])
+    assert notes == ([] if fits else ["heavy is not planned on gpu: it does not fit into 7 bytes"])
+
+
+def test_of_a_model_that_a_kind_never_held_nothing_is_said() -> None:
+    alone = replace(worker("a"), available_models=("heavy",))
+    asked = context(alone)
+
+    found, notes = components_of(asked, SETTINGS, kinds_of(asked))
+
+    assert ([one.name for one in found], notes) == (["heavy"], [])
