@@ -24,16 +24,17 @@ BY_HEAVY = PaintingRoute("heavy", "noise", (Use("sd15", 1.0),), 1.0)
 CASCADE = PaintingRoute("cascade", "noise", (Use("turbo", 1.0), Use("sd15", 0.5)), 0.8)
 ROUTES = {"heavy": PlannedRoute(BY_HEAVY, "sd15"), "cascade": PlannedRoute(CASCADE, "turbo", "sd15", 0.5)}
 ONE, FOUR, TURBO = PlannedPool("sd15", KIND, 1), PlannedPool("sd15", KIND, 4), PlannedPool("turbo", KIND, 1)
-RATES = {Course("heavy", (FOUR,)): 1.8, Course("cascade", (TURBO, ONE)): 0.6}
+# The heavy model has 4.2 of work a second: more than four devices carry in batches of one.
+RATES = {Course("heavy", (FOUR,)): 3.9, Course("cascade", (TURBO, ONE)): 0.6}
 
 
 def decided(heavy_count: int, served_share: float = 1.0) -> AllocationDecision:
-    """So many workers hold the heavy model, of which two are needed, and one the light one."""
+    """So many workers hold the heavy model, of which three are needed, and one the light one."""
     views = [worker(index) for index in range(heavy_count)] + [worker(heavy_count, "turbo")]
     context = AllocationContext(0.0, tuple(views), profiles=profiles(sd15={1: 1.0, 4: 2.0}, turbo={1: 1.0}))
     held = {(KIND, "sd15"): heavy_count, (KIND, "turbo"): 1}
-    problem = JointProblem({"noise": 2.4}, {KIND: heavy_count + 1}, (HEAVY, LIGHT), (BY_HEAVY, CASCADE), 2.5, held)
-    solution = JointSolution({ONE: 1, FOUR: 1, TURBO: 1}, RATES, served_share, 1.0)
+    problem = JointProblem({"noise": 4.5}, {KIND: heavy_count + 1}, (HEAVY, LIGHT), (BY_HEAVY, CASCADE), 2.5, held)
+    solution = JointSolution({ONE: 1, FOUR: 2, TURBO: 1}, RATES, served_share, 1.0)
     return decision_of(context, kinds_of(context), problem, solution, ROUTES)
 
 
@@ -45,15 +46,15 @@ def sizes(decision: AllocationDecision) -> dict[str, list[int]]:
 
 
 def test_devices_that_nobody_needs_take_their_model_s_smallest_batches() -> None:
-    assert sizes(decided(2)) == {"sd15": [1, 4], "turbo": [1]}
-    assert sizes(decided(4)) == {"sd15": [1, 1, 1, 4], "turbo": [1]}
+    assert sizes(decided(3)) == {"sd15": [1, 4, 4], "turbo": [1]}
+    assert sizes(decided(4)) == {"sd15": [1, 1, 4, 4], "turbo": [1]}
 
 
 def test_a_pool_has_every_worker_that_is_no_slower_than_its_own() -> None:
     pools = {pool.pool: pool for pool in decided(4).pools}
 
     assert {name: len(pool.worker_ids) for name, pool in pools.items()} == {
-        "sd15": 3,
+        "sd15": 2,
         "sd15.1": 4,
         "sd15.2": 4,
         "turbo": 1,
@@ -67,8 +68,8 @@ def test_the_solution_s_rates_are_the_shares_of_its_ways() -> None:
     decision = decided(4)
     routes = {pool.pool: pool.routes for pool in decision.pools if pool.routes}
 
-    assert routes["sd15.1"] == (RouteShare("noise", 0.75),)
-    assert routes["turbo"] == (RouteShare("noise", 0.25, "noise:turbo>sd15#0"),)
+    assert routes["sd15.1"] == (RouteShare("noise", 3.9 / 4.5),)
+    assert routes["turbo"] == (RouteShare("noise", 0.6 / 4.5, "noise:turbo>sd15#0"),)
     light = StagePlan("turbo", (StartThreshold("noise", 0.5),))
     assert decision.cascades == (CascadePlan("noise:turbo>sd15#0", (light, StagePlan("sd15"))),)
 
@@ -81,4 +82,4 @@ def test_starts_that_the_solution_does_not_serve_go_to_the_last_model_and_what_i
 
 
 def test_a_solution_that_serves_a_part_admits_that_part() -> None:
-    assert (decided(2).admission_rate, decided(2, 0.995).admission_rate, decided(2, 0.5).admission_rate) == (1, 1, 0.5)
+    assert (decided(3).admission_rate, decided(3, 0.995).admission_rate, decided(3, 0.5).admission_rate) == (1, 1, 0.5)
