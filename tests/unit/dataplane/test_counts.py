@@ -5,6 +5,7 @@ from dataclasses import MISSING, asdict, fields
 import pytest
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
+from pentimento.dataplane.commits import fall_back
 from pentimento.dataplane.events import FailureKind
 from pentimento.dataplane.pools import Backlog, Pool, Worker
 from pentimento.dataplane.requests import Phase, Request
@@ -203,3 +204,13 @@ def test_plans_that_make_no_sense_are_counted(driver: Driver) -> None:
         driver.send(events.PlanReceived(Plan(PlanVersion(1, sequence), admission_rate=float("nan"))))
 
     assert driver.dataplane.state.counters.refused_plans == 2
+
+
+def test_every_request_that_falls_back_is_counted() -> None:
+    state = State(1)
+    for name in ("r1", "r2"):
+        request = Request(name, "t", "m", 1.0, 1000.0, fallback_token=7)
+        state.add(request)
+        fall_back(state, request, "PREDICTED_LATE")
+
+    assert state.counters.fallen_back == 2

@@ -70,7 +70,7 @@ def test_the_solution_s_rates_are_the_shares_of_its_ways() -> None:
     routes = {pool.pool: pool.routes for pool in decision.pools if pool.routes}
 
     assert routes["sd15"][:1] == (RouteShare("noise", 3.9 / 4.5),)
-    assert routes["turbo"] == (RouteShare("noise", 0.6 / 4.5, "noise:turbo>sd15.1#0"),)
+    assert routes["turbo"][:1] == (RouteShare("noise", 0.6 / 4.5, "noise:turbo>sd15.1#0"),)
     light = StagePlan("turbo", (StartThreshold("noise", 0.5),))
     assert decision.cascades == (CascadePlan("noise:turbo>sd15.1#0", (light, StagePlan("sd15.1"))),)
 
