@@ -5,9 +5,9 @@ Each is answered with its event. Once a request is accepted the journal is asked
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pentimento.dataplane.effects import CommitResult, Drop, End, PersistAccepted, PersistAttempt, PersistEnd
 from pentimento.dataplane.events import (
@@ -131,15 +131,20 @@ async def _start_attempt(parts: FrontdoorParts, job: Job, execution: Execution) 
     attempt, stage, routed = execution.attempt, execution.stage, job.routed[execution.stage]
     reserving = asyncio.ensure_future(reserve_entries(parts, job, execution))
     pinning = None if routed.journalled else _pin(parts.journal, attempt.request_id, execution.route, stage)
-    won = await _until_durable(lambda: parts.journal.start_attempt(attempt, execution.worker_id, stage))
-    if pinning is not None:
-        execution.route = routed.journalled = route_from_bytes(await pinning)
+    try:
+        won = await _until_durable(lambda: parts.journal.start_attempt(attempt, execution.worker_id, stage))
+        if pinning is not None:
+            execution.route = routed.journalled = route_from_bytes(await pinning)
+    finally:
+        # Nobody awaits it where this process stops in between.
+        if pinning is not None:
+            pinning.close()
     execution.grant = await reserving
     job.time_stage("attempt", execution.bound_at, parts.clock.monotonic())
     parts.submit(AttemptPersisted(attempt.request_id, attempt.fencing_token, won))
 
 
-def _pin(journal: Journal, request_id: str, route: Route, stage: int) -> Awaitable[bytes]:
+def _pin(journal: Journal, request_id: str, route: Route, stage: int) -> Coroutine[Any, Any, bytes]:
     """The route is handed to the journal now, so that what is written next shares its commit."""
     data = route_to_bytes(route)
     first = journal.record_route(request_id, data, stage)

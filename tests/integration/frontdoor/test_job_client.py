@@ -32,6 +32,7 @@ async def test_a_job_is_submitted_waited_for_and_fetched_again(suite: FrontdoorS
 
 
 async def test_every_job_is_listed_however_many_pages_they_fill(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    worker.hold.clear()
     async with AsyncClient(f"unix:{suite.folder / 'f'}") as client:
         submitted = [(await client.submit(REQUEST)).request_id for _ in range(53)]
         listed = [job.request_id async for job in client.jobs()]
