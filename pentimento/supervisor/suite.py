@@ -379,6 +379,8 @@ def edge(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     arguments += ("--controller-address", unix_address(state, "controller"))
     if settings.cached:
         arguments += ("--gateway-address", unix_address(state, "gateway"))
+    if settings.signing_key_file:
+        arguments += ("--files-url", objects_url(settings, state), *signing_arguments(settings))
     return ProcessSpec("edge", "services.edge", arguments + shared_arguments(settings, "edge"), address, EDGE_STAGE)
 
 

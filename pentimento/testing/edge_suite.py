@@ -12,13 +12,17 @@ from services.edge.wiring import wire
 
 
 @asynccontextmanager
-async def running_edge(folder: Path, frontdoor_address: str, **http: Any) -> AsyncIterator[EdgeProcess]:
+async def running_edge(
+    folder: Path, frontdoor_address: str, files_url: str = "", signing_key_file: Path | None = None, **http: Any
+) -> AsyncIterator[EdgeProcess]:
     """Listen on a free port of this machine; `http` are settings of the listener."""
     settings = EdgeSettings(
         RpcServerSettings(listen=(f"unix:{folder / 'edge'}",), drain_timeout_s=5.0),
         RpcChannelSettings(),
         HttpSettings(http_listen="127.0.0.1:0", **http),
         frontdoor_address=frontdoor_address,
+        files_url=files_url,
+        signing_key_file=signing_key_file,
     )
     edge = wire(settings)
     try:

@@ -10,14 +10,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 
 from pentimento.domain.errors import Cancelled
+from pentimento.stores.objects.signed_paths import FILES_PATH
 from services.edge.api_document import document_routes
 from services.edge.console import console_routes
+from services.edge.files import file_routes
 from services.edge.health import health_routes
 from services.edge.http.errors import as_known, error_response
 from services.edge.http.origins import OriginRule, origin_rule
 from services.edge.images import image_routes
 from services.edge.images.asking import API_NAMES
 from services.edge.images.painting import REQUEST_ID
+from services.edge.jobs import job_routes
 from services.edge.metrics import CLIENTS_LEFT, HTTP_REQUESTS, HTTP_SECONDS
 from services.edge.model_list import model_routes
 from services.edge.parts import EdgeParts
@@ -41,6 +44,7 @@ def edge_app(parts: EdgeParts) -> "EdgeApp":
     """Return the ASGI application: API first, then the console's pages and data."""
     http = parts.settings.http
     api = [*health_routes(parts), *document_routes(), *model_routes(parts), *image_routes(parts)]
+    api += [*job_routes(parts), *file_routes(parts)]
     routes = [*api, *console_routes(parts)]
     return EdgeApp(routes, origin_rule(http.http_listen, http.allowed_hosts, http.allowed_origins))
 
@@ -73,7 +77,9 @@ class EdgeApp:
 
     async def _route(self, scope: Scope, receive: Receive, answer: "EdgeAnswer") -> None:
         request = Request(scope)
-        self._origins.check(request)
+        # Who has a signed address may read by it wherever it stands; nothing else of a request counts there.
+        if not request.url.path.startswith(FILES_PATH):
+            self._origins.check(request)
         origin = request.headers.get("origin")
         if origin is not None and self._origins.allows(origin):
             answer.headers += [(b"access-control-allow-origin", origin.encode()), (b"vary", b"Origin")]
@@ -97,7 +103,9 @@ class EdgeAnswer:
             self.status = message["status"]
             if (request_id := self._scope.get(REQUEST_ID)) is not None:
                 self.headers.append((b"x-request-id", request_id.encode()))
-            message["headers"] = [*message.get("headers", ()), *self.headers]
+            given = list(message.get("headers", ()))
+            said = {name.lower() for name, _ in given}
+            message["headers"] = [*given, *(header for header in self.headers if header[0] not in said)]
         await self._send(message)
 
 

@@ -1,6 +1,7 @@
 """Settings of the HTTP edge: flags, PENTIMENTO_EDGE_… and the table [edge]."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.settings import MEBIBYTE, check_address
@@ -62,3 +63,13 @@ class EdgeSettings:
     )
     controller_address: str = setting("", help="controller that the console asks about the fleet; empty for none")
     gateway_address: str = setting("", help="gateway that the console asks about the cache; empty for none")
+    files_url: str = setting(
+        "", help="object store whose pictures this process serves under signed addresses, file:///…; empty for none"
+    )
+    signing_key_file: Path | None = setting(
+        None, help="the frontdoor's file of keys that such addresses are signed with"
+    )
+
+    def __post_init__(self) -> None:
+        if self.files_url and self.signing_key_file is None:
+            raise ValueError("--files-url needs --signing-key-file")

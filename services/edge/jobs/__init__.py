@@ -1,0 +1,5 @@
+"""`/v1/jobs`: requests that go on without their clients, over HTTP."""
+
+from services.edge.jobs.routes import job_routes
+
+__all__ = ["job_routes"]

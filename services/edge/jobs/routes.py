@@ -1,0 +1,160 @@
+"""The routes of jobs: from HTTP to the frontdoor and back."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from pentimento.clients.image import ImageClient
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
+from pentimento.domain.image_request import Completed, RequestStatus
+from services.edge.http.bodies import read_body
+from services.edge.http.callers import token_of
+from services.edge.http.errors import as_known
+from services.edge.http.leaving import Receive, Scope, Send, while_connected
+from services.edge.images.answering import pictures_document
+from services.edge.images.asking import AskedPictures, asked_pictures
+from services.edge.images.events import HEARTBEAT
+from services.edge.images.painting import STREAM_HEADERS, send_part, with_heartbeats
+from services.edge.images.routes import GENERATION_FIELDS_BY_NAME, JSON_TYPE, KEY_HEADER, introduce, may_be_large
+from services.edge.images.values import judged, read_json
+from services.edge.jobs.documents import (
+    event_of,
+    failed_event,
+    job_document,
+    jobs_document,
+    query_of,
+    submitted_document,
+    webhook_url_of,
+)
+from services.edge.parts import EdgeParts
+
+CALL_TIMEOUT_S = 30.0
+
+
+def job_routes(parts: EdgeParts) -> list[BaseRoute]:
+    """Return the routes of jobs."""
+    calls = JobRoutes(parts)
+    return [
+        Route("/v1/jobs", calls.submit, methods=["POST"]),
+        Route("/v1/jobs", calls.page),
+        Route("/v1/jobs/{id}", calls.show),
+        Route("/v1/jobs/{id}/cancel", calls.cancel, methods=["POST"]),
+        Route("/v1/jobs/{id}/result", calls.result),
+        Route("/v1/jobs/{id}/url", calls.url, methods=["POST"]),
+        Route("/v1/jobs/{id}/events", JobEvents(parts)),
+    ]
+
+
+class JobRoutes:
+    """A handler a route."""
+
+    def __init__(self, parts: EdgeParts) -> None:
+        self._parts = parts
+
+    async def submit(self, request: Request) -> Response:
+        """Take what `/v1/images/generations` takes, and answer once it is accepted."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
+            raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE}")
+        if may_be_large(request):
+            await introduce(self._parts, token_of(request))
+        with self._parts.bodies.held() as held:
+            body = await read_body(request, held, self._parts.settings.http.max_body_bytes)
+            asked, webhook_url = asked_job(body)
+            async with self._client(request) as client:
+                key = request.headers.get(KEY_HEADER, "")
+                accepted = await client.submit(asked.request, key, webhook_url=webhook_url)
+        headers = {"Location": f"/v1/jobs/{accepted.request_id}"}
+        return JSONResponse(submitted_document(accepted), 202, headers)
+
+    async def page(self, request: Request) -> Response:
+        """List them, newest first."""
+        query = query_of(request.query_params)
+        async with self._client(request) as client:
+            return JSONResponse(jobs_document(await client.list_requests(query, CALL_TIMEOUT_S)))
+
+    async def show(self, request: Request) -> Response:
+        """Tell how far one is."""
+        async with self._client(request) as client:
+            status = await client.get_request(request.path_params["id"], True, CALL_TIMEOUT_S)
+        assert status.summary is not None
+        return JSONResponse(job_document(status.summary, status))
+
+    async def cancel(self, request: Request) -> Response:
+        """Stop one, and tell what became of it."""
+        async with self._client(request) as client:
+            await client.cancel(request.path_params["id"], CALL_TIMEOUT_S)
+        return await self.show(request)
+
+    async def result(self, request: Request) -> Response:
+        """Give the pictures of one that is completed."""
+        async with self._client(request) as client:
+            pictures = await completed_pictures(client, request.path_params["id"])
+        return JSONResponse(pictures_document(pictures, [], int(time.time())))
+
+    async def url(self, request: Request) -> Response:
+        """Give an address of its picture that expires."""
+        async with self._client(request) as client:
+            result = await client.result_url(request.path_params["id"], None, CALL_TIMEOUT_S)
+        return JSONResponse({"url": result.url, "expires_at": result.expires_at_ms // 1000})
+
+    @asynccontextmanager
+    async def _client(self, request: Request) -> AsyncIterator[ImageClient]:
+        async with self._parts.frontdoor.channel(token_of(request)) as channel:
+            yield ImageClient(channel)
+
+
+class JobEvents:
+    """An ASGI application that tells what becomes of a job as it happens. Leaving cancels nothing."""
+
+    def __init__(self, parts: EdgeParts) -> None:
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        async with AsyncExitStack() as stack:
+            channel = await stack.enter_async_context(self._parts.frontdoor.channel(token_of(request)))
+            await stack.enter_async_context(while_connected(receive))
+            attached = ImageClient(channel).attach(request.path_params["id"])
+            events = await stack.enter_async_context(aclosing(attached))
+            # What is wrong with the call is told by the answer's status.
+            first = await anext(events)
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            await send_part(send, event_of(first))
+            try:
+                async for event in with_heartbeats(events):
+                    await send_part(send, HEARTBEAT if event is None else event_of(event))
+            except PentimentoError as error:
+                await send_part(send, failed_event(as_known(error)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def asked_job(body: bytes) -> tuple[AskedPictures, str]:
+    """Return what a submission asks for, and the address of its webhook. Raises InvalidArgument naming the field."""
+    values = read_json(body)
+    webhook_url = webhook_url_of(values.pop("webhook", None))
+    asked = asked_pictures(judged(values, GENERATION_FIELDS_BY_NAME))
+    if asked.stream:
+        raise InvalidArgument.of("stream", "must be false: /v1/jobs/{id}/events tells of a job")
+    return asked, webhook_url
+
+
+async def completed_pictures(client: ImageClient, request_id: str) -> list[Completed]:
+    """Return the pictures of a request, at least one. Raises FailedPrecondition NOT_COMPLETED where there is none."""
+    status = await client.get_request(request_id, timeout_s=CALL_TIMEOUT_S)
+    found = [status]
+    if status.pictures:
+        there = [one.request_id for one in status.pictures if one.state.value == "completed"]
+        found = [await client.get_request(one, timeout_s=CALL_TIMEOUT_S) for one in there]
+    pictures = [one.completed for one in found if one.completed is not None]
+    if not pictures:
+        raise not_completed(status)
+    return pictures
+
+
+def not_completed(status: RequestStatus) -> FailedPrecondition:
+    why = f" ({status.error_reason}: {status.error_message})" if status.error_reason else ""
+    return FailedPrecondition("NOT_COMPLETED", f"the job has no picture: it is {status.state.value}{why}")

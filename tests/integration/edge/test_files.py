@@ -1,0 +1,98 @@
+"""`/v1/files/…`: pictures to whoever has a signed address, and to nobody else."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pentimento.files.signing_keys import new_signing_key, read_signing_keys
+from pentimento.stores.objects import open_objects
+from pentimento.stores.objects.signed_paths import PathSigner
+from pentimento.testing.frontdoor_suite import running_suite
+from pentimento.testing.paced_worker import PacedWorker, picture_of
+
+ASKED = {"prompt": "a red circle", "num_inference_steps": 3, "seed": 1}
+
+
+@dataclass(frozen=True)
+class FilesUnderTest:
+    """An edge that serves files, a finished picture, and its address."""
+
+    http: httpx.AsyncClient
+    folder: Path
+    picture: bytes
+    url: str
+
+
+@pytest.fixture
+async def files(folder: Path, worker: PacedWorker) -> AsyncIterator[FilesUnderTest]:
+    from pentimento.testing.edge_suite import running_edge
+
+    keys, objects = folder / "keys", f"file://{folder / 'objects'}"
+    keys.write_text(new_signing_key())
+    async with (
+        running_suite(folder, signing_key_file=keys) as suite,
+        running_edge(folder, f"unix:{folder / 'f'}", files_url=objects, signing_key_file=keys) as running,
+        httpx.AsyncClient(base_url=f"http://{running.listener.address}", timeout=60) as http,
+    ):
+        completed = await suite.paint()
+        answer = await http.post(f"/v1/jobs/{completed.request_id}/url")
+        yield FilesUnderTest(http, folder, picture_of(completed.provenance.spec), answer.json()["url"])
+
+
+async def test_an_address_gives_the_picture_as_what_it_is_to_anybody(files: FilesUnderTest) -> None:
+    answer = await files.http.get(files.url, headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"})
+
+    assert (answer.status_code, answer.content) == (200, files.picture)
+    assert answer.headers["content-type"] == "image/png"
+    assert answer.headers["content-length"] == str(len(files.picture))
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers.get_list("cross-origin-resource-policy") == ["cross-origin"]
+    assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    assert answer.headers["cache-control"].startswith("private, max-age=3")
+
+
+async def test_whatever_is_wrong_is_answered_alike(files: FilesUnderTest) -> None:
+    signer = PathSigner(*read_signing_keys(files.folder / "keys"))
+    key, _, query = files.url.removeprefix("/v1/files/").partition("?")
+    reference = signer.verify(key, query, 0.0).reference
+    expired = open_objects(f"file://{files.folder / 'objects'}", signer).presign(reference, "image/png", 1)
+    wrong = [
+        files.url[:-1],
+        files.url + "x",
+        files.url.replace("image%2Fpng", "text%2Fhtml"),
+        files.url.replace("results/", "inputs/"),
+        files.url.replace("/v1/files/results/", "/v1/files/..%2Fresults/"),
+        files.url.replace("/v1/files/", "/v1/files//"),
+        files.url.partition("?")[0],
+        expired,
+        PathSigner(b"x" * 32).sign(signer.verify(key, query, 0.0)),
+    ]
+    answers = [await files.http.get(url) for url in wrong]
+
+    assert {answer.status_code for answer in answers} == {403}
+    assert len({answer.content for answer in answers}) == 1
+    assert answers[0].json()["error"]["code"] == "URL_REFUSED"
+
+
+async def test_a_picture_that_is_gone_is_not_found(files: FilesUnderTest) -> None:
+    store = open_objects(f"file://{files.folder / 'objects'}")
+    for key in store.keys("results/"):
+        store.delete(key)
+
+    answer = await files.http.get(files.url)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "RESULT_GONE")
+
+
+async def test_a_picture_that_is_not_what_was_signed_is_not_given(files: FilesUnderTest) -> None:
+    store = open_objects(f"file://{files.folder / 'objects'}")
+    (key,) = store.keys("results/")
+    store.put(key, b"x" * len(files.picture))
+
+    answer = await files.http.get(files.url)
+
+    assert answer.status_code >= 500
+    assert b"xxx" not in answer.content

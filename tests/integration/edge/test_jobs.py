@@ -1,0 +1,140 @@
+"""`/v1/jobs` over HTTP: submitted, left, listed, heard, fetched, cancelled."""
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from pentimento.testing.paced_worker import picture_of
+from tests.integration.edge.conftest import EdgeUnderTest
+
+ASKED = {"prompt": "a red circle", "num_inference_steps": 3, "seed": 1}
+
+
+async def submit(edge: EdgeUnderTest, key: str = "", **values: object) -> httpx.Response:
+    headers = {"Idempotency-Key": key} if key else {}
+    return await edge.http.post("/v1/jobs", json={**ASKED, **values}, headers=headers)
+
+
+async def ended(edge: EdgeUnderTest, job_id: str) -> dict[str, Any]:
+    """Its document once it has ended."""
+    while True:
+        document: dict[str, Any] = (await edge.http.get(f"/v1/jobs/{job_id}")).json()
+        if document["finished_at"] is not None:
+            return document
+        await asyncio.sleep(0.01)
+
+
+async def test_a_job_is_submitted_and_its_pictures_are_fetched_later(edge: EdgeUnderTest) -> None:
+    submitted = await submit(edge, "key")
+    job_id = submitted.json()["id"]
+    document = await ended(edge, job_id)
+    result = (await edge.http.get(f"/v1/jobs/{job_id}/result")).json()
+    again = await submit(edge, "key")
+
+    assert (submitted.status_code, submitted.headers["location"]) == (202, f"/v1/jobs/{job_id}")
+    assert (document["status"], document["size"], document["idempotency_key"]) == ("completed", "32x32", "key")
+    assert document["expires_at"] == pytest.approx(document["finished_at"] + 24 * 3600, abs=1)
+    (spec,) = [order.spec for order in edge.worker.orders]
+    assert base64.b64decode(result["data"][0]["b64_json"]) == picture_of(spec)
+    assert (again.json()["id"], again.json()["replayed"]) == (job_id, True)
+
+
+async def test_events_tell_of_a_job_and_leaving_them_cancels_nothing(edge: EdgeUnderTest) -> None:
+    edge.worker.hold.clear()
+    job_id = (await submit(edge)).json()["id"]
+    await edge.worker.wait_until(lambda: edge.worker.running)
+    async with edge.http.stream("GET", f"/v1/jobs/{job_id}/events") as leaving:
+        assert "job.accepted" in await anext(leaving.aiter_text())
+    edge.worker.hold.set()
+    heard = await edge.http.get(f"/v1/jobs/{job_id}/events")
+
+    names = [line.removeprefix("event: ") for line in heard.text.splitlines() if line.startswith("event: ")]
+    assert heard.headers["content-type"].startswith("text/event-stream")
+    assert (names[0], names[-1]) == ("job.accepted", "job.completed")
+    assert (await ended(edge, job_id))["status"] == "completed"
+
+
+async def test_a_cancelled_job_says_so(edge: EdgeUnderTest) -> None:
+    edge.worker.hold.clear()
+    job_id = (await submit(edge)).json()["id"]
+    await edge.worker.wait_until(lambda: edge.worker.running)
+    running = await edge.http.get(f"/v1/jobs/{job_id}/result")
+    cancelled = await edge.http.post(f"/v1/jobs/{job_id}/cancel")
+    heard = await edge.http.get(f"/v1/jobs/{job_id}/events")
+
+    assert (running.status_code, running.json()["error"]["code"]) == (409, "NOT_COMPLETED")
+    assert cancelled.json()["status"] == "cancelled"
+    assert heard.text.rstrip().split("\n\n")[-1].startswith("event: job.failed")
+
+
+async def test_lists_have_pages_and_filters(edge: EdgeUnderTest) -> None:
+    submitted = [(await submit(edge)).json()["id"] for _ in range(3)]
+    for job_id in submitted:
+        await ended(edge, job_id)
+    await edge.generate()
+
+    first = (await edge.http.get("/v1/jobs?limit=2&status=completed,failed")).json()
+    second = (await edge.http.get(f"/v1/jobs?limit=2&after={first['next']}")).json()
+    everything = (await edge.http.get("/v1/jobs?jobs_only=false")).json()
+    none = (await edge.http.get("/v1/jobs?status=running")).json()
+
+    assert [job["id"] for job in (*first["data"], *second["data"])] == submitted[::-1]
+    assert (first["has_more"], second["has_more"], second["next"]) == (True, False, None)
+    assert [job["detached"] for job in everything["data"]] == [False, True, True, True]
+    assert none["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=0", "limit"),
+        ("limit=x", "limit"),
+        ("limit=201", "page_size"),
+        ("status=gone", "status"),
+        ("after=nonsense", "page_token"),
+        ("jobs_only=1", "jobs_only"),
+        ("other=1", "query"),
+    ],
+)
+async def test_a_wrong_query_is_refused_by_name(edge: EdgeUnderTest, query: str, param: str) -> None:
+    answer = await edge.http.get(f"/v1/jobs?{query}")
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("values", "status", "named"),
+    [
+        ({"prompt": ""}, 400, "prompt"),
+        ({"stream": True}, 400, "stream"),
+        ({"webhook": "https://a.example"}, 400, "webhook"),
+        ({"webhook": {"url": 1}}, 400, "webhook"),
+        ({"webhook": {"url": "https://a.example"}}, 409, None),
+        ({"other": 1}, 400, "other"),
+    ],
+)
+async def test_a_wrong_submission_is_refused_and_leaves_nothing(
+    edge: EdgeUnderTest, values: dict[str, object], status: int, named: str | None
+) -> None:
+    answer = await submit(edge, **values)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, named)
+    assert (await edge.http.get("/v1/jobs")).json()["data"] == []
+
+
+async def test_only_json_is_taken(edge: EdgeUnderTest) -> None:
+    """Pages may send text anywhere, unasked."""
+    answer = await edge.http.post("/v1/jobs", content=json.dumps(ASKED), headers={"Content-Type": "text/plain"})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Content-Type")
+
+
+async def test_a_job_that_is_not_there_is_not_found(edge: EdgeUnderTest) -> None:
+    calls = [("GET", ""), ("GET", "/result"), ("GET", "/events"), ("POST", "/cancel"), ("POST", "/url")]
+    answers = [await edge.http.request(method, f"/v1/jobs/r-unknown{path}") for method, path in calls]
+
+    assert {(answer.status_code, answer.json()["error"]["code"]) for answer in answers} == {(404, "UNKNOWN_REQUEST")}
