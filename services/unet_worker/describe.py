@@ -18,7 +18,7 @@ from pentimento.files.json_values import to_json
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from pentimento.telemetry import configure_logging
-from services.unet_worker.models.model_card import usual_cost, usual_of
+from services.unet_worker.models.usual_costs import usual_cost, usual_of
 from services.unet_worker.settings import DescribeSettings
 
 

@@ -4,15 +4,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pentimento.devices.profile import ModelProfile, read_profile, run_seconds
+from pentimento.devices.profile import ModelProfile, read_profile
 from pentimento.diffusion.families import BatchKey, LoadedModelInfo
 from pentimento.diffusion.model_registry import check_digest, registry_entry
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
+from services.unet_worker.models.usual_costs import usual_cost, usual_of
 from services.unet_worker.settings import UnetWorkerSettings
 
-DEFAULT_STEPS = 50
-DEFAULT_GUIDANCE_SCALE = 7.5
 SIZE_HEADROOM = 2
 
 
@@ -84,28 +83,5 @@ def _cost(profile: ModelProfile, settings: UnetWorkerSettings) -> ModelCost:
     return replace(cost, run_s=tuple((size, seconds) for size, seconds in cost.run_s if size <= settings.max_batch))
 
 
-def usual_cost(profile: ModelProfile, steps: int, guidance: float) -> ModelCost:
-    """Return what a profile says of pictures of the size that was profiled first, with those steps and guidance."""
-    first = profile.batches[0]
-    run_s = run_seconds(profile, first.width_px, first.height_px, guided=guidance > 1.0, steps=steps)
-    size = profile.size(first.width_px, first.height_px)
-    return ModelCost(
-        profile.model,
-        run_s,
-        profile.idle_memory_bytes or 0,
-        step_count=steps,
-        fixed_s=size.prepare.mean_s if size is not None else 0.0,
-        finish_s=size.decode.mean_s + size.encode.mean_s if size is not None else 0.0,
-    )
-
-
 def _usual(settings: UnetWorkerSettings) -> tuple[int, float]:
     return usual_of(settings.model, settings.default_steps, settings.default_guidance_scale)
-
-
-def usual_of(model: Path, steps: int, guidance: float) -> tuple[int, float]:
-    """Return steps and guidance of requests that name none: those given, else (0 steps, negative guidance) those of the
-    registry beside the model."""
-    entry = registry_entry(model)
-    usual = float(entry.get("default_guidance_scale", DEFAULT_GUIDANCE_SCALE))
-    return steps or int(entry.get("default_steps", DEFAULT_STEPS)), usual if guidance < 0 else guidance

@@ -18,9 +18,9 @@ from pentimento.domain.generation import GenerationSpec
 from pentimento.policies.selector_profiles import ReuseKind, SelectorProfile, profiled_steps
 from pentimento.policies.selector_profiling import profile_thresholds
 from services.unet_worker.device.torch_device import choose_device, choose_dtype
-from services.unet_worker.models.model_card import DEFAULT_GUIDANCE_SCALE, DEFAULT_STEPS
 from services.unet_worker.models.reuse_study import PictureEncoder, ReuseOutcome, ReuseStudy, StudyModel, by_step
 from services.unet_worker.models.thinning_study import CLIP_SCORE
+from services.unet_worker.models.usual_costs import DEFAULT_GUIDANCE_SCALE, DEFAULT_STEPS
 from services.unet_worker.settings import DeviceChoice, DtypeChoice, SelectorProfileSettings
 
 # N of the tables, and K: of latents NIRVANA's (section 5.3), of images MoDM's (section 5.2).

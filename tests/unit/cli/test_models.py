@@ -1,6 +1,8 @@
 """What `pentimento models` reads and shows."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from pentimento.cli.models import add, describe, models_table, read_cascade
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.models import RegisteredModels
 from pentimento.files.json_values import from_json, to_json
+from pentimento.supervisor.models import find_model
 from tests.unit.controller.registered import cascade, variant
 
 LIGHT = variant("light", ("gpu", 0.5), ("", 0.7))
@@ -64,3 +67,13 @@ def test_a_model_without_a_name_is_not_registered_under_that_of_its_directory() 
 
     assert isinstance(done.exception, InvalidArgument)
     assert str(done.exception) == "name: must not be empty"
+
+
+def test_a_model_is_described_without_torch() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "services.unet_worker.describe"]
+
+    done = subprocess.run([*command, "--model", str(find_model("tiny-light").path)], capture_output=True, text=True)
+
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert (done.returncode, json.loads(done.stdout)["name"]) == (0, "tiny-light")
+    assert imported & {"torch", "services.unet_worker.settings"} == {"services.unet_worker.settings"}
