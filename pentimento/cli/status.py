@@ -17,10 +17,11 @@ from rich.live import Live
 
 from pentimento.cli.calls import naming, own_token_file
 from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_ca_option, token_option
-from pentimento.cli.status_view import SuiteStatus, as_document, movement, render, sample_of
+from pentimento.cli.status_view import movement, render, sample_of
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.gateway import GatewayClient
+from pentimento.clients.suite_status import SuiteStatus, as_document, gathered
 from pentimento.domain.errors import InvalidArgument
 from pentimento.reports.allocations import AllocationSample, sample_line
 from pentimento.rpc.channel import open_channel
@@ -106,14 +107,13 @@ async def look(places: Places) -> SuiteStatus:
     async def nothing() -> None:
         """What a suite without a cache says of it."""
 
-    asked = (
+    return await gathered(
         ask(places.controller, lambda channel: ControllerClient(channel).fleet(CALL_TIMEOUT_S)),
         ask(places.frontdoor, lambda channel: FrontdoorClient(channel).status(CALL_TIMEOUT_S)),
         ask(places.gateway, lambda channel: GatewayClient(channel).statistics(CALL_TIMEOUT_S))
         if places.gateway
         else nothing(),
     )
-    return SuiteStatus.of(*await asyncio.gather(*asked, return_exceptions=True))
 
 
 async def keep_looking(places: Places, record: Path | None) -> None:

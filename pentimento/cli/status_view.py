@@ -1,69 +1,18 @@
-"""What `pentimento status` found out, as tables and as JSON."""
+"""What `pentimento status` found out, as tables."""
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from google.protobuf.json_format import MessageToDict
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse as FrontdoorStatus
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsResponse as CacheStatistics
-from pentimento.domain.errors import PentimentoError
+from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus
 from pentimento.domain.generation import PlanVersion
-from pentimento.domain.provenance_document import as_json
 from pentimento.reports.allocations import AllocationSample, sample_of_plan, sparkline, violation_shares
-
-
-@dataclass(frozen=True)
-class SuiteStatus:
-    """A part is None where its process is not part of the suite or did not answer; `unanswered` says why, by the
-    process's name."""
-
-    fleet: Fleet | None
-    frontdoor: FrontdoorStatus | None
-    cache: CacheStatistics | None
-    unanswered: dict[str, str]
-
-    @property
-    def answered(self) -> bool:
-        """Whether any process did."""
-        return any(part is not None for part in (self.fleet, self.frontdoor, self.cache))
-
-    @classmethod
-    def of(
-        cls,
-        fleet: Fleet | BaseException,
-        frontdoor: FrontdoorStatus | BaseException,
-        cache: CacheStatistics | BaseException | None,
-    ) -> "SuiteStatus":
-        answers = {"controller": fleet, "frontdoor": frontdoor, "gateway": cache}
-        failed = {name: answer for name, answer in answers.items() if isinstance(answer, BaseException)}
-        for error in failed.values():
-            if not isinstance(error, PentimentoError):
-                raise error
-        return cls(
-            None if isinstance(fleet, BaseException) else fleet,
-            None if isinstance(frontdoor, BaseException) else frontdoor,
-            None if isinstance(cache, BaseException) else cache,
-            {name: str(error) for name, error in failed.items()},
-        )
-
-
-def as_document(status: SuiteStatus) -> dict[str, Any]:
-    def plain(message: Any) -> Any:
-        return None if message is None else MessageToDict(message, preserving_proto_field_name=True)
-
-    return {
-        "fleet": as_json(status.fleet),
-        "frontdoor": plain(status.frontdoor),
-        "cache": plain(status.cache),
-        "unanswered": status.unanswered,
-    }
 
 
 def render(status: SuiteStatus) -> Iterator[RenderableType]:

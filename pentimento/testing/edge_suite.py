@@ -13,7 +13,14 @@ from services.edge.wiring import wire
 
 @asynccontextmanager
 async def running_edge(
-    folder: Path, frontdoor_address: str, files_url: str = "", signing_key_file: Path | None = None, **http: Any
+    folder: Path,
+    frontdoor_address: str,
+    *,
+    controller_address: str = "",
+    gateway_address: str = "",
+    files_url: str = "",
+    signing_key_file: Path | None = None,
+    **http: Any,
 ) -> AsyncIterator[EdgeProcess]:
     """Listen on a free port of this machine; `http` are settings of the listener."""
     settings = EdgeSettings(
@@ -23,6 +30,8 @@ async def running_edge(
         frontdoor_address=frontdoor_address,
         files_url=files_url,
         signing_key_file=signing_key_file,
+        controller_address=controller_address,
+        gateway_address=gateway_address,
     )
     edge = wire(settings)
     try:

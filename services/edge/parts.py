@@ -9,8 +9,11 @@ from services.edge.settings import EdgeSettings
 
 @dataclass(frozen=True)
 class EdgeParts:
-    """`frontdoor` gives channels that carry a caller's own token; `bodies` bounds what requests hold together."""
+    """`frontdoor`, `controller` and `gateway` give channels that carry a caller's own token, the latter two None where
+    there is none; `bodies` bounds what requests hold together."""
 
     settings: EdgeSettings
     frontdoor: CallerChannels
     bodies: BodyBudget
+    controller: CallerChannels | None = None
+    gateway: CallerChannels | None = None

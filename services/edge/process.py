@@ -10,7 +10,7 @@ from services.edge.http.listener import HttpListener
 @dataclass(kw_only=True)
 class EdgeProcess(ServiceProcess):
     listener: HttpListener
-    frontdoor: CallerChannels
+    called: tuple[CallerChannels, ...]
 
     async def prepare(self) -> None:
         """Listen for HTTP. That the frontdoor is there is told by `/ready`, not awaited: either may start first."""
@@ -21,4 +21,5 @@ class EdgeProcess(ServiceProcess):
 
     async def close(self) -> None:
         await self.listener.drain()
-        await self.frontdoor.close()
+        for channels in self.called:
+            await channels.close()

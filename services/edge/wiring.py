@@ -17,14 +17,26 @@ from services.edge.settings import EdgeSettings
 
 def wire(settings: EdgeSettings) -> EdgeProcess:
     """Call it inside the event loop that the process runs on."""
-    frontdoor = CallerChannels(
-        lambda token: caller_channel(settings.frontdoor_address, settings.channels, token),
+    frontdoor = caller_channels(settings, settings.frontdoor_address)
+    others = {
+        name: caller_channels(settings, address)
+        for name, address in (("controller", settings.controller_address), ("gateway", settings.gateway_address))
+        if address
+    }
+    bodies = BodyBudget(settings.http.max_body_bytes, settings.http.max_bodies_bytes)
+    parts = EdgeParts(settings, frontdoor, bodies, **others)
+    listener = HttpListener(edge_app(parts), settings.http, settings.rpc)
+    called = (frontdoor, *others.values())
+    return EdgeProcess(server=RpcServer(settings.rpc, "edge"), listener=listener, called=called)
+
+
+def caller_channels(settings: EdgeSettings, address: str) -> CallerChannels:
+    """Return the connections of callers to that service."""
+    return CallerChannels(
+        lambda token: caller_channel(address, settings.channels, token),
         settings.max_callers,
         settings.connections_per_caller,
     )
-    bodies = BodyBudget(settings.http.max_body_bytes, settings.http.max_bodies_bytes)
-    listener = HttpListener(edge_app(EdgeParts(settings, frontdoor, bodies)), settings.http, settings.rpc)
-    return EdgeProcess(server=RpcServer(settings.rpc, "edge"), listener=listener, frontdoor=frontdoor)
 
 
 def caller_channel(address: str, channels: RpcChannelSettings, token: str | None) -> grpc.aio.Channel:

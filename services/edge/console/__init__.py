@@ -2,9 +2,11 @@
 
 from starlette.routing import BaseRoute
 
+from services.edge.console.data import data_routes
+from services.edge.console.pages import page_routes
 from services.edge.parts import EdgeParts
 
 
 def console_routes(parts: EdgeParts) -> list[BaseRoute]:
     """Return the routes of pages and data, which come after those of the API."""
-    return []
+    return [*page_routes(), *data_routes(parts)]

@@ -2,7 +2,8 @@
 
 from rich.console import Console
 
-from pentimento.cli.status_view import SuiteStatus, fleet_table, movement, sample_of
+from pentimento.cli.status_view import fleet_table, movement, sample_of
+from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus
 from pentimento.domain.generation import PlanVersion

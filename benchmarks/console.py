@@ -1,0 +1,132 @@
+"""The console in a real Chromium over a real suite: how soon pages are there, what they weigh, and what is wrong.
+
+    python -m benchmarks.console
+
+Every page, light and dark, at 1440 and at 390 pixels, each time in a browser context that has nothing cached. A page is
+there once its data is shown. Bytes are those of everything that the page asked for. Errors are what the page writes to
+the browser's console; violations are axe's, of all its rules. Before it a picture is painted, so that pages have
+something to show.
+"""
+
+import asyncio
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.report import at_most, counted, informative, measured, parse_options, publish
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.image_request import ImageRequest
+from pentimento.sdk import Client
+from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.testing.browser import running_browser, why_no_browser
+
+PAGES = ("playground", "gallery", "cache", "fleet", "charts")
+THEMES = ("light", "dark")
+WIDTHS_PX = (1440, 390)
+HEIGHT_PX = 900
+PROMPT = "a red circle left of a blue square"
+LOAD_LIMIT_S = 1.0
+BYTES_LIMIT = 500_000
+
+
+@dataclass
+class Look:
+    """One page as one browser saw it. `load_s` is from the navigation to its data shown."""
+
+    page: str
+    theme: str
+    width_px: int
+    load_s: float
+    bytes_count: int
+    errors: list[str]
+    violations: list[str]
+
+    @property
+    def name(self) -> str:
+        """Which of them it is."""
+        return f"{self.page} {self.theme} {self.width_px}"
+
+
+async def look(browser: Any, url: str, page_name: str, theme: str, width_px: int, judged: bool) -> Look:
+    """Open a page with nothing cached; axe is asked where it is `judged`."""
+    size = {"width": width_px, "height": HEIGHT_PX}
+    context = await browser.new_context(viewport=size, color_scheme=theme)
+    try:
+        page, errors, sizes = await context.new_page(), list[str](), list[asyncio.Task[int]]()
+        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("requestfinished", lambda request: sizes.append(asyncio.ensure_future(transferred(request))))
+        began_s = time.perf_counter()
+        await page.goto(f"{url}#/{'' if page_name == 'playground' else page_name}")
+        await page.wait_for_selector(f"main[data-ready={page_name}]")
+        load_s = time.perf_counter() - began_s
+        violations = await violations_of(page) if judged else []
+        return Look(page_name, theme, width_px, load_s, sum(await asyncio.gather(*sizes)), errors, violations)
+    finally:
+        await context.close()
+
+
+async def transferred(request: Any) -> int:
+    """Bytes of an answer, its head included."""
+    sizes = await request.sizes()
+    return int(sizes["responseHeadersSize"] + sizes["responseBodySize"])
+
+
+async def violations_of(page: Any) -> list[str]:
+    """What axe finds wrong."""
+    from axe_playwright_python.async_playwright import Axe
+
+    found = (await Axe().run(page)).response["violations"]
+    return [f"{one['id']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
+
+
+async def look_at_all(url: str, rounds: int) -> list[list[Look]]:
+    """Look at every page in turns, `rounds` times; the first time axe judges too, and its time does not count."""
+    views = [(page, theme, width) for page in PAGES for theme in THEMES for width in WIDTHS_PX]
+    async with running_browser() as browser:
+        # The first page of a browser's life waits for the browser.
+        await look(browser, url, *views[0], judged=False)
+        judged = [await look(browser, url, *view, judged=True) for view in views]
+        return [judged, *[[await look(browser, url, *view, judged=False) for view in views] for _ in range(rounds)]]
+
+
+def paint_one(suite: LocalSuite) -> None:
+    with Client(suite.endpoint.frontdoor) as client:
+        client.generate(ImageRequest(PROMPT, num_inference_steps=12))
+
+
+def main() -> int:
+    options = parse_options("console", __doc__)
+    if why := why_no_browser():
+        raise FailedPrecondition("NO_BROWSER", why)
+    with local_suite(["--unprofiled-reuse", "--http", "127.0.0.1:0"]) as suite:
+        paint_one(suite)
+        judged, *timed = asyncio.run(look_at_all(f"http://{suite.endpoint.http}/", 2 if options.quick else 10))
+    all_looks = [*judged, *(one for each in timed for one in each)]
+    loads = [(one.name, one.load_s) for each in timed for one in each]
+    slowest = max(PAGES, key=lambda page: statistics.median(one for name, one in loads if name.startswith(page)))
+    errors = [f"{one.name}: {error}" for one in all_looks for error in one.errors]
+    violations = [f"{one.name}: {violation}" for one in judged for violation in one.violations]
+    of_slowest = [load_s for name, load_s in loads if name.startswith(slowest)]
+    most_bytes = max(judged, key=lambda one: one.bytes_count)
+    figures = [
+        measured(f"load, slowest page ({slowest}), median", of_slowest, statistics.median, at_most(LOAD_LIMIT_S, "s")),
+        measured("load, all pages, the longest", [one for _, one in loads], max, informative("s")),
+        counted("console errors", len(errors), len(all_looks), at_most(0), errors),
+        counted("axe violations", len(violations), max(len(judged), len(violations)), at_most(0), violations),
+        measured(
+            "bytes of a page, the largest", [one.bytes_count for one in judged], max, at_most(BYTES_LIMIT, "bytes")
+        ),
+        *(
+            measured(f"load, {page}, median", seconds, statistics.median, informative("s"))
+            for page in PAGES
+            if (seconds := [one for name, one in loads if name.startswith(page)])
+        ),
+    ]
+    notes = {"rounds": len(timed), "largest": most_bytes.name, "pages": PAGES, "themes": THEMES, "widths_px": WIDTHS_PX}
+    return publish(options, figures, notes=notes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""What the console's calls may say, by the table of fields of the images API. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pentimento.domain.image_request import ImageRequest, ReplayRequest
+from services.edge.console.painting import OpenEvents
+from services.edge.images.asking import asked_pictures
+from services.edge.images.fields import (
+    EDIT_FIELDS,
+    MAX_NAME_CHARS,
+    FieldKind,
+    RequestField,
+    by_field_name,
+)
+from services.edge.images.values import judged, read_json
+
+MAX_PREVIEW_INTERVAL = 1000
+MAX_NEIGHBOURS = 50
+MAX_INPUTS = 8
+PREVIEW_FIELD = RequestField(
+    "preview_interval_steps",
+    FieldKind.INTEGER,
+    "a preview every so many steps; 0 for none",
+    least=0,
+    most=MAX_PREVIEW_INTERVAL,
+)
+PAINT_FIELDS = by_field_name((*EDIT_FIELDS, RequestField("image", FieldKind.BYTES, "to start from"), PREVIEW_FIELD))
+EXPLAIN_FIELDS = by_field_name(
+    (
+        *PAINT_FIELDS.values(),
+        RequestField("neighbour_count", FieldKind.INTEGER, "of the cache's entries", least=0, most=MAX_NEIGHBOURS),
+    )
+)
+REPLAY_FIELDS = by_field_name(
+    (
+        RequestField("request_id", FieldKind.TEXT, "whose picture", required=True, least=1, most=MAX_NAME_CHARS),
+        RequestField(
+            "inputs",
+            FieldKind.OBJECTS,
+            "what it came with",
+            items=(
+                RequestField("field", FieldKind.TEXT, "its place", required=True, most=MAX_NAME_CHARS),
+                RequestField("data", FieldKind.BYTES, "its bytes", required=True),
+            ),
+            most=MAX_INPUTS,
+        ),
+        PREVIEW_FIELD,
+    )
+)
+
+
+def asked_picture(
+    body: bytes, fields: Mapping[str, RequestField] = PAINT_FIELDS
+) -> tuple[ImageRequest, dict[str, Any]]:
+    """Return what a call asks to paint, and its other values. InvalidArgument names what is wrong."""
+    values = judged(read_json(body), fields)
+    return asked_pictures(values, values.get("image")).request, values
+
+
+def asked_painting(body: bytes) -> OpenEvents:
+    """Return what a call of the playground asks of the frontdoor."""
+    request, values = asked_picture(body)
+    return lambda client: client.generate(request, "", values.get("preview_interval_steps", 0))
+
+
+def asked_replay(body: bytes) -> OpenEvents:
+    """Return what a call for a picture once more asks of the frontdoor."""
+    values = judged(read_json(body), REPLAY_FIELDS)
+    inputs = tuple((one["field"], one["data"]) for one in values.get("inputs", ()))
+    request = ReplayRequest(values["request_id"], inputs)
+    return lambda client: client.replay(request, "", values.get("preview_interval_steps", 0))

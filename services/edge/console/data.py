@@ -1,0 +1,113 @@
+"""The console's data: what the deployment has, pictures and how they came to be, its status, and what the cache has.
+
+Each call is made on behalf of its caller, with the caller's own token, and is judged by the service that it goes to.
+"""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from pentimento.clients.image import ImageClient
+from pentimento.domain.errors import FailedPrecondition, NotFound, Unauthenticated, Unavailable
+from pentimento.domain.image_request import Completed, RequestStatus
+from pentimento.domain.provenance_document import as_json
+from services.edge.console.asking import EXPLAIN_FIELDS, asked_painting, asked_picture, asked_replay
+from services.edge.console.looking import suite_document
+from services.edge.console.painting import PaintCall, completed_document, json_body
+from services.edge.http.callers import token_of
+from services.edge.parts import EdgeParts
+
+CALL_TIMEOUT_S = 10.0
+DATA = "/console/data"
+PRIVATE = {"Cache-Control": "no-store"}
+MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+
+
+def data_routes(parts: EdgeParts) -> list[BaseRoute]:
+    """Return the routes of the console's data."""
+    calls = ConsoleCalls(parts)
+    return [
+        Route(f"{DATA}/access", calls.access),
+        Route(f"{DATA}/deployment", calls.deployment),
+        Route(f"{DATA}/status", calls.status),
+        Route(f"{DATA}/generate", PaintCall(parts, asked_painting), methods=["POST"]),
+        Route(f"{DATA}/replay", PaintCall(parts, asked_replay), methods=["POST"]),
+        Route(f"{DATA}/explain", calls.explain, methods=["POST"]),
+        Route(f"{DATA}/requests/{{request_id}}", calls.picture),
+        Route(f"{DATA}/requests/{{request_id}}/image", calls.image),
+    ]
+
+
+class ConsoleCalls:
+    """Handlers. They raise the errors of the catalogue."""
+
+    def __init__(self, parts: EdgeParts) -> None:
+        self._parts = parts
+
+    async def access(self, request: Request) -> Response:
+        """Tell whether callers need a token."""
+        try:
+            async with self._parts.frontdoor.channel(None) as channel:
+                await ImageClient(channel).list_models(CALL_TIMEOUT_S)
+        except Unauthenticated:
+            return document({"tokens": True})
+        except Unavailable:
+            pass
+        return document({"tokens": False})
+
+    async def deployment(self, request: Request) -> Response:
+        """Tell what may be asked for: models, LoRAs, ControlNets, and the parts that there are."""
+        async with self._parts.frontdoor.channel(token_of(request)) as channel:
+            client = ImageClient(channel)
+            models, adapters = await client.list_models(CALL_TIMEOUT_S), await client.list_adapters(CALL_TIMEOUT_S)
+        features = {
+            "cache": self._parts.gateway is not None,
+            "controller": self._parts.controller is not None,
+            "listing": False,
+            "mask": False,
+        }
+        return document({"models": as_json(models), "adapters": as_json(adapters), "features": features})
+
+    async def status(self, request: Request) -> Response:
+        """Tell the suite's status, to whoever may ask each of its parts."""
+        return document(await suite_document(self._parts, token_of(request)))
+
+    async def explain(self, request: Request) -> Response:
+        """Tell what would be decided of a request now, and what the cache has near it."""
+        bodies = self._parts.bodies
+        with bodies.held() as held:
+            asked, values = asked_picture(await json_body(request, held, bodies.max_body_bytes), EXPLAIN_FIELDS)
+        count = values.get("neighbour_count", 0)
+        async with self._parts.frontdoor.channel(token_of(request)) as channel:
+            explained = await ImageClient(channel).explain(asked, CALL_TIMEOUT_S, neighbour_count=count)
+        return document(as_json(explained))
+
+    async def picture(self, request: Request) -> Response:
+        """Tell how a finished picture came to be."""
+        return document(completed_document(await self._completed(request, omit_image=True)))
+
+    async def image(self, request: Request) -> Response:
+        """Answer with a finished picture's bytes."""
+        completed = await self._completed(request, omit_image=False)
+        return Response(completed.image, media_type=MEDIA_TYPES[completed.format.value], headers=PRIVATE)
+
+    async def _completed(self, request: Request, *, omit_image: bool) -> Completed:
+        async with self._parts.frontdoor.channel(token_of(request)) as channel:
+            asked = (request.path_params["request_id"], omit_image, CALL_TIMEOUT_S)
+            return completed_of(await ImageClient(channel).get_request(*asked))
+
+
+def document(values: Any) -> Response:
+    """Return JSON that nobody keeps."""
+    return JSONResponse(values, headers=PRIVATE)
+
+
+def completed_of(status: RequestStatus) -> Completed:
+    """Return the picture. FailedPrecondition NOT_COMPLETED where there is none yet, NotFound where there never is."""
+    if status.completed is not None:
+        return status.completed
+    if status.state.terminal:
+        raise NotFound(status.error_reason or "UNKNOWN_REQUEST", "this request ended without a picture")
+    raise FailedPrecondition("NOT_COMPLETED", "the picture is not finished yet")

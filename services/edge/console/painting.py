@@ -1,0 +1,88 @@
+"""A picture on its way, as the console's events: accepted, routed, progress, completed, each with all that is known."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+
+from pentimento.clients.image import ImageClient
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, Progress, Routed
+from pentimento.domain.provenance_document import as_json, provenance_as_json
+from services.edge.http.bodies import HeldBody, read_body
+from services.edge.http.callers import token_of
+from services.edge.http.errors import as_known
+from services.edge.http.leaving import Receive, Scope, Send, while_connected
+from services.edge.images.answering import encoded
+from services.edge.images.events import HEARTBEAT, error_event, sse
+from services.edge.images.painting import STREAM_HEADERS, send_part, with_heartbeats
+from services.edge.images.routes import JSON_TYPE, check_type
+from services.edge.parts import EdgeParts
+
+OpenEvents = Callable[[ImageClient], AsyncGenerator[GenerateEvent, None]]
+
+
+def event_document(event: GenerateEvent) -> tuple[str, dict[str, Any]]:
+    """Return the name and the JSON values of an event; pictures are in base64."""
+    match event:
+        case Accepted():
+            return "accepted", {"request_id": event.request_id, "replayed": event.replayed}
+        case Routed():
+            return "routed", {"route": as_json(event.route)}
+        case Progress():
+            steps = {"step": event.step, "step_count": event.step_count, "attempt_number": event.attempt_number}
+            return "progress", {**steps, "preview": encoded(event.preview)}
+        case Completed():
+            return "completed", {**completed_document(event), "image": encoded(event.image)}
+
+
+def completed_document(completed: Completed) -> dict[str, Any]:
+    """Return what is known of a finished picture, but for its bytes."""
+    return {
+        "request_id": completed.request_id,
+        "format": completed.format.value,
+        "width_px": completed.width_px,
+        "height_px": completed.height_px,
+        "provenance": provenance_as_json(completed.provenance),
+    }
+
+
+class PaintCall:
+    """An ASGI application that answers a call with the events of its picture. `opens` says what a body asks of a client
+    of the frontdoor. Who leaves ends the request, and frees its worker within a step."""
+
+    def __init__(self, parts: EdgeParts, opens: Callable[[bytes], OpenEvents]) -> None:
+        self._parts = parts
+        self._opens = opens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        token = token_of(request)
+        with self._parts.bodies.held() as held:
+            open_events = self._opens(await json_body(request, held, self._parts.bodies.max_body_bytes))
+            async with (
+                while_connected(receive),
+                self._parts.frontdoor.channel(token) as channel,
+                aclosing(open_events(ImageClient(channel))) as events,
+            ):
+                await tell(events, send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def json_body(request: Request, held: HeldBody, max_body_bytes: int) -> bytes:
+    """Return the body of a call that only our own pages can make."""
+    check_type(request, JSON_TYPE)
+    return await read_body(request, held, max_body_bytes)
+
+
+async def tell(events: AsyncGenerator[GenerateEvent, None], send: Send) -> None:
+    """Send the events. What is refused before it is accepted is refused by the answer's status."""
+    first = await anext(events)
+    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+    await send_part(send, sse(*event_document(first)))
+    try:
+        async for event in with_heartbeats(events):
+            await send_part(send, HEARTBEAT if event is None else sse(*event_document(event)))
+    except PentimentoError as error:
+        await send_part(send, error_event(as_known(error)))

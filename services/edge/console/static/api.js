@@ -1,0 +1,105 @@
+// Calls of this deployment's data. The token, if any, is sent as a header and never as a cookie: no other page can use it.
+
+const TOKEN = "pentimento.token";
+
+export class ApiError extends Error {
+  constructor(status, error) {
+    super(error?.message ?? `the answer was ${status}`);
+    this.status = status;
+    this.code = error?.code ?? "";
+    this.field = error?.param ?? "";
+  }
+}
+
+export const token = () => sessionStorage.getItem(TOKEN) ?? "";
+
+export function keepToken(value) {
+  if (value) sessionStorage.setItem(TOKEN, value);
+  else sessionStorage.removeItem(TOKEN);
+}
+
+async function call(path, body, signal) {
+  const headers = {};
+  if (token()) headers.Authorization = `Bearer ${token()}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const method = body === undefined ? "GET" : "POST";
+  let answer;
+  try {
+    answer = await fetch(`/console/data/${path}`, { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, { message: "this deployment cannot be reached", code: "UNREACHABLE" });
+  }
+  if (answer.ok) return answer;
+  const document = await answer.json().catch(() => null);
+  if (answer.status === 401) window.dispatchEvent(new Event("pentimento:sign-in"));
+  throw new ApiError(answer.status, document?.error);
+}
+
+export const get = async (path, signal) => (await call(path, undefined, signal)).json();
+export const post = async (path, body, signal) => (await call(path, body, signal)).json();
+
+const pictures = new Map();
+const MOST_PICTURES = 200;
+
+/** The address of a picture's bytes inside this page; asked for once. */
+export function pictureOf(requestId) {
+  if (!pictures.has(requestId)) {
+    const loading = call(`requests/${encodeURIComponent(requestId)}/image`).then(async (answer) => URL.createObjectURL(await answer.blob()));
+    loading.catch(() => pictures.delete(requestId));
+    pictures.set(requestId, loading);
+    if (pictures.size > MOST_PICTURES) {
+      const [oldest, address] = pictures.entries().next().value;
+      pictures.delete(oldest);
+      address.then(URL.revokeObjectURL, () => {});
+    }
+  }
+  return pictures.get(requestId);
+}
+
+/** The events of a stream: {event, data}. Aborting the signal ends the request behind it. */
+export async function* events(path, body, signal) {
+  const answer = await call(path, body, signal);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      text += value;
+      let end;
+      while ((end = text.indexOf("\n\n")) >= 0) {
+        const event = parse(text.slice(0, end));
+        text = text.slice(end + 2);
+        if (event?.event === "error") throw new ApiError(0, event.data.error);
+        if (event) yield event;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function parse(block) {
+  let event = "message";
+  let data = "";
+  for (const line of block.split("\n")) {
+    if (line.startsWith("event: ")) event = line.slice(7);
+    else if (line.startsWith("data: ")) data += line.slice(6);
+  }
+  return data ? { event, data: JSON.parse(data) } : null;
+}
+
+export function blobOf(base64, type) {
+  const binary = atob(base64);
+  const data = new Uint8Array(binary.length);
+  for (let index = 0; index < binary.length; index += 1) data[index] = binary.charCodeAt(index);
+  return new Blob([data], { type });
+}
+
+export async function base64Of(file) {
+  const data = new Uint8Array(await file.arrayBuffer());
+  let binary = "";
+  for (let index = 0; index < data.length; index += 0x8000) binary += String.fromCharCode(...data.subarray(index, index + 0x8000));
+  return btoa(binary);
+}

@@ -1,0 +1,116 @@
+// Pages by the address after #, the theme, and signing in.
+
+import { get, keepToken, token } from "./api.js";
+import { deployment, forgetDeployment } from "./deployment.js";
+import { field, h, notice } from "./dom.js";
+import { Playground } from "./playground.js";
+
+// What only some look at is loaded when they do.
+const PAGES = [
+  { path: "", title: "Playground", page: async () => new Playground() },
+  { path: "gallery", title: "Gallery", page: async () => new (await import("./gallery.js")).Gallery() },
+  { path: "cache", title: "Cache", page: async () => new (await import("./cache.js")).CacheBrowser(), needs: "cache" },
+  { path: "fleet", title: "Fleet", page: async () => new (await import("./fleet.js")).Fleet(), needs: "controller" },
+  { path: "charts", title: "Charts", page: async () => new (await import("./charts.js")).Charts(), needs: "controller" },
+];
+const PICTURE = { path: "picture", title: "Picture", page: async (id) => new (await import("./gallery.js")).PicturePage(id) };
+
+const main = document.getElementById("main");
+let current = null;
+let shown = 0;
+
+function place() {
+  const [path, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
+  const found = path === PICTURE.path ? PICTURE : PAGES.find((page) => page.path === path) ?? PAGES[0];
+  return [found, rest.join("/")];
+}
+
+async function show() {
+  const number = ++shown;
+  current?.close?.();
+  const [found, argument] = place();
+  document.title = `${found.title} · Pentimento`;
+  for (const link of document.querySelectorAll("#pages a")) {
+    if (link.getAttribute("href") === `#/${found.path}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const inside = h("div", { class: `page ${found.path || "playground"}` });
+  main.replaceChildren(inside);
+  main.removeAttribute("data-ready");
+  try {
+    current = await found.page(argument);
+    if (number !== shown) return;
+    await current.open(inside);
+  } catch (error) {
+    if (number !== shown) return;
+    inside.append(h("h1", null, found.title), notice("bad", error.message));
+  }
+  // Tests, and nobody else, wait for it.
+  if (number === shown) main.dataset.ready = found.path || "playground";
+}
+
+function navigate() {
+  show();
+  main.focus({ preventScroll: true });
+  scrollTo(0, 0);
+}
+
+async function listPages() {
+  let features = {};
+  try { ({ features } = await deployment()); } catch { /* The page itself says what is wrong. */ }
+  const offered = PAGES.filter((page) => !page.needs || features[page.needs]);
+  const here = place()[0].path;
+  document.getElementById("pages").replaceChildren(...offered.map((page) =>
+    h("li", null, h("a", { href: `#/${page.path}`, "aria-current": page.path === here ? "page" : undefined }, page.title))));
+}
+
+function followTheme() {
+  const choice = document.getElementById("theme");
+  choice.value = localStorage.getItem("pentimento.theme") ?? "auto";
+  choice.addEventListener("change", () => {
+    if (choice.value === "auto") {
+      localStorage.removeItem("pentimento.theme");
+      delete document.documentElement.dataset.theme;
+    } else {
+      localStorage.setItem("pentimento.theme", choice.value);
+      document.documentElement.dataset.theme = choice.value;
+    }
+  });
+}
+
+/** A dialog for the token; it stays in this tab and is gone with it. */
+function signIn(why) {
+  if (document.querySelector("dialog[open]")) return;
+  const input = h("input", { type: "password", autocomplete: "off", required: true, value: token() });
+  const dialog = h("dialog", { "aria-labelledby": "sign-in-title" });
+  const used = (value) => {
+    keepToken(value);
+    dialog.close();
+    forgetDeployment();
+    start();
+  };
+  dialog.append(h("form", { method: "dialog", onsubmit: (event) => { event.preventDefault(); used(input.value.trim()); } },
+    h("h2", { id: "sign-in-title" }, "Sign in"), why ? h("p", null, why) : null,
+    field("Token", input, "It stays in this tab, and is sent to this deployment alone. Fleet and charts need an operator's."),
+    h("div", { class: "row actions" },
+      h("button", { type: "submit", class: "main" }, "Use it"),
+      token() ? h("button", { type: "button", onclick: () => used("") }, "Forget it") : null,
+      h("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Cancel"))));
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+async function start() {
+  const button = document.getElementById("sign-in");
+  const access = await get("access").catch(() => ({ tokens: false }));
+  button.hidden = !access.tokens;
+  button.textContent = token() ? "Signed in" : "Sign in";
+  await Promise.all([listPages(), show()]);
+}
+
+document.getElementById("sign-in").addEventListener("click", () => signIn(""));
+window.addEventListener("pentimento:sign-in", () => signIn("This deployment asks for a token."));
+window.addEventListener("hashchange", navigate);
+followTheme();
+start();

@@ -1,0 +1,65 @@
+// What the deployment does, over the last quarter of an hour that this tab looked at it.
+
+import { bars, LineChart } from "./chart.js";
+import { duration, h, notice, percent } from "./dom.js";
+import { attainment, byName, computeSaved, deferrals, hitRate, latency, rate } from "./figures.js";
+import { samples, watch, wrongToken } from "./looks.js";
+
+const AVERAGED = "over the last 30 s";
+const SHARE = { format: percent, top: 1 };
+
+const CHARTS = [
+  [() => new LineChart("Requests a second", { hint: AVERAGED }), (all) => ["accepted", "completed", "rejected", "failed"].map((name) => ({ name, points: rate(all, name) }))],
+  [() => new LineChart("Latency", { format: (seconds) => duration(seconds * 1000), hint: `of completed requests, ${AVERAGED}` }), (all) =>
+    [["p50", 0.5], ["p90", 0.9], ["p99", 0.99]].map(([name, wanted]) => ({ name, points: latency(all, wanted) }))],
+  [() => new LineChart("Hit rate and compute saved", { ...SHARE, hint: AVERAGED }), (all) => [
+    { name: "pictures from the cache", points: hitRate(all) }, { name: "steps saved", points: computeSaved(all) }]],
+  [() => new LineChart("SLO attainment", { ...SHARE, hint: `neither late, nor refused, nor failed, ${AVERAGED}` }), (all) => [{ name: "attained", points: attainment(all) }]],
+  [() => new LineChart("Allocation", { hint: "workers by the plan" }), (all) => byName(all, "workers", 0)],
+  [() => new LineChart("Admission", { ...SHARE, hint: "share of the demand that the plan admits" }), (all) => [{ name: "admitted", points: all.map((one) => [one.at, one.admission]) }]],
+];
+const CASCADE = [
+  [() => new LineChart("Deferral rate", { ...SHARE, hint: `judged pictures that went on, ${AVERAGED}` }), (all) => [{ name: "deferred", points: deferrals(all) }]],
+  [() => new LineChart("Confidence threshold", { top: 1, hint: "by the plan" }), (all) => byName(all, "thresholds", NaN)],
+];
+
+const isCascaded = (sample) => Object.keys(sample.thresholds).length > 0 || sample.pools.some((pool) => pool.scored_count > 0);
+
+export class Charts {
+  async open(main) {
+    this.problem = h("div");
+    this.starts = h("figure", { class: "chart card" });
+    this.grid = h("div", { class: "charts" });
+    this.charts = [];
+    main.append(h("h1", null, "Charts"), this.problem, this.grid);
+    this.add(CHARTS);
+    this.grid.append(this.starts);
+    this.watching = watch(() => this.show(), (error) => this.problem.replaceChildren(notice("bad", wrongToken(error))));
+    await this.watching.first;
+  }
+
+  close() { this.watching?.stop(); }
+
+  add(list) {
+    for (const [make, series] of list) {
+      const chart = make();
+      this.charts.push([chart, series]);
+      this.grid.append(chart.element);
+    }
+  }
+
+  show() {
+    this.problem.replaceChildren();
+    if (this.charts.length === CHARTS.length && samples.some(isCascaded)) this.add(CASCADE);
+    for (const [chart, series] of this.charts) chart.update(series(samples));
+    this.starts.replaceChildren(...bars("Where pictures started", "by the steps K that their start saved, since the frontdoor's start", startRows(samples.at(-1))));
+  }
+}
+
+function startRows(sample) {
+  const all = sample?.starts ?? [];
+  const total = all.reduce((sum, [, , count]) => sum + count, 0);
+  return [...all].sort(([, one], [, other]) => one - other).map(([kind, saved, count]) => ({
+    name: kind === "noise" ? "noise" : `${kind}, K = ${saved}`, kind: kind === "noise" ? "miss" : "hit", value: count, words: `${count} (${percent(count / total)})`,
+  }));
+}

@@ -1,0 +1,87 @@
+// Who is up, what they hold, what waits, and the plan in force: what `pentimento status` shows.
+
+import { bytes, facts, h, notice, percent, table } from "./dom.js";
+import { watch, wrongToken } from "./looks.js";
+
+const tileOf = (name, value, hint) => h("div", { class: "tile-figure" }, h("p", { class: "name" }, name), h("p", { class: "value" }, value), hint ? h("p", { class: "hint" }, hint) : null);
+
+function tiles({ frontdoor, cache }) {
+  const shown = [];
+  if (frontdoor) {
+    const sum = (name) => (frontdoor.pools ?? []).reduce((total, pool) => total + Number(pool[name] ?? 0), 0);
+    shown.push(tileOf("Waiting", sum("queued_count"), `${sum("running_count")} running`));
+    shown.push(tileOf("Completed", frontdoor.completed_count ?? 0, `${frontdoor.accepted_count ?? 0} accepted`));
+    shown.push(tileOf("Failed", frontdoor.failed_count ?? 0, `${frontdoor.rejected_count ?? 0} rejected, ${frontdoor.cancelled_count ?? 0} cancelled`));
+    const workers = (frontdoor.workers ?? []).filter((worker) => worker.connected);
+    shown.push(tileOf("Workers", workers.length, `${workers.reduce((total, worker) => total + Number(worker.in_flight_count ?? 0), 0)} requests on them`));
+  }
+  if (cache) {
+    const lookups = Number(cache.lookup_count ?? 0);
+    shown.push(tileOf("Cache", bytes(Number(cache.size_bytes ?? 0)), `${cache.entry_count ?? 0} entries${cache.read_only ? ", read-only" : ""}`));
+    shown.push(tileOf("Hits", lookups ? percent(Number(cache.hit_count ?? 0) / lookups) : "–", `${lookups} lookups`));
+  }
+  return h("div", { class: "figures" }, shown);
+}
+
+function meter(value, most, name) {
+  return h("span", { class: "row" }, h("meter", { min: "0", max: String(most || 1), value: String(value), "aria-label": name }), `${value} of ${most}`);
+}
+
+function pools({ frontdoor }) {
+  const rows = (frontdoor?.pools ?? []).map((pool) => [
+    pool.pool, meter(Number(pool.queued_count ?? 0), Number(pool.queue_limit_count ?? 0), `queue of ${pool.pool}`),
+    pool.running_count ?? 0, pool.arrived_count ?? 0, pool.completed_count ?? 0, pool.late_count ?? 0, pool.dropped_count ?? 0, pool.deferred_count ?? 0,
+  ]);
+  return rows.length ? table("Pools", ["pool", "queue", "#running", "#arrived", "#completed", "#late", "#dropped", "#deferred"], rows) : null;
+}
+
+function state(replica) {
+  if (!replica.live) return h("span", { class: "chip bad" }, `silent for ${Math.round(replica.last_report_age_ms / 1000)} s`);
+  return replica.draining ? h("span", { class: "chip warn" }, "draining") : h("span", { class: "chip good" }, "up");
+}
+
+function replicas({ fleet }) {
+  const sorted = [...(fleet?.replicas ?? [])].sort((one, other) => `${one.replica.kind} ${one.replica.instance_id}`.localeCompare(`${other.replica.kind} ${other.replica.instance_id}`));
+  const rows = sorted.map((one) => [
+    one.replica.instance_id, one.replica.kind.replaceAll("_", " "), state(one), one.replica.resident_models.join(", ") || "–", one.replica.device || "–",
+    percent(one.busy_share), one.queue_length, one.running_count, one.completed_count, one.failed_count,
+  ]);
+  return rows.length ? table("Processes", ["process", "kind", "state", "resident", "device", "#busy", "#queue", "#running", "#done", "#failed"], rows) : null;
+}
+
+function plan({ fleet }) {
+  if (!fleet) return null;
+  const { plan: inForce } = fleet;
+  const thresholds = inForce.cascades.flatMap((cascade) => cascade.stages.flatMap((stage) => stage.thresholds.map((one) => `${stage.pool} ${one.start} ${one.confidence.toFixed(2)}`)));
+  return h("section", { class: "card" }, h("h2", null, "Plan in force"),
+    facts([
+      ["Version", `${inForce.version.leader_epoch}.${inForce.version.sequence}`],
+      ["Made by", inForce.allocator || "–"],
+      ["Admits", percent(inForce.admission_rate)],
+      ["Pools", inForce.pools.map((pool) => `${pool.pool} (${pool.worker_ids.length})`).join(", ")],
+      ["Cascades", inForce.cascades.map((cascade) => cascade.cascade).join(", ")],
+      ["Thresholds", thresholds.join(", ")],
+      ["LoRAs and ControlNets", inForce.placements.map((one) => `${one.adapter.name} (${one.instance_ids.length})`).join(", ")],
+      ["Notes", inForce.notes.join("; ")],
+    ]),
+    inForce.assignments.length ? table("Assignments", ["worker", "model", "#batch"], inForce.assignments.map((one) => [one.worker_id, one.model, one.max_batch_size])) : null,
+    fleet.unplanned.length ? notice("warn", `Not planned: ${fleet.unplanned.map((one) => `${one.model} (${one.reason})`).join(", ")}`) : null);
+}
+
+export class Fleet {
+  async open(main) {
+    this.place = h("div", { class: "stack" });
+    main.append(h("h1", null, "Fleet"), this.place);
+    this.watching = watch((status) => this.show(status), (error) => this.place.replaceChildren(notice("bad", wrongToken(error))));
+    await this.watching.first;
+  }
+
+  close() { this.watching?.stop(); }
+
+  show(status) {
+    const failed = Object.entries(status.unanswered).map(([name, reason]) => notice("bad", `${name} does not answer: ${reason}`));
+    // Whoever reads a table by keyboard keeps it: only what is not focused is drawn anew.
+    if (this.place.contains(document.activeElement)) return;
+    this.place.replaceChildren(...[...failed, tiles(status), pools(status), replicas(status), plan(status)].filter(Boolean));
+  }
+}

@@ -1,0 +1,175 @@
+// What to paint: the fields that this deployment's models take, and the request that they make.
+
+import { base64Of } from "./api.js";
+import { adaptersFor } from "./deployment.js";
+import { field, freshId, h } from "./dom.js";
+
+const CACHE_CHOICES = [
+  ["", "Use it, and add to it"],
+  ["read", "Use it, add nothing"],
+  ["off", "Leave it alone"],
+  ["shared", "Use and add to the shared pool too"],
+];
+
+const number = (attributes) => h("input", { type: "number", inputmode: "decimal", ...attributes });
+const option = ([value, label]) => h("option", { value }, label);
+
+/** A file of an image with its thumbnail. */
+class ImageField {
+  constructor(label, hint) {
+    this.input = h("input", { type: "file", accept: "image/png,image/jpeg,image/webp", onchange: () => this.show() });
+    this.thumb = h("img", { class: "thumb", alt: "", hidden: true });
+    this.clear = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => { this.input.value = ""; this.show(); } }, "Remove");
+    this.element = field(label, this.input, hint);
+    this.element.append(h("div", { class: "row" }, this.thumb, this.clear));
+    this.onchange = () => {};
+  }
+
+  get file() { return this.input.files[0]; }
+
+  show() {
+    URL.revokeObjectURL(this.thumb.src);
+    this.thumb.hidden = this.clear.hidden = !this.file;
+    if (this.file) this.thumb.src = URL.createObjectURL(this.file);
+    this.onchange();
+  }
+}
+
+export class PaintForm {
+  /** `known`: the deployment; `onpaint` is called with the form's request. */
+  constructor(known, onpaint, onstop) {
+    this.known = known;
+    this.onpaint = onpaint;
+    this.prompt = h("textarea", { rows: "3", required: true, maxlength: "8000", spellcheck: "true", placeholder: "a red circle left of a blue square" });
+    this.negative = h("input", { type: "text", maxlength: "8000" });
+    this.model = h("select", { onchange: () => this.follow() }, this.models());
+    this.seed = number({ min: "0", step: "1", placeholder: "drawn" });
+    this.steps = number({ min: "1", step: "1" });
+    this.guidance = number({ min: "0", step: "0.1" });
+    this.scheduler = h("select");
+    this.width = number({ "aria-label": "Width in pixels" });
+    this.height = number({ "aria-label": "Height in pixels" });
+    this.cache = h("select", null, CACHE_CHOICES.map(option));
+    this.previews = h("select", null, [["", "a few"], ["1", "every step"], ["0", "none"]].map(option));
+    this.image = new ImageField("Start from an image", "PNG, JPEG or WebP; the picture keeps its composition.");
+    this.strength = number({ min: "0", max: "1", step: "0.05", value: "0.8" });
+    this.strengthField = field("Strength of the change", this.strength, "0 keeps the image, 1 paints anew.");
+    this.strengthField.hidden = true;
+    this.image.onchange = () => { this.strengthField.hidden = !this.image.file; };
+    this.adapters = h("div");
+    this.go = h("button", { type: "submit", class: "main" }, "Paint");
+    this.stop = h("button", { type: "button", class: "stop", hidden: true, onclick: onstop }, "Stop");
+    this.element = this.build();
+    this.follow();
+  }
+
+  models() {
+    const { models } = this.known;
+    return models.map((model) => h("option", { value: model.name, disabled: !model.ready_worker_count }, model.name + (model.ready_worker_count ? "" : " (no worker holds it)")));
+  }
+
+  build() {
+    const size = h("fieldset", { class: "field" }, h("legend", null, "Size"), h("div", { class: "row" }, this.width, h("span", { "aria-hidden": "true" }, "×"), this.height));
+    const form = h("form", { class: "paint", "aria-label": "What to paint", onsubmit: (event) => { event.preventDefault(); this.submit(); } },
+      field("Prompt", this.prompt),
+      h("div", { class: "pair" }, field("Model", this.model), field("Seed", this.seed)),
+      h("div", { class: "pair" }, field("Steps", this.steps), field("Guidance", this.guidance)),
+      this.known.features.cache && field("Cache", this.cache),
+      this.adapters,
+      h("details", null, h("summary", null, "More"),
+        h("div", { class: "more" },
+          field("Keep out", this.negative, "A negative prompt."), size,
+          h("div", { class: "pair" }, field("Scheduler", this.scheduler), field("Previews", this.previews)),
+          this.image.element, this.strengthField)),
+      h("div", { class: "row actions" }, this.go, this.stop, h("span", { class: "hint" }, "Ctrl + Enter")));
+    form.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); form.requestSubmit(); }
+    });
+    return form;
+  }
+
+  get chosen() {
+    return this.known.models.find((model) => model.name === this.model.value) ?? this.known.models[0];
+  }
+
+  /** Defaults and limits of the chosen model. */
+  follow() {
+    const model = this.chosen;
+    if (!model) return;
+    Object.assign(this.steps, { placeholder: model.default_steps, max: model.max_steps });
+    Object.assign(this.guidance, { placeholder: model.default_guidance_scale });
+    for (const [side, usual] of [[this.width, model.default_width_px], [this.height, model.default_height_px]]) {
+      Object.assign(side, { placeholder: usual, min: model.size_multiple_px, max: model.max_size_px, step: model.size_multiple_px });
+    }
+    this.scheduler.replaceChildren(option(["", "the model's own"]), ...model.schedulers.map((name) => option([name, name])));
+    this.offerAdapters(model);
+  }
+
+  offerAdapters(model) {
+    this.loras = adaptersFor(this.known, model, "lora").map((adapter) => {
+      const on = h("input", { type: "checkbox", id: freshId("lora") });
+      const weight = number({ value: "1", step: "0.1", min: "-4", max: "4", "aria-label": `Weight of ${adapter.name}` });
+      return { name: adapter.name, on, weight, element: h("div", { class: "row lora" }, on, h("label", { for: on.id }, adapter.name), weight) };
+    });
+    const nets = adaptersFor(this.known, model, "controlnet");
+    this.net = h("select", null, option(["", "none"]), nets.map((adapter) => option([adapter.name, adapter.name])));
+    this.netImage = new ImageField("Its image", "Of the picture's size.");
+    this.netScale = number({ value: "1", step: "0.1", min: "0.1" });
+    const netMore = h("div", { hidden: true }, this.netImage.element, field("Its weight", this.netScale));
+    this.net.addEventListener("change", () => { netMore.hidden = !this.net.value; });
+    this.adapters.replaceChildren(...[
+      this.loras.length && h("fieldset", { class: "field" }, h("legend", null, "LoRAs"), this.loras.map((lora) => lora.element)),
+      nets.length && h("div", null, field("ControlNet", this.net), netMore),
+    ].filter(Boolean));
+  }
+
+  get previewInterval() {
+    const steps = Number(this.steps.value || this.steps.placeholder);
+    return this.previews.value === "" ? Math.max(1, Math.floor(steps / 10)) : Number(this.previews.value);
+  }
+
+  async submit() {
+    if (!this.element.reportValidity()) return;
+    this.onpaint(await this.request());
+  }
+
+  async request() {
+    const body = { prompt: this.prompt.value, preview_interval_steps: this.previewInterval };
+    if (this.model.value) body.model = this.model.value;
+    if (this.negative.value) body.negative_prompt = this.negative.value;
+    for (const [name, input] of [["seed", this.seed], ["num_inference_steps", this.steps], ["guidance_scale", this.guidance]]) {
+      if (input.value !== "") body[name] = Number(input.value);
+    }
+    if (this.width.value || this.height.value) body.size = `${this.width.value || this.width.placeholder}x${this.height.value || this.height.placeholder}`;
+    if (this.scheduler.value) body.scheduler = this.scheduler.value;
+    if (this.cache.value) body.cache = this.cache.value;
+    await this.addImages(body);
+    return body;
+  }
+
+  async addImages(body) {
+    if (this.image.file) Object.assign(body, { image: await base64Of(this.image.file), strength: Number(this.strength.value) });
+    const loras = this.loras.filter((lora) => lora.on.checked);
+    if (loras.length) body.loras = loras.map((lora) => ({ name: lora.name, scale: Number(lora.weight.value) }));
+    if (this.net.value && this.netImage.file) {
+      body.controlnets = [{ name: this.net.value, conditioning_image: await base64Of(this.netImage.file), conditioning_scale: Number(this.netScale.value) }];
+    }
+  }
+
+  /** Shows what a finished picture was painted with. */
+  fill(spec) {
+    this.prompt.value = spec.prompt;
+    this.negative.value = spec.negative_prompt;
+    this.model.value = spec.model;
+    this.follow();
+    Object.assign(this.steps, { value: spec.num_inference_steps });
+    Object.assign(this.guidance, { value: spec.guidance_scale });
+    Object.assign(this.width, { value: spec.width_px });
+    Object.assign(this.height, { value: spec.height_px });
+  }
+
+  set busy(busy) {
+    this.go.disabled = busy;
+    this.stop.hidden = !busy;
+  }
+}

@@ -1,0 +1,17 @@
+// What was painted in this tab: ids alone, the pictures stay where they are.
+
+const KEY = "pentimento.painted";
+const MOST = 100;
+
+export function painted() {
+  try {
+    return JSON.parse(sessionStorage.getItem(KEY) ?? "[]");
+  } catch {
+    return [];
+  }
+}
+
+export function notePainted(requestId) {
+  const ids = [requestId, ...painted().filter((id) => id !== requestId)].slice(0, MOST);
+  sessionStorage.setItem(KEY, JSON.stringify(ids));
+}

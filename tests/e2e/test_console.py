@@ -1,0 +1,200 @@
+"""The console in a real Chromium, over the real suite: every page in both themes and at both widths, pictures painted,
+stopped and left."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from pentimento.clients.frontdoor import FrontdoorClient
+from pentimento.rpc.channel import open_channel
+from pentimento.rpc.settings import RpcChannelSettings
+from pentimento.supervisor.local import LocalSuite
+from pentimento.testing.browser import running_browser, why_no_browser
+from tests.edge_packages import missing
+
+WHY_NOT = why_no_browser() or ", ".join(missing())
+pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.asyncio(loop_scope="module")]
+GUARD_MS = 60_000
+PROMPT = "a red circle left of a blue square"
+PAGES = ("playground", "gallery", "cache", "fleet", "charts")
+# As many steps as it takes to look at one that runs.
+LONG = "1000"
+
+
+@dataclass
+class Console:
+    """Where it is, the browser that opens it, and what its frontdoor says."""
+
+    url: str
+    browser: Any
+    operator: FrontdoorClient
+
+    @asynccontextmanager
+    async def tab(self, theme: str = "light", width_px: int = 1440) -> AsyncIterator["Tab"]:
+        """Open a new tab at the playground; what it complains of is an error of the test."""
+        size = {"width": width_px, "height": 900}
+        context = await self.browser.new_context(viewport=size, color_scheme=theme, reduced_motion="reduce")
+        context.set_default_timeout(GUARD_MS)
+        tab = Tab(await context.new_page(), self.url)
+        tab.page.on("console", lambda said: tab.complaints.append(said.text) if said.type == "error" else None)
+        tab.page.on("pageerror", lambda error: tab.complaints.append(str(error)))
+        try:
+            await tab.open("playground")
+            yield tab
+        finally:
+            await context.close()
+        assert tab.complaints == []
+
+    async def until(self, **counts: int) -> None:
+        """Return once the frontdoor's status has these totals, and runs nothing."""
+        async with asyncio.timeout(GUARD_MS / 1000):
+            while True:
+                status = await self.operator.status()
+                found = {name: getattr(status, name) for name in counts}
+                if found == counts and not any(pool.running_count for pool in status.pools):
+                    return
+                await asyncio.sleep(0.05)
+
+
+@dataclass
+class Tab:
+    page: Any
+    url: str
+    complaints: list[str] = field(default_factory=list)
+
+    async def open(self, name: str) -> None:
+        await self.page.goto(f"{self.url}#/{'' if name == 'playground' else name}")
+        await self.page.wait_for_selector(f"main[data-ready={name}]")
+
+    async def ask(self, steps: str = "12") -> None:
+        await self.page.get_by_label("Prompt").fill(PROMPT)
+        await self.page.get_by_label("Steps").fill(steps)
+        await self.page.get_by_role("button", name="Paint").click()
+
+    async def finished(self) -> None:
+        await self.page.wait_for_selector("article.picture")
+
+    async def violations(self) -> list[str]:
+        """What axe finds wrong with the page as it is."""
+        from axe_playwright_python.async_playwright import Axe
+
+        found = (await Axe().run(self.page)).response["violations"]
+        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
+
+    async def is_too_wide(self) -> bool:
+        return bool(await self.page.evaluate("document.documentElement.scrollWidth > innerWidth"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def console(suite: LocalSuite) -> AsyncIterator[Console]:
+    from pentimento.testing.edge_suite import running_edge
+
+    places = suite.endpoint
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        async with (
+            running_edge(Path(folder), places.frontdoor, **others) as edge,
+            running_browser() as browser,
+            open_channel(places.frontdoor, RpcChannelSettings()) as channel,
+        ):
+            yield Console(f"http://{edge.listener.address}/", browser, FrontdoorClient(channel))
+
+
+async def test_a_picture_is_painted_watched_and_explained(console: Console) -> None:
+    async with console.tab() as tab:
+        await tab.ask()
+        await tab.page.wait_for_selector("img[data-preview]")
+        await tab.finished()
+
+        picture = tab.page.locator("article.picture")
+        shown = picture.locator(".frame img").first
+        assert await shown.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+        assert await picture.locator(".waterfall li").count() >= 2
+        assert await tab.violations() == []
+
+        # The same prompt again starts from what the first one left in the cache, which is shown beside it.
+        await tab.page.get_by_role("button", name="Vary").click()
+        await tab.page.wait_for_selector(".watch")
+        await tab.finished()
+        await tab.page.locator(".ancestor img").wait_for()
+        assert (await tab.page.locator(".verdict .chip").inner_text()).startswith("Hit · latent, K = ")
+        assert await tab.violations() == []
+
+        await tab.page.get_by_role("button", name="Replay").click()
+        await tab.page.wait_for_selector(".watch")
+        await tab.finished()
+        assert "the same bytes" in await tab.page.locator(".facts").inner_text()
+
+        await tab.open("cache")
+        await tab.page.get_by_label("Prompt").fill(PROMPT)
+        await tab.page.get_by_label("Steps").fill("12")
+        await tab.page.get_by_role("button", name="Look").click()
+        await tab.page.locator(".tile img").first.wait_for()
+        assert (await tab.page.locator(".verdict .chip").inner_text()).startswith("Hit")
+        assert await tab.violations() == []
+
+
+@pytest.mark.parametrize("width_px", [1440, 390])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_every_page_opens_and_can_be_used_by_all(console: Console, theme: str, width_px: int) -> None:
+    async with console.tab(theme, width_px) as tab:
+        for name in PAGES:
+            await tab.open(name)
+            assert (name, await tab.violations()) == (name, [])
+            assert not await tab.is_too_wide(), name
+
+
+async def test_stop_frees_the_worker(console: Console) -> None:
+    before = (await console.operator.status()).cancelled_count
+    async with console.tab() as tab:
+        await tab.ask(LONG)
+        await tab.page.wait_for_selector("img[data-preview]")
+        await tab.page.get_by_role("button", name="Stop").click()
+        await tab.page.get_by_text("Stopped: the worker was freed.").wait_for()
+        await console.until(cancelled_count=before + 1)
+
+
+async def test_a_tab_that_closes_frees_the_worker(console: Console) -> None:
+    before = (await console.operator.status()).cancelled_count
+    async with console.tab() as tab:
+        await tab.ask(LONG)
+        await tab.page.wait_for_selector("img[data-preview]")
+    await console.until(cancelled_count=before + 1)
+
+
+async def test_it_is_used_by_keyboard_and_keeps_the_theme_that_is_chosen(console: Console) -> None:
+    async with console.tab("dark") as tab:
+        page = tab.page
+        ground = "getComputedStyle(document.body).backgroundColor"
+        dark = await page.evaluate(ground)
+        await page.get_by_label("Theme").select_option("light")
+        light = await page.evaluate(ground)
+        await page.reload()
+        await page.wait_for_selector("main[data-ready]")
+        assert light != dark
+        assert await page.evaluate(ground) == light
+
+        await page.keyboard.press("Tab")
+        assert await page.evaluate("document.activeElement.textContent") == "Skip to content"
+        await page.get_by_label("Prompt").fill(PROMPT)
+        await page.get_by_label("Steps").fill("4")
+        await page.keyboard.press("Control+Enter")
+        await tab.finished()
+
+
+async def test_what_the_policy_forbids_does_not_happen(console: Console) -> None:
+    async with console.tab() as tab:
+        done = await tab.page.evaluate(
+            """() => {
+                try { document.body.innerHTML = "<img src=x>"; } catch (error) { return error.name; }
+                return "parsed";
+            }"""
+        )
+        assert done == "TypeError"
+        tab.complaints.clear()
