@@ -1,0 +1,94 @@
+"""What charts show of looks at a frontdoor's totals, computed by the console's own module in Node.js."""
+
+import json
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+from services.edge.console.pages import STATIC
+
+NODE = shutil.which("node")
+pytestmark = pytest.mark.skipif(NODE is None, reason="Node.js is not here")
+# So far apart that a window of the charts holds two of them.
+APART_MS = 40_000
+
+
+def look(at_ms: int, **more: Any) -> dict[str, Any]:
+    """A look at a frontdoor that has done nothing, but for `more`."""
+    pool = {"pool": "p", "late_count": 0, "scored_count": 0, "deferred_count": 0} | more.pop("pool", {})
+    totals = dict.fromkeys(("accepted", "completed", "failed", "rejected", "run", "saved"), 0)
+    empty = {"latencies": [[0.5, 0], [1.0, 0], ["Infinity", 0]], "starts": [], "workers": {}, "thresholds": {}}
+    return {"at": at_ms, "pools": [pool], **totals, **empty, **more}
+
+
+def shown(expression: str, *looks: dict[str, Any]) -> Any:
+    """The value of an expression of `figures` and `looks`; NaN is null."""
+    assert NODE is not None
+    program = f"""
+        import * as figures from {json.dumps((STATIC / "figures.js").as_uri())};
+        const looks = {json.dumps(looks)};
+        console.log(JSON.stringify({expression}));
+    """
+    done = subprocess.run(
+        [NODE, "--experimental-default-type=module", "--input-type=module", "-e", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return json.loads(done.stdout)
+
+
+def test_every_chart_is_the_growth_of_totals_between_two_looks() -> None:
+    before = look(0, accepted=10, starts=[["noise", 0, 5], ["latent", 15, 1]], run=250, saved=15)
+    after = look(
+        APART_MS,
+        accepted=18,
+        rejected=2,
+        starts=[["noise", 0, 6], ["latent", 15, 4]],
+        run=300,
+        saved=65,
+        latencies=[[0.5, 2], [1.0, 2], ["Infinity", 0]],
+        pool={"late_count": 1, "scored_count": 4, "deferred_count": 1},
+    )
+
+    values = shown(
+        """[
+            figures.rate(looks, "accepted"), figures.hitRate(looks), figures.computeSaved(looks),
+            figures.deferrals(looks), figures.attainment(looks),
+            figures.latency(looks, 0.5), figures.latency(looks, 0.75),
+        ].map(([[at, value]]) => [at, value])""",
+        before,
+        after,
+    )
+
+    assert [at for at, _ in values] == [APART_MS] * 7
+    # 8 in 40 s; 3 of 4 pictures; 50 of 100 steps; 1 of 4; 10 came of which 2 were refused and 1 late; 2 below 0.5 s.
+    assert [value for _, value in values] == [0.2, 0.75, 0.5, 0.25, 0.7, 0.5, 0.75]
+
+
+def test_where_nobody_came_there_is_no_point() -> None:
+    values = shown(
+        "[figures.hitRate(looks), figures.attainment(looks), figures.latency(looks, 0.9)].map(([[, value]]) => value)",
+        look(0),
+        look(APART_MS),
+    )
+
+    assert values == [None, None, None]
+
+
+def test_a_window_reaches_back_no_further_than_it_says() -> None:
+    looks = [look(at_ms, accepted=count) for at_ms, count in ((0, 0), (30_000, 300), (60_000, 300))]
+
+    assert shown('figures.rate(looks, "accepted").map(([, value]) => value)', *looks) == [10, 0]
+
+
+def test_names_that_come_later_were_absent_before() -> None:
+    looks = [look(0, workers={"a": 2}), look(1, workers={"a": 1, "b": 1})]
+
+    assert shown('figures.byName(looks, "workers", 0)', *looks) == [
+        {"name": "a", "points": [[0, 2], [1, 1]]},
+        {"name": "b", "points": [[0, 0], [1, 1]]},
+    ]
