@@ -49,7 +49,7 @@ export function waterfall(timings) {
     return h("li", null, h("span", { class: "name" }, timing.stage), h("span", { class: "lane", "aria-hidden": "true" }, bar),
       h("span", { class: "time" }, duration(timing.duration_ms)));
   });
-  return h("section", { class: "waterfall" }, h("h3", null, "Stages"), h("ol", null, rows));
+  return h("section", { class: "waterfall" }, h("h2", null, "Stages"), h("ol", null, rows));
 }
 
 function image(address, alt) {
