@@ -52,7 +52,7 @@ def watch(client: httpx.Client, seed: int, interval: int) -> Watched:
     """Paint one picture. RuntimeError where it ends without one."""
     body = {"prompt": PROMPT, "num_inference_steps": STEPS, "seed": seed, "cache": "off"}
     began_s, preview_s = time.perf_counter(), float("nan")
-    asked = {**body, "preview_interval_steps": interval}
+    asked = {**body, "preview_every_steps": interval}
     with client.stream("POST", "/console/data/generate", json=asked) as answer:
         for name, values in events(answer.iter_lines()):
             now_s = time.perf_counter() - began_s

@@ -19,7 +19,7 @@ MAX_PREVIEW_INTERVAL = 1000
 MAX_NEIGHBOURS = 50
 MAX_INPUTS = 8
 PREVIEW_FIELD = RequestField(
-    "preview_interval_steps",
+    "preview_every_steps",
     FieldKind.INTEGER,
     "a preview every so many steps; 0 for none",
     least=0,
@@ -61,7 +61,7 @@ def asked_picture(
 def asked_painting(body: bytes) -> OpenEvents:
     """Return what a call of the playground asks of the frontdoor."""
     request, values = asked_picture(body)
-    return lambda client: client.generate(request, "", values.get("preview_interval_steps", 0))
+    return lambda client: client.generate(request, "", values.get("preview_every_steps", 0))
 
 
 def asked_replay(body: bytes) -> OpenEvents:
@@ -69,4 +69,4 @@ def asked_replay(body: bytes) -> OpenEvents:
     values = judged(read_json(body), REPLAY_FIELDS)
     inputs = tuple((one["field"], one["data"]) for one in values.get("inputs", ()))
     request = ReplayRequest(values["request_id"], inputs)
-    return lambda client: client.replay(request, "", values.get("preview_interval_steps", 0))
+    return lambda client: client.replay(request, "", values.get("preview_every_steps", 0))

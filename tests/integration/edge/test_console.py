@@ -16,7 +16,7 @@ from pentimento.testing.paced_worker import picture_of
 from tests.integration.edge.conftest import EdgeUnderTest
 
 DATA = "/console/data"
-PAINT = {"prompt": "a red circle", "num_inference_steps": 4, "seed": 5, "preview_interval_steps": 2}
+PAINT = {"prompt": "a red circle", "num_inference_steps": 4, "seed": 5, "preview_every_steps": 2}
 
 
 @asynccontextmanager
@@ -82,7 +82,7 @@ async def test_who_leaves_frees_the_worker(edge: EdgeUnderTest) -> None:
 async def test_a_picture_is_painted_again(edge: EdgeUnderTest) -> None:
     first = (await paint(edge))[-1][1]
 
-    again = (await paint(edge, "replay", request_id=first["request_id"], preview_interval_steps=0))[-1][1]
+    again = (await paint(edge, "replay", request_id=first["request_id"], preview_every_steps=0))[-1][1]
 
     assert (again["image"], again["provenance"]["replay_equal"]) == (first["image"], True)
 
@@ -132,7 +132,7 @@ async def test_what_would_be_decided_is_told(edge: EdgeUnderTest) -> None:
     ("path", "body", "field"),
     [
         ("generate", {}, "prompt"),
-        ("generate", {"prompt": "x", "preview_interval_steps": -1}, "preview_interval_steps"),
+        ("generate", {"prompt": "x", "preview_every_steps": -1}, "preview_every_steps"),
         ("generate", {"prompt": "x", "image": "*"}, "image"),
         ("generate", {"prompt": "x", "neighbour_count": 1}, "neighbour_count"),
         ("explain", {"prompt": "x", "neighbour_count": 51}, "neighbour_count"),

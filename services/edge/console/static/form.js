@@ -134,7 +134,7 @@ export class PaintForm {
   }
 
   async request() {
-    const body = { prompt: this.prompt.value, preview_interval_steps: this.previewInterval };
+    const body = { prompt: this.prompt.value, preview_every_steps: this.previewInterval };
     if (this.model.value) body.model = this.model.value;
     if (this.negative.value) body.negative_prompt = this.negative.value;
     for (const [name, input] of [["seed", this.seed], ["num_inference_steps", this.steps], ["guidance_scale", this.guidance]]) {

@@ -44,7 +44,7 @@ export function waterfall(timings) {
   const end = Math.max(...timings.map((timing) => timing.start_ms + timing.duration_ms), 0.001);
   const rows = timings.map((timing) => {
     const bar = h("span", { class: "span" });
-    bar.style.marginLeft = `${(timing.start_ms / end) * 100}%`;
+    bar.style.marginLeft = `${Math.min((timing.start_ms / end) * 100, 99.2)}%`;
     bar.style.width = `${Math.max((timing.duration_ms / end) * 100, 0.4)}%`;
     return h("li", null, h("span", { class: "name" }, timing.stage), h("span", { class: "lane", "aria-hidden": "true" }, bar),
       h("span", { class: "time" }, duration(timing.duration_ms)));
@@ -103,7 +103,7 @@ function provenanceFacts(provenance, size) {
     ["Worker", provenance.worker_id],
     ["Attempt", provenance.attempt_number > 1 ? String(provenance.attempt_number) : null],
     ["Replay", provenance.replay_equal === null ? null : provenance.replay_equal ? "the same bytes" : "other bytes"],
-    ["Request", provenance.request_id],
+    ["Request", h("code", null, provenance.request_id)],
   ]);
 }
 

@@ -154,7 +154,7 @@ export class Playground {
     const inputs = [];
     if (this.last?.image) inputs.push({ field: "init_image.image", data: this.last.image });
     (this.last?.controlnets ?? []).forEach((net, index) => inputs.push({ field: `controlnets[${index}].conditioning_image`, data: net.conditioning_image }));
-    return this.run("replay", { request_id: provenance.request_id, inputs, preview_interval_steps: this.form.previewInterval });
+    return this.run("replay", { request_id: provenance.request_id, inputs, preview_every_steps: this.form.previewInterval });
   }
 }
 
