@@ -25,7 +25,15 @@ PREVIEW_FIELD = RequestField(
     least=0,
     most=MAX_PREVIEW_INTERVAL,
 )
-PAINT_FIELDS = by_field_name((*EDIT_FIELDS, RequestField("image", FieldKind.BYTES, "to start from"), PREVIEW_FIELD))
+# A tab watches one picture, and all of its events.
+OF_ANSWERS = ("n", "stream", "partial_images", "response_format", "provenance")
+PAINT_FIELDS = by_field_name(
+    (
+        *(field for field in EDIT_FIELDS if field.name not in OF_ANSWERS),
+        RequestField("image", FieldKind.BYTES, "to start from"),
+        PREVIEW_FIELD,
+    )
+)
 EXPLAIN_FIELDS = by_field_name(
     (
         *PAINT_FIELDS.values(),

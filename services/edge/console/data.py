@@ -76,9 +76,8 @@ class ConsoleCalls:
 
     async def explain(self, request: Request) -> Response:
         """Tell what would be decided of a request now, and what the cache has near it."""
-        bodies = self._parts.bodies
-        with bodies.held() as held:
-            asked, values = asked_picture(await json_body(request, held, bodies.max_body_bytes), EXPLAIN_FIELDS)
+        with self._parts.bodies.held() as held:
+            asked, values = asked_picture(await json_body(self._parts, request, held), EXPLAIN_FIELDS)
         count = values.get("neighbour_count", 0)
         async with self._parts.frontdoor.channel(token_of(request)) as channel:
             explained = await ImageClient(channel).explain(asked, CALL_TIMEOUT_S, neighbour_count=count)

@@ -7,17 +7,16 @@ from typing import Any
 from starlette.requests import Request
 
 from pentimento.clients.image import ImageClient
-from pentimento.domain.errors import PentimentoError
-from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, Progress, Routed
+from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed, Progress, Routed
 from pentimento.domain.provenance_document import as_json, provenance_as_json
 from services.edge.http.bodies import HeldBody, read_body
 from services.edge.http.callers import token_of
-from services.edge.http.errors import as_known
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
 from services.edge.images.answering import encoded
 from services.edge.images.events import HEARTBEAT, error_event, sse
 from services.edge.images.painting import STREAM_HEADERS, send_part, with_heartbeats
-from services.edge.images.routes import JSON_TYPE, check_type
+from services.edge.images.routes import JSON_TYPE, introduce, may_be_large
 from services.edge.parts import EdgeParts
 
 OpenEvents = Callable[[ImageClient], AsyncGenerator[GenerateEvent, None]]
@@ -35,6 +34,8 @@ def event_document(event: GenerateEvent) -> tuple[str, dict[str, Any]]:
             return "progress", {**steps, "preview": encoded(event.preview)}
         case Completed():
             return "completed", {**completed_document(event), "image": encoded(event.image)}
+        case PictureFailed():
+            return "failed", as_json(event)
 
 
 def completed_document(completed: Completed) -> dict[str, Any]:
@@ -60,7 +61,7 @@ class PaintCall:
         request = Request(scope, receive)
         token = token_of(request)
         with self._parts.bodies.held() as held:
-            open_events = self._opens(await json_body(request, held, self._parts.bodies.max_body_bytes))
+            open_events = self._opens(await json_body(self._parts, request, held))
             async with (
                 while_connected(receive),
                 self._parts.frontdoor.channel(token) as channel,
@@ -70,10 +71,13 @@ class PaintCall:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def json_body(request: Request, held: HeldBody, max_body_bytes: int) -> bytes:
-    """Return the body of a call that only our own pages can make."""
-    check_type(request, JSON_TYPE)
-    return await read_body(request, held, max_body_bytes)
+async def json_body(parts: EdgeParts, request: Request, held: HeldBody) -> bytes:
+    """Return the body of a call. InvalidArgument for another Content-Type: pages may send forms anywhere, unasked."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
+        raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE}")
+    if may_be_large(request):
+        await introduce(parts, token_of(request))
+    return await read_body(request, held, parts.bodies.max_body_bytes)
 
 
 async def tell(events: AsyncGenerator[GenerateEvent, None], send: Send) -> None:
@@ -82,7 +86,8 @@ async def tell(events: AsyncGenerator[GenerateEvent, None], send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
     await send_part(send, sse(*event_document(first)))
     try:
-        async for event in with_heartbeats(events):
-            await send_part(send, HEARTBEAT if event is None else sse(*event_document(event)))
+        async with aclosing(with_heartbeats(events)) as beating:
+            async for event in beating:
+                await send_part(send, HEARTBEAT if event is None else sse(*event_document(event)))
     except PentimentoError as error:
-        await send_part(send, error_event(as_known(error)))
+        await send_part(send, error_event(error))

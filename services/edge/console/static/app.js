@@ -34,7 +34,7 @@ async function show() {
     if (link.getAttribute("href") === `#/${found.path}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  const inside = h("div", { class: `page ${found.path || "playground"}` });
+  const inside = h("div", { class: `page page-${found.path || "playground"}` });
   main.replaceChildren(inside);
   main.removeAttribute("data-ready");
   try {

@@ -3,13 +3,13 @@
 import { h, s } from "./dom.js";
 
 const HEIGHT = 150;
-const LEFT = 44;
+const LEFT = 54;
 const BOTTOM = 20;
 const COLOURS = 6;
 
 /** A number at a chart's axis, as short as it can be. */
 export function short(value) {
-  if (value === 0) return "0";
+  if (Number.isInteger(value) && Math.abs(value) < 1000) return String(value);
   const size = Math.abs(value);
   return size >= 1000 ? `${(value / 1000).toFixed(1)}k` : size >= 10 ? value.toFixed(0) : size >= 1 ? value.toFixed(1) : value.toFixed(2);
 }

@@ -29,7 +29,7 @@ export class Charts {
   async open(main) {
     this.problem = h("div");
     this.starts = h("figure", { class: "chart card" });
-    this.grid = h("div", { class: "charts" });
+    this.grid = h("div", { class: "chart-grid" });
     this.charts = [];
     main.append(h("h1", null, "Charts"), this.problem, this.grid);
     this.add(CHARTS);

@@ -5,6 +5,8 @@ import { watch, wrongToken } from "./looks.js";
 
 const tileOf = (name, value, hint) => h("div", { class: "tile-figure" }, h("p", { class: "name" }, name), h("p", { class: "value" }, value), hint ? h("p", { class: "hint" }, hint) : null);
 
+const counted = (count, one, many) => `${count ?? 0} ${Number(count) === 1 ? one : many}`;
+
 function tiles({ frontdoor, cache }) {
   const shown = [];
   if (frontdoor) {
@@ -17,8 +19,8 @@ function tiles({ frontdoor, cache }) {
   }
   if (cache) {
     const lookups = Number(cache.lookup_count ?? 0);
-    shown.push(tileOf("Cache", bytes(Number(cache.size_bytes ?? 0)), `${cache.entry_count ?? 0} entries${cache.read_only ? ", read-only" : ""}`));
-    shown.push(tileOf("Hits", lookups ? percent(Number(cache.hit_count ?? 0) / lookups) : "–", `${lookups} lookups`));
+    shown.push(tileOf("Cache", bytes(Number(cache.size_bytes ?? 0)), `${counted(cache.entry_count, "entry", "entries")}${cache.read_only ? ", read-only" : ""}`));
+    shown.push(tileOf("Hits", lookups ? percent(Number(cache.hit_count ?? 0) / lookups) : "–", counted(lookups, "lookup", "lookups")));
   }
   return h("div", { class: "figures" }, shown);
 }
