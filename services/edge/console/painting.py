@@ -12,6 +12,7 @@ from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, 
 from pentimento.domain.provenance_document import as_json, provenance_as_json
 from services.edge.http.bodies import HeldBody, read_body
 from services.edge.http.callers import token_of
+from services.edge.http.errors import error_document
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
 from services.edge.images.answering import encoded
 from services.edge.images.events import HEARTBEAT, error_event, sse
@@ -35,7 +36,7 @@ def event_document(event: GenerateEvent) -> tuple[str, dict[str, Any]]:
         case Completed():
             return "completed", {**completed_document(event), "image": encoded(event.image)}
         case PictureFailed():
-            return "failed", as_json(event)
+            return "failed", {"request_id": event.request_id, **error_document(event.error)}
 
 
 def completed_document(completed: Completed) -> dict[str, Any]:
