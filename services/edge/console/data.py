@@ -3,6 +3,7 @@
 Each call is made on behalf of its caller, with the caller's own token, and is judged by the service that it goes to.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -10,9 +11,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pentimento.clients.image import ImageClient
-from pentimento.domain.errors import FailedPrecondition, NotFound, Unauthenticated, Unavailable
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, Unauthenticated, Unavailable
 from pentimento.domain.image_request import Completed, RequestStatus
+from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.provenance_document import as_json
+from pentimento.domain.requests import RequestState
 from services.edge.console.asking import EXPLAIN_FIELDS, asked_painting, asked_picture, asked_replay
 from services.edge.console.looking import suite_document
 from services.edge.console.painting import PaintCall, completed_document, json_body
@@ -22,6 +25,8 @@ from services.edge.parts import EdgeParts
 CALL_TIMEOUT_S = 10.0
 DATA = "/console/data"
 PRIVATE = {"Cache-Control": "no-store"}
+MAX_DIGITS = 6
+FINISHED = RequestQuery(states=frozenset({RequestState.COMPLETED}))
 MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 
 
@@ -35,6 +40,7 @@ def data_routes(parts: EdgeParts) -> list[BaseRoute]:
         Route(f"{DATA}/generate", PaintCall(parts, asked_painting), methods=["POST"]),
         Route(f"{DATA}/replay", PaintCall(parts, asked_replay), methods=["POST"]),
         Route(f"{DATA}/explain", calls.explain, methods=["POST"]),
+        Route(f"{DATA}/requests", calls.requests),
         Route(f"{DATA}/requests/{{request_id}}", calls.picture),
         Route(f"{DATA}/requests/{{request_id}}/image", calls.image),
     ]
@@ -62,10 +68,11 @@ class ConsoleCalls:
         async with self._parts.frontdoor.channel(token_of(request)) as channel:
             client = ImageClient(channel)
             models, adapters = await client.list_models(CALL_TIMEOUT_S), await client.list_adapters(CALL_TIMEOUT_S)
+            listing = await lists_requests(client)
         features = {
             "cache": self._parts.gateway is not None,
             "controller": self._parts.controller is not None,
-            "listing": False,
+            "listing": listing,
             "mask": False,
         }
         return document({"models": as_json(models), "adapters": as_json(adapters), "features": features})
@@ -83,6 +90,17 @@ class ConsoleCalls:
             explained = await ImageClient(channel).explain(asked, CALL_TIMEOUT_S, neighbour_count=count)
         return document(as_json(explained))
 
+    async def requests(self, request: Request) -> Response:
+        """List the caller's finished pictures, newest first."""
+        asked = request.query_params
+        size = asked.get("page_size", "0")
+        if not size.isdecimal() or len(size) > MAX_DIGITS:
+            raise InvalidArgument.of("page_size", "must be a number")
+        query = replace(FINISHED, page_size=int(size), page_token=asked.get("page_token", ""))
+        async with self._parts.frontdoor.channel(token_of(request)) as channel:
+            page = await ImageClient(channel).list_requests(query, CALL_TIMEOUT_S)
+        return document(as_json(page))
+
     async def picture(self, request: Request) -> Response:
         """Tell how a finished picture came to be."""
         return document(completed_document(await self._completed(request, omit_image=True)))
@@ -96,6 +114,15 @@ class ConsoleCalls:
         async with self._parts.frontdoor.channel(token_of(request)) as channel:
             asked = (request.path_params["request_id"], omit_image, CALL_TIMEOUT_S)
             return completed_of(await ImageClient(channel).get_request(*asked))
+
+
+async def lists_requests(client: ImageClient) -> bool:
+    """Return whether the frontdoor lists requests."""
+    try:
+        await client.list_requests(replace(FINISHED, page_size=1), CALL_TIMEOUT_S)
+    except FailedPrecondition:
+        return False
+    return True
 
 
 def document(values: Any) -> Response:
