@@ -46,7 +46,9 @@ async def test_events_tell_all_that_is_known_of_a_picture(edge: EdgeUnderTest) -
     events = await paint(edge)
 
     names = [name for name, _ in events]
-    assert (names[:2], names[-1], set(names[2:-1])) == (["accepted", "routed"], "completed", {"progress"})
+    assert (names[:2], names[-1]) == (["accepted", "routed"], "completed")
+    # A worker that is quick enough tells of no step on the way.
+    assert set(names[2:-1]) <= {"progress"}
     completed = events[-1][1]
     assert base64.b64decode(completed["image"]) == picture_of(edge.worker.executed[0])
     assert completed["request_id"] == events[0][1]["request_id"] == completed["provenance"]["request_id"]
