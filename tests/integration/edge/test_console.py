@@ -70,6 +70,19 @@ async def test_a_finished_picture_is_read_by_its_id(edge: EdgeUnderTest) -> None
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "UNKNOWN_REQUEST")
 
 
+async def test_finished_pictures_are_listed_newest_first_a_page_at_a_time(edge: EdgeUnderTest) -> None:
+    ids = [(await paint(edge))[-1][1]["request_id"] for _ in range(3)]
+
+    first = (await edge.http.get(f"{DATA}/requests?page_size=2")).json()
+    rest = (await edge.http.get(f"{DATA}/requests", params={"page_token": first["next_page_token"]})).json()
+    wrong = await edge.http.get(f"{DATA}/requests?page_size=-1")
+
+    assert (await edge.http.get(f"{DATA}/deployment")).json()["features"]["listing"]
+    assert [one["request_id"] for one in (*first["requests"], *rest["requests"])] == ids[::-1]
+    assert (len(first["requests"]), rest["next_page_token"]) == (2, "")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "page_size")
+
+
 async def test_who_leaves_frees_the_worker(edge: EdgeUnderTest) -> None:
     edge.worker.hold.clear()
     async with painting(edge) as events:
