@@ -97,6 +97,7 @@ async def console(suite: LocalSuite) -> AsyncIterator[Console]:
     from pentimento.testing.edge_suite import running_edge
 
     places = suite.endpoint
+    others = {"controller_address": places.controller, "gateway_address": places.gateway}
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         async with (
             running_edge(Path(folder), places.frontdoor, **others) as edge,
