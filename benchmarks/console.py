@@ -31,7 +31,7 @@ BYTES_LIMIT = 500_000
 
 
 @dataclass
-class Look:
+class PageView:
     """One page as one browser saw it. `load_s` is from the navigation to its data shown."""
 
     page: str
@@ -48,7 +48,7 @@ class Look:
         return f"{self.page} {self.theme} {self.width_px}"
 
 
-async def look(browser: Any, url: str, page_name: str, theme: str, width_px: int, judged: bool) -> Look:
+async def look(browser: Any, url: str, page_name: str, theme: str, width_px: int, judged: bool) -> PageView:
     """Open a page with nothing cached; axe is asked where it is `judged`."""
     size = {"width": width_px, "height": HEIGHT_PX}
     context = await browser.new_context(viewport=size, color_scheme=theme)
@@ -62,7 +62,7 @@ async def look(browser: Any, url: str, page_name: str, theme: str, width_px: int
         await page.wait_for_selector(f"main[data-ready={page_name}]")
         load_s = time.perf_counter() - began_s
         violations = await violations_of(page) if judged else []
-        return Look(page_name, theme, width_px, load_s, sum(await asyncio.gather(*sizes)), errors, violations)
+        return PageView(page_name, theme, width_px, load_s, sum(await asyncio.gather(*sizes)), errors, violations)
     finally:
         await context.close()
 
@@ -81,7 +81,7 @@ async def violations_of(page: Any) -> list[str]:
     return [f"{one['id']}: {node['html'][:200]}" for one in found for node in one["nodes"]]
 
 
-async def look_at_all(url: str, rounds: int) -> list[list[Look]]:
+async def look_at_all(url: str, rounds: int) -> list[list[PageView]]:
     """Look at every page in turns, `rounds` times; the first time axe judges too, and its time does not count."""
     views = [(page, theme, width) for page in PAGES for theme in THEMES for width in WIDTHS_PX]
     async with running_browser() as browser:
