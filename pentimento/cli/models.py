@@ -56,7 +56,8 @@ def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], **optio
 @controller_options
 def add_cascade(file: Path, **options: Any) -> None:
     """Registers the cascade that FILE describes, as JSON: `models`, light first, and one of `handovers` for each but
-    the last, with `discriminator` (`light>heavy`), `discriminator_digest`, and f(t) as `thresholds` and `shares`."""
+    the last, with `discriminator` (`light>heavy`), `discriminator_digest`, f(t) as `thresholds` and `shares`, and where
+    the next model may start from the picture before it `reuse_share`, the share of its steps that this spares."""
     cascade = read_cascade(file)
     call(options, lambda client: client.register_cascade(cascade, CALL_TIMEOUT_S))
     click.echo(f"{cascade.name}: discriminators {', '.join(each.discriminator for each in cascade.handovers)}")
