@@ -11,7 +11,7 @@ from pentimento.settings.errors import SettingsError
 SUBCOMMANDS = {
     "up": "start the suite as local processes and keep it up",
     "down": "stop the suite that runs here",
-    "generate": "paint a picture from a prompt",
+    "generate": "paint pictures from prompts",
     "jobs": "submit requests that go on without you, list them, wait for them",
     "replay": "paint a picture again, from the file it was saved in",
     "pin": "keep what a picture started from, so that it can be replayed",
@@ -26,6 +26,7 @@ SUBCOMMANDS = {
     "simulate": "play a scenario in virtual time",
     "bench": "measure what a model costs, or a suite under load",
     "zoo": "train, measure and export the tiny models",
+    "completion": "complete this command in a shell",
 }
 
 

@@ -23,6 +23,7 @@ from pentimento.domain.errors import Unavailable
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.sdk.blocking import Client
+from pentimento.sdk.client import AsyncClient
 from pentimento.supervisor.state import Endpoint
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -69,6 +70,20 @@ def frontdoor_client(options: dict[str, Any]) -> Iterator[Client]:
         Client(address, token=read_token(options["token"]), tls_ca_file=options["tls_ca_file"]) as client,
     ):
         yield client
+
+
+def ask_frontdoor(options: dict[str, Any], question: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """Return what the frontdoor of `connection_options` answers; an interrupt cancels the question. Unavailable names
+    its address."""
+    address = frontdoor_address(options["address"], options["state_dir"])
+
+    async def ask() -> T:
+        token = read_token(options["token"])
+        async with AsyncClient(address, token=token, tls_ca_file=options["tls_ca_file"]) as client:
+            return await question(client)
+
+    with naming(address):
+        return asyncio.run(ask())
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 import json
 import math
-from collections.abc import Generator
+import os
+import sys
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from pentimento.cli.asked_adapters import CONTROLNET_FORM, LORA_FORM, controlnet_of, lora_of
-from pentimento.cli.calls import frontdoor_client
+from pentimento.cli.calls import ask_frontdoor, frontdoor_client
 from pentimento.cli.connection import connection_options
+from pentimento.cli.contact_sheet import save_contact_sheet
 from pentimento.cli.durations import duration_ms
+from pentimento.cli.many_pictures import Bars, Outcomes, Wish, paint_all, tell
+from pentimento.cli.terminal_pictures import PictureProtocol, show_picture, wanted_protocol
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import FromNoise, InitImage, Provenance
 from pentimento.domain.image_request import Accepted, CacheMode, Completed, GenerateEvent, ImageRequest, Routed
@@ -28,8 +33,27 @@ UINT64 = click.IntRange(0, 2**64 - 1)
 
 
 @click.command()
-@click.argument("prompt")
+@click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
+@click.option(
+    "--prompts-file",
+    type=click.File(encoding="utf-8", errors="surrogateescape"),
+    help="a prompt a line, - for standard input; blank lines are passed over",
+)
+@click.option("--count", type=INT64, metavar="N", help="pictures of each prompt, by seeds one after the other")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [picture-SEED.png]")
+@click.option(
+    "--output-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    help="where several pictures go, as PROMPT-INDEX-SEED.png [the current directory]",
+)
+@click.option(
+    "--contact-sheet", type=click.Path(dir_okay=False, path_type=Path), help="write all pictures as one, small, too"
+)
+@click.option(
+    "--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="prompts that are asked for at once"
+)
+@click.option("--show", is_flag=True, help="show pictures and previews in the terminal (kitty, iTerm and their likes)")
 @click.option("--negative-prompt", default="", help="what the picture should not show")
 @click.option("--model", default="", help="a name of `pentimento status`; the suite's default otherwise")
 @click.option("--steps", type=INT64, metavar="N", help="denoising steps; the model's own otherwise")
@@ -39,6 +63,11 @@ UINT64 = click.IntRange(0, 2**64 - 1)
 @click.option("--size", metavar="WIDTHxHEIGHT", help="pixels, such as 64x64; the model's own otherwise")
 @click.option(
     "--init-image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="picture to start from"
+)
+@click.option(
+    "--mask",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="PNG of the size of --init-image: what is white is painted, what is black stays",
 )
 @click.option("--strength", type=float, default=0.8, show_default=True, help="how much of --init-image to paint over")
 @click.option("--lora", "loras", multiple=True, metavar=LORA_FORM, help="paint with this LoRA; may be repeated")
@@ -70,26 +99,80 @@ UINT64 = click.IntRange(0, 2**64 - 1)
 @click.option("--idempotency-key", default="", help="a repeated call with the same key gets the first one's picture")
 @click.option("--json", "as_json", is_flag=True, help="print the provenance as JSON instead of a summary")
 @connection_options
-def generate(prompt: str, output: Path | None, as_json: bool, **options: Any) -> None:
-    """Paints PROMPT and saves a PNG that carries its own provenance. Ctrl-C cancels the request."""
+def generate(prompts: tuple[str, ...], output: Path | None, as_json: bool, **options: Any) -> None:
+    """Paints each PROMPT and saves PNGs that carry their own provenance. Ctrl-C cancels what is under way."""
+    prompts = all_prompts(prompts, options["prompts_file"])
+    protocol = wanted_protocol(os.environ) if options["show"] else None
+    if len(prompts) > 1 or options["count"] not in (None, 1) or options["contact_sheet"] is not None:
+        check_for_many(output, options)
+        paint_many(prompts, options, protocol, as_json=as_json)
+    else:
+        paint_one(prompts[0], output, options, protocol, as_json=as_json)
+
+
+def paint_one(
+    prompt: str, output: Path | None, options: dict[str, Any], protocol: PictureProtocol | None, *, as_json: bool
+) -> None:
+    """Save and describe the picture of one prompt."""
     request = request_from(prompt, options)
     with frontdoor_client(options) as client:
         events = client.stream(
             request, idempotency_key=options["idempotency_key"], preview_interval_steps=options["preview"]
         )
         with closing(events):
-            picture = watch(events, output or Path("picture.png"), quiet=as_json)
+            picture = watch(events, output or Path("picture.png"), quiet=as_json, protocol=protocol)
     saved = picture.save(output or Path(f"picture-{picture.provenance.spec.seed}.png"))
     if as_json:
         click.echo(json.dumps({"file": str(saved), **provenance_as_json(picture.provenance)}, ensure_ascii=False))
     else:
         click.echo(summary(saved, picture))
+    if protocol is not None:
+        show_picture(picture.data, protocol)
+
+
+def all_prompts(given: tuple[str, ...], file: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the prompts of the command line and then those of a file, a line each. Raises UsageError for none."""
+    lines = tuple(line.strip() for line in file or () if line.strip())
+    if not given and not lines:
+        raise click.UsageError("say what to paint: PROMPT, or --prompts-file FILE")
+    return (*given, *lines)
+
+
+def check_for_many(output: Path | None, options: dict[str, Any]) -> None:
+    """Raises UsageError for what only one picture can have."""
+    if output is not None:
+        raise click.UsageError("--output is for one picture; several go to --output-dir")
+    if options["preview"]:
+        raise click.UsageError("--preview is for one picture")
+
+
+def paint_many(
+    prompts: Sequence[str], options: dict[str, Any], protocol: PictureProtocol | None, *, as_json: bool
+) -> None:
+    """Save and describe the pictures of all prompts. Exits with 1 where one failed; the others are there."""
+    key = options["idempotency_key"]
+    wishes = [
+        Wish(number, request_from(prompt, options), f"{key}-{number}" if key and len(prompts) > 1 else key)
+        for number, prompt in enumerate(prompts, start=1)
+    ]
+    options["output_dir"].mkdir(parents=True, exist_ok=True)
+    outcomes = Outcomes(options["output_dir"])
+    with Bars(sum(wish.count for wish in wishes), quiet=as_json) as bars:
+        ask_frontdoor(options, lambda client: paint_all(client, wishes, options["parallel"], outcomes, bars))
+    tell(wishes, outcomes, summary, as_json=as_json)
+    painted = outcomes.in_order(wishes)
+    if options["contact_sheet"] is not None and any(painted):
+        save_contact_sheet(painted, options["contact_sheet"], wishes[0].count if wishes[0].count > 1 else 0)
+    for picture in painted if protocol is not None else ():
+        if picture is not None and protocol is not None:
+            show_picture(picture.data, protocol)
+    if outcomes.errors:
+        sys.exit(1)
 
 
 def request_from(prompt: str, options: dict[str, Any]) -> ImageRequest:
     """Values go to the server as they are: it knows the limits, and names them."""
     width, height = parse_size(options["size"])
-    init = options["init_image"]
     return ImageRequest(
         prompt=valid_text(prompt),
         negative_prompt=options["negative_prompt"],
@@ -102,12 +185,22 @@ def request_from(prompt: str, options: dict[str, Any]) -> ImageRequest:
         seed=options["seed"],
         loras=tuple(lora_of(text) for text in options["loras"]),
         controlnets=tuple(controlnet_of(text) for text in options["controlnets"]),
-        init_image=InitImage(init.read_bytes(), options["strength"]) if init else None,
+        init_image=init_image_from(options["init_image"], options["mask"], options["strength"]),
         cache=CacheMode.OFF if options["no_cache"] else None,
         deadline_ms=deadline_ms(options["deadline"]),
         pin_ms=duration_ms("pin", options["pin"]) if options["pin"] else None,
         binding_steps=options["binding_steps"],
+        image_count=options["count"],
     )
+
+
+def init_image_from(image: Path | None, mask: Path | None, strength: float) -> InitImage | None:
+    """Return the image to start from with its mask. Raises UsageError for a mask without an image."""
+    if image is None:
+        if mask is not None:
+            raise click.UsageError("--mask says where --init-image is painted over; there is none")
+        return None
+    return InitImage(image.read_bytes(), strength, mask.read_bytes() if mask is not None else b"")
 
 
 def valid_text(prompt: str) -> str:
@@ -137,8 +230,14 @@ def deadline_ms(seconds: float | None) -> int | None:
     return math.ceil(seconds * 1000)
 
 
-def watch(events: Generator[GenerateEvent, None, None], output: Path, *, quiet: bool) -> Picture:
-    """Shows the progress on stderr, where that is a terminal, until the picture is there."""
+def watch(
+    events: Generator[GenerateEvent, None, None],
+    output: Path,
+    *,
+    quiet: bool,
+    protocol: PictureProtocol | None = None,
+) -> Picture:
+    """Shows the progress on stderr, where that is a terminal, until the picture is there; previews by `protocol`."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
@@ -152,6 +251,8 @@ def watch(events: Generator[GenerateEvent, None, None], output: Path, *, quiet: 
                 case StepsDone():
                     bar.update(task, completed=event.step, total=event.step_count)
                     save_preview(event.preview, output)
+                    if event.preview and protocol is not None:
+                        show_picture(event.preview, protocol)
                 case Completed():
                     return Picture.of(event)
     raise Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")

@@ -1,5 +1,7 @@
 """Who may come in: a bounded queue that tenants share, the plan's share, nobody whose deadline cannot be kept."""
 
+from dataclasses import replace
+
 from pentimento.dataplane.cascade import leave_out_stage, leaves_out_stage
 from pentimento.dataplane.effects import Announce, Effect, PersistAccepted, PrepareRoute, Reject, ResolveRoute
 from pentimento.dataplane.endings import drop_late, end_request
@@ -12,21 +14,28 @@ from pentimento.domain.reasons import Reason
 
 
 def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
-    """Admit or reject at once; nothing is journalled for a rejected request."""
-    if event.request_id in state.requests:
+    """Admit or reject at once, by one decision for all that arrive together; nothing is journalled for a rejected
+    request."""
+    ids = event.request_ids
+    if any(request_id in state.requests for request_id in ids):
         return []
     pool = state.pool(event.pool)
-    pool.arrived_count += 1
+    pool.arrived_count += len(ids)
     refusal = _refusal(state, now, pool, event)
     if refusal is not None:
-        state.counters.rejected += 1
-        pool.dropped_count += 1
-        return [refusal]
-    identity = (event.request_id, event.tenant, event.pool, event.work, event.deadline)
+        state.counters.rejected += len(ids)
+        pool.dropped_count += len(ids)
+        return [replace(refusal, request_id=request_id) for request_id in ids]
+    for request_id in ids:
+        state.add(_request_of(event, request_id, now))
+    return [effect for request_id in ids for effect in (PersistAccepted(request_id), PrepareRoute(request_id))]
+
+
+def _request_of(event: RequestArrived, request_id: str, now: float) -> Request:
+    identity = (request_id, event.tenant, event.pool, event.work, event.deadline)
     request = Request(*identity, arrived_at=now, slo_class=event.slo_class, cascade=event.cascade, needs=event.needs)
     request.thinning = event.thinning
-    state.add(request)
-    return [PersistAccepted(event.request_id), PrepareRoute(event.request_id)]
+    return request
 
 
 def on_accept_persisted(state: State, now: float, event: AcceptPersisted) -> list[Effect]:
@@ -85,26 +94,29 @@ def _refusal(state: State, now: float, pool: Pool, event: RequestArrived) -> Rej
         return Reject(event.request_id, Reason.DRAINING, "this frontdoor is shutting down", soonest_ms)
     if not state.epoch:
         return Reject(event.request_id, Reason.STANDBY, "this frontdoor is a standby", soonest_ms)
-    message = _why_full(state.settings.queue_limit, pool, event.tenant)
+    count = len(event.request_ids)
+    message = _why_full(state.settings.queue_limit, pool, event.tenant, count)
     if message:
         return Reject(event.request_id, "QUEUE_FULL", message, retry_after_ms(state, pool.name))
-    if not _plan_admits(state, event.thinning.least_share if state.thins else 1.0):
+    if not _plan_admits(state, event.thinning.least_share if state.thins else 1.0, count):
         message = "more demand than the plan admits"
         return Reject(event.request_id, "OVER_CAPACITY", message, retry_after_ms(state, pool.name))
     return _too_late(state, now, pool, event)
 
 
-def _why_full(limit: int, pool: Pool, tenant: str) -> str:
-    """Let a tenant fill its even share of the queue. One that had the queue to itself leaves room for as many again."""
+def _why_full(limit: int, pool: Pool, tenant: str, count: int) -> str:
+    """Let a tenant fill its even share of the queue. One that had the queue to itself leaves room for as many again.
+    `count`: how many want to come in."""
     backlog = pool.tenants.get(tenant)
     own_count = backlog.count if backlog is not None else 0
     tenant_count = len(pool.tenants) + (backlog is None)
     share = limit if tenant_count == 1 else max(limit // tenant_count, min(limit, 1))
-    if own_count >= share:
+    for_all = f", {count} more have no room" if count > 1 else ""
+    if own_count + count > share:
         whose = "" if tenant_count == 1 else " of this tenant"
-        return f"the queue of pool {pool.name} is full: {own_count} of {share} requests{whose} wait"
-    if pool.waiting_count >= 2 * limit:
-        return f"the queue of pool {pool.name} is full: {pool.waiting_count} requests wait"
+        return f"the queue of pool {pool.name} is full: {own_count} of {share} requests{whose} wait{for_all}"
+    if pool.waiting_count + count > 2 * limit:
+        return f"the queue of pool {pool.name} is full: {pool.waiting_count} requests wait{for_all}"
     return ""
 
 
@@ -118,13 +130,14 @@ def _too_late(state: State, now: float, pool: Pool, event: RequestArrived) -> Re
     return Reject(event.request_id, Reason.PREDICTED_LATE, message, retry_after_ms(state, pool.name))
 
 
-def _plan_admits(state: State, least_share: float) -> bool:
+def _plan_admits(state: State, least_share: float, count: int) -> bool:
     """Spread the plan's admission rate evenly over the arrivals: 0.75 refuses every fourth. Of those that may do with
-    `least_share` of their steps as many more are admitted: plans count all steps."""
+    `least_share` of their steps as many more are admitted: plans count all steps. `count` arrive together: they go in
+    as soon as one would, and what they took beyond it is missing to those after them."""
     if state.plan is None or state.plan.admission_rate >= least_share:
         return True
-    state.admission_share += max(state.plan.admission_rate, 0.0) / least_share
+    state.admission_share += count * max(state.plan.admission_rate, 0.0) / least_share
     if state.admission_share < 1.0:
         return False
-    state.admission_share -= 1.0
+    state.admission_share -= count
     return True

@@ -40,7 +40,8 @@ class RequestArrived:
     `slo_class` decides how long others with earlier deadlines may overtake it (`DataplaneSettings.aging_limit_s`).
     `cascade`: pools in order, beginning with `pool` (DiffServe, section 3.1); none or one is no cascade. `needs`: what
     its LoRAs and ControlNets ask of a worker, the same at every stage. `thinning`: which of its steps may be left out
-    in `pool` where it starts from noise.
+    in `pool` where it starts from noise. `others`: further requests that differ from it by their seeds alone (several
+    pictures of one call), which are admitted with it or refused with it.
     """
 
     request_id: str
@@ -52,6 +53,12 @@ class RequestArrived:
     cascade: tuple[str, ...] = ()
     needs: AdapterNeeds = NO_NEEDS
     thinning: ThinningOffer = WHOLE
+    others: tuple[str, ...] = ()
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Return the ids of all that arrive together."""
+        return (self.request_id, *self.others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def service_s(state: State, pool_name: str, work: float) -> float | None:
 def predicted_end_s(state: State, now: float, pool: Pool, request: Request | RequestArrived) -> float | None:
     """Return the seconds until a request that joined the queue now would be done. None where that is not known, and
     while it need not wait: then it is tried, since nobody waits for it. One that was admitted already counts among
-    those who wait, and does not wait for itself.
+    those who wait, and does not wait for itself. Of several that arrive together it is the last one's.
 
     Tenants take turns: before it is served, each of the others gets as much as its own tenant has, or all it wants.
     """
@@ -44,10 +44,9 @@ def predicted_end_s(state: State, now: float, pool: Pool, request: Request | Req
     own_work = backlog.work if backlog is not None else 0.0
     others = len(pool.tenants) - (backlog is not None)
     ahead = min(pool.waiting_work, own_work + others * (own_work + work))
-    if isinstance(request, Request):
-        ahead -= work
+    ahead += -work if isinstance(request, Request) else work * len(request.others)
     batch = full_batch(pool)
-    turn_s = _turn_s(pool, now, ahead, batch, waiting_share)
+    turn_s = _turn_s(pool, now, ahead, batch, waiting_share, work)
     service_s = pool.speed.seconds(work * least_share, batch, margin=state.settings.prediction_margin)
     return None if turn_s is None or service_s is None else turn_s + service_s
 
@@ -107,14 +106,16 @@ def _ratio(speed: Speed, request: Request, worker: Worker, seconds: float, work:
     return seconds / nominal_s if nominal_s > 0.0 and seconds >= 0.0 else None
 
 
-def _turn_s(pool: Pool, now: float, work_ahead: float, batch: int, waiting_share: float) -> float | None:
+def _turn_s(
+    pool: Pool, now: float, work_ahead: float, batch: int, waiting_share: float, own_work: float
+) -> float | None:
     """Seconds until there is a credit for who has so much work ahead; None where there is one, or none to wait for.
 
     Those that run give theirs back when they are expected to end, and again a service time later. Attempts that began
     together end together: a mean over time would promise too much to some and too little to others. Of the work of
-    those who wait, `waiting_share` has to be done.
+    those who wait, `waiting_share` has to be done. Where nobody waits, those ahead came with it, and are of `own_work`.
     """
-    mean_work = pool.waiting_work / pool.waiting_count if pool.waiting_count else 0.0
+    mean_work = pool.waiting_work / pool.waiting_count if pool.waiting_count else own_work
     ahead_count = math.floor(work_ahead / mean_work + 0.5) if mean_work > 0.0 else 0
     place = ahead_count - (pool.credit_count - len(pool.ends))
     if place < 0 or not pool.ends:

@@ -44,7 +44,9 @@ _IMAGE_CONDITIONING = {
 
 STABLE_DIFFUSION = Family(
     name="stable_diffusion",
-    pipeline_classes=frozenset({"StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline"}),
+    pipeline_classes=frozenset(
+        {"StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline", "StableDiffusionInpaintPipeline"}
+    ),
     rules=ComponentRules(
         required={
             "unet": _UNET,
@@ -63,7 +65,9 @@ STABLE_DIFFUSION = Family(
 
 STABLE_DIFFUSION_XL = Family(
     name="stable_diffusion_xl",
-    pipeline_classes=frozenset({"StableDiffusionXLPipeline", "StableDiffusionXLImg2ImgPipeline"}),
+    pipeline_classes=frozenset(
+        {"StableDiffusionXLPipeline", "StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline"}
+    ),
     rules=ComponentRules(
         required={
             "unet": _UNET,

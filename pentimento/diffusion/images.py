@@ -45,6 +45,15 @@ def decode_pixels(data: bytes, field: str, width_px: int, height_px: int) -> Ten
     return decode(data, field, lambda picture: _to_pixels(picture, (width_px, height_px)))
 
 
+def decode_mask(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
+    """Return an encoded mask as (1, 1, height, width) of 0 and 1, as diffusers' inpainting pipelines see it: resized
+    (Lanczos) where its size is another, grey from the middle on is 1. What is transparent counts as white.
+
+    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` refuses.
+    """
+    return decode(data, field, lambda picture: _to_mask(picture, (width_px, height_px)))
+
+
 def decode_condition(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
     """Return an encoded image as pixels (1, 3, height, width) in 0..1, as diffusers' ControlNet pipelines see it.
 
@@ -68,6 +77,13 @@ def condition_of_size(data: bytes, width_px: int, height_px: int) -> Tensor:
 
 def _to_pixels(picture: Image.Image, size: tuple[int, int]) -> Tensor:
     return _to_unit(picture, size).mul_(2.0).sub_(1.0)
+
+
+def _to_mask(picture: Image.Image, size: tuple[int, int]) -> Tensor:
+    if picture.size != size:
+        picture = resized(picture, size, Image.Resampling.LANCZOS)
+    grey = torch.from_numpy(np.array(picture.convert("L")))
+    return (grey >= 128).to(torch.float32)[None, None]
 
 
 def _to_unit(picture: Image.Image, size: tuple[int, int]) -> Tensor:

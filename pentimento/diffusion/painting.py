@@ -9,7 +9,7 @@ A step has two halves around the network, `fill_model_input` and `take_step`, so
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -24,6 +24,7 @@ from pentimento.diffusion.families.model import (
     is_guided,
 )
 from pentimento.diffusion.guidance_half import HalfStart
+from pentimento.diffusion.inpainting import KnownRegion, cells_of, kept_pixels, mask_of_latent, masked_channels
 from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.prompts import PromptMemo
@@ -52,10 +53,13 @@ class LatentStart:
 @dataclass(frozen=True)
 class ImageStart:
     """A start from pixels (1, 3, height, width) in -1..1, re-noised to the level before `first_step` (MoDM, and
-    img2img)."""
+    img2img). With a `mask` (1, 1, height, width) of 0 and 1 the picture is painted where that is 1, and what else there
+    is of the image stays; `from_noise`: nothing of the image is where it is painted."""
 
     pixels: Tensor
     first_step: int
+    mask: Tensor | None = None
+    from_noise: bool = False
 
 
 PaintingStart = NoiseStart | LatentStart | ImageStart | HalfStart
@@ -148,6 +152,8 @@ class Painting:
     prompt_truncated: bool = False
     # In the next step: a peer computes the unconditional row.
     conditional_only: bool = False
+    # What stays of a masked picture.
+    known: KnownRegion | None = None
 
     @property
     def row_count(self) -> int:
@@ -228,8 +234,11 @@ def prepare(
     schedule = start.steps if isinstance(start, HalfStart) else _own_schedule(model, request)
     generator = torch.Generator("cpu").manual_seed(request.spec.seed)
     conditioning, truncated = condition(model, prompts, request, adapters, row)
-    state = _initial_state(model, schedule, request, generator)
-    return Painting(request, schedule, state, conditioning, generator, prompt_truncated=truncated)
+    state, known = _initial_state(model, schedule, request, generator)
+    painting = Painting(request, schedule, state, conditioning, generator, prompt_truncated=truncated, known=known)
+    if model.info.sees_mask:
+        painting.conditioning = _with_mask(painting.conditioning, _masked_channels(model, request, generator))
+    return painting
 
 
 def _own_schedule(model: DiffusionModel, request: PaintingRequest) -> Schedule:
@@ -262,26 +271,72 @@ def condition(
     return conditioning, any(text.truncated for text in texts)
 
 
+def condition_anew(
+    model: DiffusionModel,
+    prompts: PromptMemo,
+    painting: Painting,
+    adapters: AdapterSet,
+    row: PerSampleAdapters | None,
+) -> None:
+    """Change what a painting is conditioned on to what its adapters make of it from here on; its mask stays."""
+    masked = painting.conditioning.masked
+    conditioning, _ = condition(model, prompts, painting.request, adapters, row)
+    painting.conditioning = replace(conditioning, masked=masked)
+
+
+def _with_mask(conditioning: Conditioning, masked: Tensor) -> Conditioning:
+    return replace(conditioning, masked=masked.expand(conditioning.states.shape[0], -1, -1, -1))
+
+
+def _masked_channels(model: DiffusionModel, request: PaintingRequest, generator: torch.Generator) -> Tensor:
+    """What a network that sees masks is told; of a picture without a mask that nothing stays."""
+    spec, start = request.spec, request.start
+    pixels, mask = torch.zeros(1, 3, spec.height_px, spec.width_px), torch.ones(1, 1, spec.height_px, spec.width_px)
+    if isinstance(start, ImageStart) and start.mask is not None:
+        pixels, mask = kept_pixels(start.pixels, start.mask), start.mask
+    kept = model.encode_image(pixels, generator)
+    return masked_channels(kept, cells_of(mask, kept.shape).to(kept.device, kept.dtype))
+
+
 def _initial_state(
     model: DiffusionModel, schedule: Schedule, request: PaintingRequest, generator: torch.Generator
-) -> SamplerState:
+) -> tuple[SamplerState, KnownRegion | None]:
+    """The state before the first step, and what stays of a masked picture."""
     match request.start:
         case NoiseStart():
             shape = model.latent_shape(request.spec.width_px, request.spec.height_px)
-            return SamplerState(schedule.initial_latent(_noise(model, shape, generator)), 0)
+            return SamplerState(schedule.initial_latent(_noise(model, shape, generator)), 0), None
         case HalfStart(_, steps):
             assert steps.asked is not None
-            return SamplerState(steps.asked.latent, steps.asked.step_index)
+            return SamplerState(steps.asked.latent, steps.asked.step_index), None
         case LatentStart(latent, first_step, stored_step):
             stored = latent.to(model.device, model.dtype)
             if stored_step is not None:
                 noise = _noise(model, stored.shape, _renoising_generator(request.spec.seed))
                 stored = renoised_latent(schedule, stored, stored_step, first_step, noise)
-            return schedule.from_variance_preserving(stored, first_step)
-        case ImageStart(pixels, first_step):
-            clean = model.encode_image(pixels, generator)
-            noise = _noise(model, clean.shape, generator)
-            return SamplerState(schedule.noised_latent(clean, noise, first_step), first_step)
+            return schedule.from_variance_preserving(stored, first_step), None
+        case ImageStart():
+            return _state_from_image(model, schedule, request.start, generator)
+
+
+def _state_from_image(
+    model: DiffusionModel, schedule: Schedule, start: ImageStart, generator: torch.Generator
+) -> tuple[SamplerState, KnownRegion | None]:
+    """Drawn in diffusers' order: what needs no encoded image has none."""
+    sees_mask, shape = model.info.sees_mask, model.latent_shape(start.pixels.shape[-1], start.pixels.shape[-2])
+    clean = None if sees_mask and start.from_noise else model.encode_image(start.pixels, generator)
+    noise = _noise(model, shape, generator)
+    if start.from_noise or clean is None:
+        state = SamplerState(schedule.initial_latent(noise), start.first_step)
+    else:
+        state = SamplerState(schedule.noised_latent(clean, noise, start.first_step), start.first_step)
+    if start.mask is None or sees_mask or clean is None:
+        return state, None
+    if schedule.needs_noise:
+        # diffusers encodes what stays here, for networks that see it: a stochastic encoder draws before the steps do.
+        model.encode_image(kept_pixels(start.pixels, start.mask), generator)
+    mask = mask_of_latent(start.mask, clean.shape).to(model.device, model.dtype)
+    return state, KnownRegion(mask, clean, noise)
 
 
 def _renoising_generator(seed: int) -> torch.Generator:
@@ -321,7 +376,7 @@ def _input_of(model: DiffusionModel, painting: Painting, conditioning: Condition
 
 
 def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> None:
-    """Advance a painting by the network's prediction for its rows: guide, then move the sampler.
+    """Advance a painting by the network's prediction for its rows: guide, move the sampler, put back what a mask keeps.
 
     Classifier-free guidance (Ho and Salimans 2022) in diffusers' order of operations; row by row even in a batch, where
     it costs microseconds: the arithmetic of a picture then never depends on who shares the batch.
@@ -332,6 +387,9 @@ def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> 
     schedule = painting.schedule
     noise = _noise(model, prediction.shape, painting.generator) if schedule.needs_noise else None
     painting.state, painting.predicted_clean = schedule.advance(painting.state, prediction, noise)
+    if painting.known is not None:
+        painting.state = painting.known.restore(schedule, painting.state)
+        painting.predicted_clean = painting.known.restore_clean(painting.predicted_clean)
 
 
 def denoise_step(model: DiffusionModel, painting: Painting) -> None:

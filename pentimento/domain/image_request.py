@@ -104,7 +104,7 @@ class ResolvedRequest:
 
     `inputs`: the bytes of `spec` that are kept apart from it. `replay` None: the cache and the plan decide its route.
     `pin_ms`: for how long its picture is to stay replayable; 0 for no longer than others. `may_thin`: steps may be left
-    out of it, as far as its model's profile allows.
+    out of it, as far as its model's profile allows. `image_index`: of several pictures of one call which one it is.
     """
 
     spec: GenerationSpec
@@ -117,6 +117,7 @@ class ResolvedRequest:
     replay: Replay | None = None
     pin_ms: int = 0
     may_thin: bool = False
+    image_index: int = 0
 
     @property
     def cost(self) -> float:

@@ -1,65 +1,124 @@
 """The public client.
 
-    from pentimento.sdk import Client, ImageRequest
+    from pentimento import Client, ImageRequest
 
     with Client("127.0.0.1:50400") as client:
         picture = client.generate(ImageRequest("a red circle left of a blue square", num_inference_steps=20))
         picture.save("circle.png")
+        for picture in client.generate_all(ImageRequest("a blue ring", image_count=4)).pictures:
+            picture.to_pil().show()
 
-`AsyncClient` is the same for asyncio. Errors are those of `pentimento.domain.errors`. Names are imported when they
-are first used: what does not call needs no grpc.
+`AsyncClient` is the same for asyncio. Both stream typed events, and raise the errors of `pentimento.domain.errors`.
+Names are imported when they are first used: what does not call needs no grpc.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pentimento.domain.errors import (
+        Aborted,
+        Cancelled,
+        DeadlineExceeded,
+        FailedPrecondition,
+        Internal,
+        InvalidArgument,
+        NotFound,
+        PentimentoError,
+        PermissionDenied,
+        ResourceExhausted,
+        Unauthenticated,
+        Unavailable,
+    )
+    from pentimento.domain.generation import InitImage
     from pentimento.domain.image_request import (
+        Accepted,
         AskedControlNet,
         AskedLora,
         CacheMode,
+        Completed,
+        GenerateEvent,
         ImageFormat,
         ImageRequest,
+        PictureFailed,
+        Progress,
         ReplayRequest,
+        RequestStatus,
+        Routed,
     )
     from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary
     from pentimento.domain.requests import RequestState
     from pentimento.sdk.blocking import Client
     from pentimento.sdk.client import AsyncClient
     from pentimento.sdk.picture import Picture
+    from pentimento.sdk.picture_set import PictureSet
     from pentimento.sdk.retries import RetryPolicy
 
 __all__ = [
+    "Aborted",
+    "Accepted",
     "AskedControlNet",
     "AskedLora",
     "AsyncClient",
     "CacheMode",
+    "Cancelled",
     "Client",
+    "Completed",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "GenerateEvent",
     "ImageFormat",
     "ImageRequest",
+    "InitImage",
+    "Internal",
+    "InvalidArgument",
+    "NotFound",
+    "PentimentoError",
+    "PermissionDenied",
     "Picture",
+    "PictureFailed",
+    "PictureSet",
+    "Progress",
     "ReplayRequest",
     "RequestPage",
     "RequestQuery",
     "RequestState",
+    "RequestStatus",
     "RequestSummary",
+    "ResourceExhausted",
     "RetryPolicy",
+    "Routed",
+    "Unauthenticated",
+    "Unavailable",
 ]
 
+_ERRORS, _REQUESTS = "pentimento.domain.errors", "pentimento.domain.image_request"
 _HOMES = {
-    "AskedControlNet": "pentimento.domain.image_request",
-    "AskedLora": "pentimento.domain.image_request",
+    **dict.fromkeys(__all__, _REQUESTS),
+    **dict.fromkeys(
+        (
+            "Aborted",
+            "Cancelled",
+            "DeadlineExceeded",
+            "FailedPrecondition",
+            "Internal",
+            "InvalidArgument",
+            "NotFound",
+            "PentimentoError",
+            "PermissionDenied",
+            "ResourceExhausted",
+            "Unauthenticated",
+            "Unavailable",
+        ),
+        _ERRORS,
+    ),
     "AsyncClient": "pentimento.sdk.client",
-    "CacheMode": "pentimento.domain.image_request",
     "Client": "pentimento.sdk.blocking",
-    "ImageFormat": "pentimento.domain.image_request",
-    "ImageRequest": "pentimento.domain.image_request",
+    "InitImage": "pentimento.domain.generation",
     "Picture": "pentimento.sdk.picture",
-    "ReplayRequest": "pentimento.domain.image_request",
-    "RequestPage": "pentimento.domain.jobs",
-    "RequestQuery": "pentimento.domain.jobs",
+    "PictureSet": "pentimento.sdk.picture_set",
+    **dict.fromkeys(("RequestPage", "RequestQuery", "RequestSummary"), "pentimento.domain.jobs"),
     "RequestState": "pentimento.domain.requests",
-    "RequestSummary": "pentimento.domain.jobs",
     "RetryPolicy": "pentimento.sdk.retries",
 }
 

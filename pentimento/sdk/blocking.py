@@ -23,6 +23,7 @@ from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, Re
 from pentimento.domain.requests import RequestState
 from pentimento.sdk.client import AsyncClient
 from pentimento.sdk.picture import Picture
+from pentimento.sdk.picture_set import PictureSet
 from pentimento.sdk.retries import RetryPolicy
 
 T = TypeVar("T")
@@ -65,10 +66,14 @@ class Client:
         """Return the finished picture. An interrupt cancels the request."""
         return self._call(self._client.generate(request, idempotency_key=idempotency_key))
 
+    def generate_all(self, request: ImageRequest, *, idempotency_key: str = "") -> PictureSet:
+        """Return the finished pictures of a request for several; as `AsyncClient.generate_all`."""
+        return self._call(self._client.generate_all(request, idempotency_key=idempotency_key))
+
     def stream(
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> Generator[GenerateEvent, None, None]:
-        """Yield accepted, routed, progress, completed. Leaving the loop early cancels the request."""
+        """Yield what `AsyncClient.stream` does. Leaving the loop early cancels the request."""
         return self._events(
             self._client.stream(request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps)
         )

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from pentimento.clients.image import ImageClient
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.errors import Cancelled, Internal, Unavailable
+from pentimento.domain.errors import Cancelled, Internal, InvalidArgument, Unavailable
 from pentimento.domain.image_request import (
     Accepted,
     Completed,
@@ -17,11 +17,11 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
+    PictureFailed,
     PinnedPicture,
     Progress,
     ReplayRequest,
     RequestStatus,
-    Routed,
 )
 from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, ResultUrl
 from pentimento.domain.reasons import Reason
@@ -30,6 +30,7 @@ from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.sdk.job_calls import JobCalls
 from pentimento.sdk.picture import Picture
+from pentimento.sdk.picture_set import PictureSet, pictures_of
 from pentimento.sdk.retries import RetryPolicy
 
 
@@ -68,16 +69,24 @@ class AsyncClient:
     async def generate(
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> Picture:
-        """Return the finished picture. Cancelling the task cancels the request."""
+        """Return the finished picture. Cancelling the task cancels the request. InvalidArgument for several pictures,
+        which `generate_all` returns."""
+        if request.image_count not in (None, 1):
+            raise InvalidArgument.of("image_count", f"must be 1, got {request.image_count}: generate_all has several")
         return await _picture_of(
             self.stream(request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps)
         )
 
+    async def generate_all(self, request: ImageRequest, *, idempotency_key: str = "") -> PictureSet:
+        """Return the finished pictures of a request, as many as its `image_count`, and why others failed. Raises the
+        first one's error where all did. Cancelling the task cancels the request."""
+        return await pictures_of(self.stream(request, idempotency_key=idempotency_key))
+
     def stream(
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield accepted, routed, progress, completed; a retry goes on in the same stream. Close it (`aclose`) to
-        cancel."""
+        """Yield accepted, routed, progress, completed; of several pictures the last three of each, with its index, and
+        failed for one that will not come. A retry goes on in the same stream. Close it (`aclose`) to cancel."""
         return self._retried(
             lambda key: self._images.generate(request, key, preview_interval_steps), idempotency_key=idempotency_key
         )
@@ -163,7 +172,7 @@ class AsyncClient:
                             yield event
                 return
             except (Unavailable, Cancelled) as error:
-                if reported.completed:
+                if reported.all_completed:
                     return
                 # Under a key of our own a retry begins anew; under the caller's key it is the caller's to know.
                 taken_for_gone = error.reason == Reason.CLIENT_LEFT and not idempotency_key
@@ -209,19 +218,30 @@ async def _picture_of(stream: AsyncGenerator[GenerateEvent, None]) -> Picture:
 
 
 class ReportedEvents:
-    """The kinds of events that a stream has given, so that a retry does not give *accepted* and *routed* again."""
+    """The events that a stream has given, by kind and picture, so that a retry gives nothing but progress again, and
+    none of a picture that has ended."""
 
     def __init__(self) -> None:
-        self._kinds: set[type[GenerateEvent]] = set()
+        self._given: set[tuple[type[GenerateEvent], int]] = set()
+        self._ended: set[int] = set()
+        self._count = 1
+        self._has_picture = False
 
     @property
-    def completed(self) -> bool:
-        """Whether the picture is there: how the call ends after it concerns nobody."""
-        return Completed in self._kinds
+    def all_completed(self) -> bool:
+        """Whether all has been told: how the call ends after it concerns nobody."""
+        return self._has_picture and len(self._ended) == self._count
 
     def is_new(self, event: GenerateEvent) -> bool:
         """Return whether the caller has not had such an event yet, and note that it now has."""
-        if isinstance(event, Accepted | Routed) and type(event) in self._kinds:
+        index = 0 if isinstance(event, Accepted) else event.image_index
+        key = (type(event), index)
+        if index in self._ended or (key in self._given and not isinstance(event, Progress)):
             return False
-        self._kinds.add(type(event))
-        return isinstance(event, Accepted | Routed | Progress | Completed)
+        self._given.add(key)
+        if isinstance(event, Accepted):
+            self._count = max(len(event.image_request_ids), 1)
+        if isinstance(event, Completed | PictureFailed):
+            self._ended.add(index)
+            self._has_picture |= isinstance(event, Completed)
+        return True

@@ -15,7 +15,9 @@ from diffusers import (
     SD3ControlNetModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    StableDiffusionInpaintPipeline,
     StableDiffusionPipeline,
+    StableDiffusionXLInpaintPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
@@ -51,16 +53,24 @@ _TRANSFORMER: dict[str, Any] = {
 
 
 def write_checkpoint(
-    directory: Path, *, vae: str = "tiny", half: bool = False, sampler: Any = DDIMScheduler, **scheduler: Any
+    directory: Path,
+    *,
+    vae: str = "tiny",
+    half: bool = False,
+    sees_mask: bool = False,
+    sampler: Any = DDIMScheduler,
+    **scheduler: Any,
 ) -> Path:
-    """A StableDiffusionPipeline of 32x32 pixels; `vae` is "tiny" or "kl", the rest goes to its `sampler`."""
+    """A StableDiffusionPipeline of 32x32 pixels; `vae` is "tiny" or "kl", the rest goes to its `sampler`. `sees_mask`:
+    a StableDiffusionInpaintPipeline, whose network takes a mask and what stays beside the latent."""
     torch.manual_seed(0)
     autoencoder = _tiny_autoencoder() if vae == "tiny" else kl_autoencoder()
-    pipeline = StableDiffusionPipeline(
+    kind = StableDiffusionInpaintPipeline if sees_mask else StableDiffusionPipeline
+    pipeline = kind(
         vae=autoencoder,
         text_encoder=CLIPTextModel(text_config()).eval(),
         tokenizer=tokenizer(directory / "tokenizer"),
-        unet=_unet(autoencoder.config.latent_channels),
+        unet=_unet(autoencoder.config.latent_channels, sees_mask=sees_mask),
         scheduler=_scheduler(sampler, scheduler),
         safety_checker=None,
         feature_extractor=None,
@@ -75,20 +85,24 @@ def write_xl_checkpoint(
     half: bool = False,
     vae: dict[str, Any] | None = None,
     zeros: bool = True,
+    sees_mask: bool = False,
     sampler: Any = DDIMScheduler,
     **scheduler: Any,
 ) -> Path:
     """A StableDiffusionXLPipeline of 32x32 pixels; `vae` goes to its AutoencoderKL, `zeros` says what an absent
-    negative prompt is, the rest goes to its `sampler`."""
+    negative prompt is, `sees_mask` as for `write_checkpoint`, the rest goes to its `sampler`."""
     torch.manual_seed(1)
     sizes = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8}
-    pipeline = StableDiffusionXLPipeline(
+    kind = StableDiffusionXLInpaintPipeline if sees_mask else StableDiffusionXLPipeline
+    pipeline = kind(
         vae=kl_autoencoder(scaling_factor=0.13025, **(vae or {})),
         text_encoder=CLIPTextModel(text_config()).eval(),
         text_encoder_2=CLIPTextModelWithProjection(text_config(hidden_size=24, projection_dim=20)).eval(),
         tokenizer=tokenizer(directory / "tokenizer"),
         tokenizer_2=tokenizer(directory / "tokenizer_2"),
-        unet=_unet(4, cross_attention_dim=40, projection_class_embeddings_input_dim=6 * 8 + 20, **sizes),
+        unet=_unet(
+            4, sees_mask=sees_mask, cross_attention_dim=40, projection_class_embeddings_input_dim=6 * 8 + 20, **sizes
+        ),
         scheduler=_scheduler(sampler, scheduler),
         force_zeros_for_empty_prompt=zeros,
         add_watermarker=False,
@@ -104,13 +118,15 @@ def write_flow_checkpoint(
     half: bool = False,
     shift: float = 3.0,
     dual_layers: tuple[int, ...] = (),
+    channel_count: int = 8,
 ) -> Path:
-    """A StableDiffusion3Pipeline of 32x32 pixels; `max_sequence_length` goes to its index, as its own key."""
+    """A StableDiffusion3Pipeline of 32x32 pixels, whose latents have so many channels; `max_sequence_length` goes to
+    its index, as its own key."""
     torch.manual_seed(2)
     pipeline = StableDiffusion3Pipeline(
-        transformer=_transformer(dual_layers),
+        transformer=_transformer(dual_layers, channel_count),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=shift),
-        vae=kl_autoencoder(scaling_factor=1.5305, shift_factor=0.0609, latent_channels=8),
+        vae=kl_autoencoder(scaling_factor=1.5305, shift_factor=0.0609, latent_channels=channel_count),
         text_encoder=CLIPTextModelWithProjection(text_config(projection_dim=WIDTH)).eval(),
         tokenizer=tokenizer(directory / "tokenizer"),
         text_encoder_2=CLIPTextModelWithProjection(text_config(hidden_size=20, projection_dim=20)).eval(),
@@ -223,11 +239,11 @@ def _t5_tokenizer() -> T5Tokenizer:
     return T5Tokenizer(vocab=pieces, extra_ids=0)
 
 
-def _unet(channels: int, **changes: Any) -> UNet2DConditionModel:
+def _unet(channels: int, *, sees_mask: bool = False, **changes: Any) -> UNet2DConditionModel:
     return UNet2DConditionModel(
         **{
             "sample_size": SIDE_PX // 4,
-            "in_channels": channels,
+            "in_channels": 2 * channels + 1 if sees_mask else channels,
             "out_channels": channels,
             "block_out_channels": (16, 32),
             "layers_per_block": 1,
@@ -241,9 +257,11 @@ def _unet(channels: int, **changes: Any) -> UNet2DConditionModel:
     ).eval()
 
 
-def _transformer(dual_layers: tuple[int, ...]) -> SD3Transformer2DModel:
+def _transformer(dual_layers: tuple[int, ...], channel_count: int) -> SD3Transformer2DModel:
+    channels = {"in_channels": channel_count, "out_channels": channel_count}
+    norm = "rms_norm" if dual_layers else None
     return SD3Transformer2DModel(
-        **_TRANSFORMER, dual_attention_layers=dual_layers, qk_norm="rms_norm" if dual_layers else None
+        **{**_TRANSFORMER, **channels, "dual_attention_layers": dual_layers, "qk_norm": norm}
     ).eval()
 
 

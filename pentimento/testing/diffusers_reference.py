@@ -15,7 +15,7 @@ from pentimento.domain.generation import Scheduler
 
 @dataclass(frozen=True)
 class Case:
-    """One picture; `strength` None is text to image."""
+    """One picture; `strength` None is text to image; `masked`: painted where `mask_image` is white alone."""
 
     prompt: str
     negative_prompt: str = ""
@@ -25,13 +25,28 @@ class Case:
     guidance_scale: float = 3.0
     eta: float = 0.0
     strength: float | None = None
+    masked: bool = False
 
 
-# By the pipeline class of model_index.json: text to image, and from an image.
+# By the pipeline class of model_index.json: text to image, from an image, and from one under a mask.
 _PIPELINES = {
-    "StableDiffusionPipeline": ("StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline"),
-    "StableDiffusionXLPipeline": ("StableDiffusionXLPipeline", "StableDiffusionXLImg2ImgPipeline"),
-    "StableDiffusion3Pipeline": ("StableDiffusion3Pipeline", "StableDiffusion3Img2ImgPipeline"),
+    "StableDiffusionPipeline": (
+        "StableDiffusionPipeline",
+        "StableDiffusionImg2ImgPipeline",
+        "StableDiffusionInpaintPipeline",
+    ),
+    "StableDiffusionInpaintPipeline": ("StableDiffusionInpaintPipeline",) * 3,
+    "StableDiffusionXLInpaintPipeline": ("StableDiffusionXLInpaintPipeline",) * 3,
+    "StableDiffusionXLPipeline": (
+        "StableDiffusionXLPipeline",
+        "StableDiffusionXLImg2ImgPipeline",
+        "StableDiffusionXLInpaintPipeline",
+    ),
+    "StableDiffusion3Pipeline": (
+        "StableDiffusion3Pipeline",
+        "StableDiffusion3Img2ImgPipeline",
+        "StableDiffusion3InpaintPipeline",
+    ),
 }
 _SCHEDULERS = {
     Scheduler.DDIM: "DDIMScheduler",
@@ -65,6 +80,9 @@ class DiffusersReference:
         extra: dict[str, Any] = {"height": image.height, "width": image.width}
         if case.strength is not None:
             extra = {"image": _tensor_of(image), "strength": case.strength}
+        if case.masked:
+            size = {"height": image.height, "width": image.width}
+            extra = {**extra, **size, "mask_image": mask_image(image.width, image.height)}
         latents: torch.Tensor = self.pipeline(case)(
             case.prompt,
             negative_prompt=case.negative_prompt or None,
@@ -80,7 +98,7 @@ class DiffusersReference:
     def pipeline(self, case: Case) -> Any:
         """Return a pipeline of the case's scheduler and kind, over the networks that all of this reference's have."""
         scheduler = _class(_SCHEDULERS[case.scheduler]).from_pretrained(self._model, subfolder="scheduler")
-        kind = _class(self._kinds[0 if case.strength is None else 1])
+        kind = _class(self._kinds[2 if case.masked else 0 if case.strength is None else 1])
         pipeline = kind(**{**self._components, "scheduler": scheduler}, **self._settings)
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
@@ -90,6 +108,15 @@ class DiffusersReference:
             return {"eta": case.eta}
         tokens = self._index.get("max_sequence_length")
         return {} if tokens is None else {"max_sequence_length": tokens}
+
+
+def mask_image(width_px: int, height_px: int) -> Image.Image:
+    """A mask that is white in the middle half of the columns: on its right by the darkest grey that counts as white."""
+    columns = np.zeros(width_px, dtype=np.uint8)
+    columns[width_px // 4 : width_px // 2] = 255
+    columns[width_px // 2 : 3 * width_px // 4] = 128
+    columns[3 * width_px // 4 :] = 127
+    return Image.fromarray(np.tile(columns, (height_px, 1)))
 
 
 def _tensor_of(image: Image.Image) -> torch.Tensor:

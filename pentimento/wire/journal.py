@@ -35,6 +35,7 @@ def journalled_to_proto(resolved: ResolvedRequest) -> pb.JournalledRequest:
         replay=_replay_to_proto(resolved.replay) if resolved.replay is not None else None,
         pin_ms=resolved.pin_ms,
         may_thin=resolved.may_thin,
+        image_index=resolved.image_index,
     )
 
 
@@ -50,6 +51,7 @@ def journalled_from_proto(message: pb.JournalledRequest) -> ResolvedRequest:
         replay=_replay_from_proto(message.replay) if message.HasField("replay") else None,
         pin_ms=message.pin_ms,
         may_thin=message.may_thin,
+        image_index=message.image_index,
     )
 
 

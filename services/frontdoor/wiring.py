@@ -276,6 +276,7 @@ def request_limits(settings: FrontdoorSettings) -> RequestLimits:
         max_prompt_bytes=settings.max_prompt_bytes,
         max_request_cost=settings.max_request_cost,
         max_init_image_bytes=settings.max_init_image_bytes,
+        max_images=settings.max_images,
         default_deadline_ms=round(settings.default_deadline_s * 1000),
         max_deadline_ms=round(settings.max_deadline_s * 1000),
         job_deadline_ms=round(min(settings.job_deadline_s, settings.max_deadline_s) * 1000),

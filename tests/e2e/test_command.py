@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from PIL import Image, ImageChops, ImageStat
+
 from pentimento.pictures.png_chunks import HEADER_END, png_chunk
 from pentimento.sdk.picture import read_provenance, without_provenance
 from pentimento.supervisor.local import LocalSuite
@@ -87,6 +89,40 @@ def test_picture_to_start_from(suite: LocalSuite, tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert read_provenance(second.read_bytes())["steps_run"] == 4
+
+
+def test_several_prompts_paint_several_pictures_each_where_a_mask_is_white(suite: LocalSuite, tmp_path: Path) -> None:
+    first, mask, sheet = (tmp_path / name for name in ("first.png", "mask.png", "sheet.png"))
+    run(suite, "generate", "a yellow star", "--steps", "4", "--no-cache", "-o", str(first))
+    width, height = size_px()
+    white_left = Image.new("L", (width, height), 0)
+    white_left.paste(255, (0, 0, width // 2, height))
+    white_left.save(mask)
+    over = ("--init-image", str(first), "--mask", str(mask), "--strength", "1", "--steps", "4", "--seed", "7")
+    many = ("--count", "2", "--output-dir", str(tmp_path / "many"), "--contact-sheet", str(sheet), "--json")
+
+    done = run(suite, "generate", "a red star", "a blue ring", *over, *many)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["prompt_number"], line["image_index"], line["spec"]["seed"]) for line in lines] == [
+        (1, 0, 7),
+        (1, 1, 8),
+        (2, 0, 7),
+        (2, 1, 8),
+    ]
+    assert sheet.exists()
+    for line in lines:
+        painted, kept = (change(first, Path(line["file"]), left) for left in (0, 3 * width // 4))
+        assert kept < painted / 2, line["file"]
+
+
+def change(one: Path, other: Path, left: int) -> float:
+    """Mean difference of the two pictures' levels in a quarter of their width."""
+    with Image.open(one) as first, Image.open(other) as second:
+        box = (left, 0, left + first.width // 4, first.height)
+        difference = ImageChops.difference(first.convert("RGB").crop(box), second.convert("RGB").crop(box))
+    return sum(ImageStat.Stat(difference).mean)
 
 
 def test_a_saved_picture_is_painted_again(suite: LocalSuite, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from pentimento.diffusion.engine.pairing import GuidancePairs
 from pentimento.diffusion.engine.rows import RowBuffers
 from pentimento.diffusion.engine.settings import EngineSettings
 from pentimento.diffusion.families.model import BatchKey, DenoiserEncoding, DiffusionModel
-from pentimento.diffusion.painting import condition, prepare, take_step
+from pentimento.diffusion.painting import condition_anew, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import PentimentoError
 from pentimento.policies.step_batching import GroupTurns, due_at
@@ -202,8 +202,7 @@ class StepLoop:
     def _condition_anew(self, job: EngineJob) -> None:
         """Its LoRAs have come after its first steps: what it made of its texts is another from here on."""
         self._settle_adapters(job)
-        request = job.ticket.request
-        job.begun.conditioning, _ = condition(self._model, self._prompts, request, job.adapters, job.adapter_row)
+        condition_anew(self._model, self._prompts, job.begun, job.adapters, job.adapter_row)
         self._leave_rows(job)
 
     def _forwards(self, jobs: list[EngineJob]) -> Iterator[_Forward]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from pentimento.diffusion.engine.faults import is_out_of_memory
 from pentimento.diffusion.engine.limits import MemoryModel, MemoryPoint, fit_memory, rows_of
 from pentimento.diffusion.families.model import BatchKey, Conditioning, DenoiserInput, DiffusionModel
+from pentimento.diffusion.inpainting import masked_channels
 from pentimento.diffusion.peak_memory import peak_bytes_of, used_bytes
 
 
@@ -20,6 +22,8 @@ def example_input(model: DiffusionModel, key: BatchKey, row_count: int) -> Denoi
     timestep = model.info.train_step_count // 2
     timesteps = torch.full((row_count,), timestep, dtype=torch.float32, device=model.device)
     row = model.conditioning(model.encode_prompt(""), key.width_px, key.height_px)
+    if model.info.sees_mask:
+        row = replace(row, masked=masked_channels(latents[:1], latents[:1, :1]))
     texts = model.project(Conditioning.concatenate([row] * row_count))
     return DenoiserInput(latents, timesteps, texts, time_terms=model.time_terms(timestep, row_count))
 

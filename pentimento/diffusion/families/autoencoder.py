@@ -51,16 +51,19 @@ class Autoencoder:
         pixels: Tensor = self._module.decode(own, return_dict=False)[0]
         return pixels
 
-    def check_channels(self, directory: object, denoiser_config: Any) -> None:
-        """Raise BadCheckpoint when the denoiser takes or makes other latents than these."""
-        taken, made = denoiser_config.in_channels, denoiser_config.out_channels
-        if taken != self._latent_channels:
+    def check_channels(self, directory: object, denoiser_config: Any, *, may_see_mask: bool = False) -> bool:
+        """Return whether the denoiser takes a mask and what stays under it, beside latents. Raise BadCheckpoint when it
+        takes or makes other latents than these, or `may_see_mask` does not allow for a mask."""
+        taken, made, own = denoiser_config.in_channels, denoiser_config.out_channels, self._latent_channels
+        sees_mask: bool = may_see_mask and taken == 2 * own + 1
+        if taken != own and not sees_mask:
             raise BadCheckpoint(
-                f"{directory}: the denoiser takes {taken} channels, the autoencoder makes {self._latent_channels} "
-                "(inpainting and other conditioned checkpoints are not supported)"
+                f"{directory}: the denoiser takes {taken} channels, the autoencoder makes {own} "
+                "(checkpoints that are conditioned on something else are not supported)"
             )
-        if made not in (None, taken):
-            raise BadCheckpoint(f"{directory}: the denoiser makes {made} channels of {taken} (a learned variance?)")
+        if made not in (None, own):
+            raise BadCheckpoint(f"{directory}: the denoiser makes {made} channels of {own} (a learned variance?)")
+        return sees_mask
 
 
 def channel_statistics(config: Any) -> tuple[Tensor, Tensor] | None:

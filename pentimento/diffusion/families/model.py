@@ -29,6 +29,8 @@ class LoadedModelInfo:
     schedulers: tuple[Scheduler, ...]
     train_step_count: int
     longest_side_px: int | None = None
+    # Its network sees a mask and what stays under it beside the latents (an inpainting checkpoint).
+    sees_mask: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,17 +38,19 @@ class Conditioning:
     """What the denoiser sees besides latents and timesteps, by rows: `states` (rows, tokens, width) of the text, and
     for families that take them `pooled` (rows, width) of the text and `sizes` (rows, 6), SDXL's micro-conditioning
     (Podell et al. 2023, section 2.2). `projected` (rows, tokens, widths) holds what the network makes of `states` in
-    every step, computed once; None where it computes that itself."""
+    every step, computed once; None where it computes that itself. `masked` (rows, 1 + channels, height, width) is of
+    networks that see masks: the mask of the latent, and the latent of what stays."""
 
     states: Tensor
     pooled: Tensor | None = None
     sizes: Tensor | None = None
     projected: Tensor | None = None
+    masked: Tensor | None = None
 
     @property
-    def parts(self) -> "tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]":
+    def parts(self) -> "tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]":
         """Its tensors in the order of the fields."""
-        return (self.states, self.pooled, self.sizes, self.projected)
+        return (self.states, self.pooled, self.sizes, self.projected, self.masked)
 
     def rows(self, start: int, stop: int) -> "Conditioning":
         """Return some of its rows, as views."""
@@ -61,6 +65,7 @@ class Conditioning:
             _concatenate_optional([part.pooled for part in parts]),
             _concatenate_optional([part.sizes for part in parts]),
             _concatenate_optional([part.projected for part in parts]),
+            _concatenate_optional([part.masked for part in parts]),
         )
 
 

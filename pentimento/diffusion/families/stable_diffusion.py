@@ -45,8 +45,10 @@ class StableDiffusion:
         self._unet = UNetDenoiser(self.denoiser, dtype)
         vae = parts["vae"]
         self._autoencoder = Autoencoder(vae, LatentScale(vae.config.scaling_factor), device, dtype)
-        self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
-        self.info = describe_unet_model("stable_diffusion", self.denoiser, self._autoencoder, self._schedulers, digests)
+        sees_mask = self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config, may_see_mask=True)
+        self.info = describe_unet_model(
+            "stable_diffusion", self.denoiser, self._autoencoder, self._schedulers, digests, sees_mask=sees_mask
+        )
 
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
         """Return the configuration of one of the model's schedulers."""

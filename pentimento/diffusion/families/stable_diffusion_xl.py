@@ -61,10 +61,10 @@ class StableDiffusionXl:
         self.adaptable = {name: parts[name] for name in ("unet", "text_encoder", "text_encoder_2")}
         self._unet = UNetDenoiser(self.denoiser, dtype)
         self._autoencoder = _autoencoder(parts["vae"], device, dtype)
-        self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
+        sees_mask = self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config, may_see_mask=True)
         _check_widths(checkpoint, parts)
         self.info = describe_unet_model(
-            "stable_diffusion_xl", self.denoiser, self._autoencoder, self._schedulers, digests
+            "stable_diffusion_xl", self.denoiser, self._autoencoder, self._schedulers, digests, sees_mask=sees_mask
         )
 
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:

@@ -83,7 +83,7 @@ class UNetDenoiser:
                 return predict_with_unet(self._unet, inputs, added)
         with self._kernels.held(inputs), adapted(self._unet, inputs.adapters):
             texts, terms = self._texts(self._passes, inputs), self._terms_of(self._passes, inputs, added)
-            encoded = self._passes.encode(inputs.latents, texts, terms)
+            encoded = self._passes.encode(_seen_latents(inputs), texts, terms)
             return self._passes.decode(encoded, texts, terms, inputs.residuals)
 
     def encode(self, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> DenoiserEncoding:
@@ -93,7 +93,7 @@ class UNetDenoiser:
             return DenoiserEncoding()
         with self._kernels.held(inputs, "encoder"), adapted(self._unet, inputs.adapters):
             terms = self._terms_of(self._passes, inputs, added)
-            encoded = self._passes.encode(inputs.latents, self._texts(self._passes, inputs), terms)
+            encoded = self._passes.encode(_seen_latents(inputs), self._texts(self._passes, inputs), terms)
         computed = () if terms is inputs.time_terms else (terms,)
         return DenoiserEncoding((encoded.hidden, *encoded.skips, *computed))
 
@@ -133,12 +133,18 @@ def _changes_time_terms(adapters: PerSampleAdapters | None) -> bool:
     return any(part in name for name in names for part in _TIME_LAYERS)
 
 
+def _seen_latents(inputs: DenoiserInput) -> Tensor:
+    """What the network's first layer takes: latents, after them mask and latents of what stays where it sees masks."""
+    masked = inputs.conditioning.masked
+    return inputs.latents if masked is None else torch.cat([inputs.latents, masked], dim=1)
+
+
 def predict_with_unet(unet: Any, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> Tensor:
     """Return the prediction by diffusers' own forward pass."""
     residuals = inputs.residuals
     with adapted(unet, inputs.adapters):
         prediction: Tensor = unet(
-            inputs.latents,
+            _seen_latents(inputs),
             inputs.timesteps,
             encoder_hidden_states=inputs.conditioning.states,
             added_cond_kwargs=added,
@@ -155,6 +161,8 @@ def describe_unet_model(
     autoencoder: Autoencoder,
     schedulers: dict[Scheduler, SchedulerConfig],
     later: DigestsLater,
+    *,
+    sees_mask: bool = False,
 ) -> LoadedModelInfo:
     """Return what the model is and takes; waits for the digests."""
     own = next(iter(schedulers.values()))
@@ -173,4 +181,5 @@ def describe_unet_model(
         size_multiple_px=math.lcm(_PIPELINE_SIZE_MULTIPLE, autoencoder.factor),
         schedulers=tuple(schedulers),
         train_step_count=own.num_train_timesteps,
+        sees_mask=sees_mask,
     )

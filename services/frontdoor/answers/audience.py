@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Route
@@ -20,8 +20,10 @@ class Listener:
         self._pending: deque[GenerateEvent] = deque()
         self._progress_count = 0
         self.ended = False
-        self._error: PentimentoError | None = None
-        self._news = asyncio.Event()
+        # What it ended with, raised once everything before it was heard.
+        self.error: PentimentoError | None = None
+        # Set whenever there is something to hear; several listeners of one stream may share it.
+        self.news = asyncio.Event()
 
     def tell(self, event: GenerateEvent) -> None:
         if isinstance(event, Progress):
@@ -30,28 +32,33 @@ class Listener:
                 self._progress_count -= 1
             self._progress_count += 1
         self._pending.append(event)
-        self._news.set()
+        self.news.set()
 
     def end(self, error: PentimentoError | None) -> None:
         """Nothing follows; `error` is raised once everything before it was heard."""
-        self.ended, self._error = True, error
-        self._news.set()
+        self.ended, self.error = True, error
+        self.news.set()
 
     def leave(self) -> None:
         self.audience.listeners.discard(self)
 
+    def take(self) -> Iterator[GenerateEvent]:
+        """Yield what waits, and take it away; what comes meanwhile too."""
+        while self._pending:
+            event = self._pending.popleft()
+            self._progress_count -= isinstance(event, Progress)
+            yield event
+
     async def events(self) -> AsyncIterator[GenerateEvent]:
         while True:
-            while self._pending:
-                event = self._pending.popleft()
-                self._progress_count -= isinstance(event, Progress)
+            for event in self.take():
                 yield event
             if self.ended:
                 break
-            self._news.clear()
-            await self._news.wait()
-        if self._error is not None:
-            raise self._error
+            self.news.clear()
+            await self.news.wait()
+        if self.error is not None:
+            raise self.error
 
 
 class Audience:

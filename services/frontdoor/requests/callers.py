@@ -1,8 +1,9 @@
 """How many calls about one request are open at once: each hears every word of it, at everybody's cost."""
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from pentimento.domain.errors import ResourceExhausted
@@ -49,3 +50,28 @@ class Callers:
             self._open[key] -= 1
             if not self._open[key]:
                 del self._open[key]
+
+
+class HeldKeys:
+    """Lets one call of a key after the other arrive, where it takes more than one look at the journal to know what is
+    there."""
+
+    def __init__(self) -> None:
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+        self._users: Counter[tuple[str, str]] = Counter()
+
+    @asynccontextmanager
+    async def held(self, tenant: str, idempotency_key: str) -> AsyncIterator[None]:
+        """Around an arrival; changes state. Calls without a key wait for nobody."""
+        if not idempotency_key:
+            yield
+            return
+        key = (tenant, idempotency_key)
+        self._users[key] += 1
+        try:
+            async with self._locks.setdefault(key, asyncio.Lock()):
+                yield
+        finally:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key], self._locks[key]

@@ -1,19 +1,17 @@
 """The public API without its transport: every edge (gRPC now, HTTP later) calls this."""
 
-import asyncio
-import hashlib
 import random
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from pentimento.dataplane.events import CancelRequested, RequestArrived
+from pentimento.dataplane.events import CancelRequested
 from pentimento.dataplane.pools import Pool
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.errors import Internal, PentimentoError
+from pentimento.domain.errors import Internal
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.image_request import (
     Accepted,
@@ -24,49 +22,36 @@ from pentimento.domain.image_request import (
     PinnedPicture,
     ReplayRequest,
     RequestStatus,
-    ResolvedRequest,
 )
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.domain.requests import RequestState
 from pentimento.domain.spec_inputs import take_inputs
-from pentimento.policies.adapter_needs import needs_of
 from pentimento.policies.serving.entry import Stage, request_stages
 from pentimento.stores.ledger.journal import superseded
-from pentimento.stores.ledger.records import AcceptKind
 from pentimento.wire.image import job_to_bytes, replay_to_bytes, request_to_bytes
-from services.frontdoor.answers.audience import Audience, Listener
+from services.frontdoor.answers.audience import Listener
 from services.frontdoor.answers.delivery import recorded_events
-from services.frontdoor.answers.endings import key_reused
-from services.frontdoor.metrics import REQUESTS
+from services.frontdoor.answers.several_pictures import SeveralPictures, picture_ids, status_of
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.requests.callers import NO_KEY, Callers, KeyedCall
-from services.frontdoor.requests.jobs import ClientRequest, Job, JobTerms
+from services.frontdoor.requests.arrivals import SEED_BITS, Arrivals, Call, Judged, NewPicture, new_request_id
+from services.frontdoor.requests.callers import Callers, HeldKeys
+from services.frontdoor.requests.jobs import JobTerms
 from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.replays import recorded_picture, resolve_replay
-from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
+from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, check_image_count, resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.requests.tenant_requests import TenantRequests
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
 from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note
 from services.frontdoor.routing.neighbours import check_neighbour_count, neighbours_of
-from services.frontdoor.routing.routes import embed, expected_thinning
-from services.frontdoor.routing.stages import PoolOption, as_painted_by, cascade_stages, choose_stages, fits
+from services.frontdoor.routing.routes import embed
+from services.frontdoor.routing.stages import PoolOption, cascade_stages, choose_stages, fits
 from services.frontdoor.routing.start_choice import Asker, decide_route
 from services.frontdoor.routing.starts import kind_of, work_left
 
-_SEED_BITS = 32
 # What is only told may be waited for.
 EXPLAIN_TIMEOUT_S = 1.0
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What is painted, the stages whose models can paint it, and the request's draw for the shares of plans."""
-
-    resolved: ResolvedRequest
-    stages: tuple[Stage, ...]
-    draw: float
 
 
 class ImageApi:
@@ -87,8 +72,9 @@ class ImageApi:
         self._parts = parts
         self._limits = limits
         self._cascade = cascade
-        self._quotas = quotas
+        self._arrivals = Arrivals(parts, quotas)
         self._callers = callers
+        self._keys = HeldKeys()
         self._tenants = tenants
         self._check_webhook = check_webhook
         # From when the process stops, streams break because of us, not because their clients went away.
@@ -105,9 +91,11 @@ class ImageApi:
     def generate(
         self, tenant: str, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen."""
+        """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen. Of
+        several pictures (`image_count`) accepted comes once, and the rest of each."""
         judge = partial(self._judge_image, tenant, request, preview_interval_steps)
-        return self._paint(tenant, idempotency_key, partial(request_to_bytes, request), judge)
+        call = Call(tenant, idempotency_key, partial(request_to_bytes, request), judge)
+        return self._paint_images(call, request.image_count)
 
     def replay(
         self, tenant: str, request: ReplayRequest, idempotency_key: str = "", preview_interval_steps: int = 0
@@ -115,7 +103,7 @@ class ImageApi:
         """As `generate`, of a completed request's picture once more. Raises NotFound for a request that is not the
         tenant's, and as `resolve_replay`."""
         judge = partial(self._judge_replay, tenant, request, preview_interval_steps)
-        return self._paint(tenant, idempotency_key, partial(replay_to_bytes, request), judge)
+        return self._paint(Call(tenant, idempotency_key, partial(replay_to_bytes, request), judge))
 
     async def submit(
         self,
@@ -125,15 +113,16 @@ class ImageApi:
         preview_interval_steps: int = 0,
         webhook_url: str = "",
     ) -> Accepted:
-        """Changes state: the request is a job, which goes on without listeners. Returns once it is journalled, and for
-        a key that is held already at once."""
+        """Changes state: the request is a job, which goes on without listeners; of several pictures each is. Returns
+        once it is journalled, and for a key that is held already at once."""
         if webhook_url:
             self._check_webhook(webhook_url)
         body = partial(job_to_bytes, request, webhook_url)
         if request.deadline_ms is None:
             request = replace(request, deadline_ms=self._limits.job_deadline_ms)
         judge = partial(self._judge_image, tenant, request, preview_interval_steps)
-        async with aclosing(self._paint(tenant, idempotency_key, body, judge, JobTerms(webhook_url))) as events:
+        call = Call(tenant, idempotency_key, body, judge, JobTerms(webhook_url))
+        async with aclosing(self._paint_images(call, request.image_count)) as events:
             async for event in events:
                 if isinstance(event, Accepted):
                     return event
@@ -141,95 +130,75 @@ class ImageApi:
 
     async def attach(self, tenant: str, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
         """As `generate`, of a request that was asked for before. Raises NotFound for one that is not the tenant's."""
-        await self._tenants.record(tenant, request_id)
+        ids = picture_ids(request_id) or (request_id,)
+        for one in ids:
+            await self._tenants.record(tenant, one)
         with self._callers.calling(tenant, request_id, "request_id"):
-            listener = self._join(tenant, request_id)
-            if listener is None:
-                yield Accepted(request_id, replayed=True)
-                for event in await recorded_events(self._parts, request_id, tenant):
+            listeners: list[Listener] = []
+            try:
+                for one in ids:
+                    listeners.append(await self._arrivals.listen(tenant, one))
+                async for event in self._told(listeners, is_several=ids != (request_id,)):
                     yield event
-                return
-            async with aclosing(self._listen(listener)) as events:
-                async for event in events:
-                    yield event
+            finally:
+                self._leave(listeners)
 
-    async def _paint(
-        self,
-        tenant: str,
-        idempotency_key: str,
-        body: Callable[[], bytes],
-        judge: Callable[[], Awaitable[Judged]],
-        terms: JobTerms | None = None,
-    ) -> AsyncGenerator[GenerateEvent, None]:
-        """`body` gives what the call came with, `judge` what is to be painted; neither is asked for more than once."""
-        check_idempotency_key(idempotency_key, self._limits)
-        with self._callers.calling(tenant, idempotency_key):
-            key = await self._look_up(tenant, body, idempotency_key)
-            if key.request_id and self._find_job(tenant, key.request_id) is None:
+    def _paint_images(self, call: Call, count: int | None) -> AsyncGenerator[GenerateEvent, None]:
+        return self._paint(call) if count is None or count == 1 else self._paint_several(call, count)
+
+    async def _paint(self, call: Call) -> AsyncGenerator[GenerateEvent, None]:
+        check_idempotency_key(call.idempotency_key, self._limits)
+        with self._callers.calling(call.tenant, call.idempotency_key):
+            (key,) = await self._arrivals.look_up(call)
+            if key.request_id and self._arrivals.find_job(call.tenant, key.request_id) is None:
                 yield Accepted(key.request_id, replayed=True)
-                for event in await recorded_events(self._parts, key.request_id, tenant):
+                for event in await recorded_events(self._parts, key.request_id, call.tenant):
                     yield event
                 return
-            listener = self._join(tenant, key.request_id) or self._arrive(tenant, await judge(), key, terms)
+            listener = self._arrivals.join(call.tenant, key.request_id)
+            if listener is None:
+                new = [NewPicture(new_request_id(), key)]
+                (listener,) = self._arrivals.arrive(call, await call.judge(), new)
             # The stream may stay open for long; the images that the request came with are not kept by it.
-            del body, judge
-            async with aclosing(self._listen(listener)) as events:
-                async for event in events:
+            del call
+            try:
+                async for event in self._told([listener], is_several=False):
                     yield event
+            finally:
+                self._leave([listener])
 
-    async def _listen(self, listener: Listener) -> AsyncGenerator[GenerateEvent, None]:
-        if self._superseded:
+    async def _paint_several(self, call: Call, count: int) -> AsyncGenerator[GenerateEvent, None]:
+        """As `_paint`, of `count` pictures, each a request of its own: those that nobody has asked for yet arrive
+        together. Whoever calls with the same key meanwhile waits until these are accepted, and joins them."""
+        check_idempotency_key(call.idempotency_key, self._limits)
+        check_image_count(count, self._limits)
+        with self._callers.calling(call.tenant, call.idempotency_key):
+            listeners: list[Listener] = []
+            try:
+                async with self._keys.held(call.tenant, call.idempotency_key):
+                    listeners += await self._arrivals.listen_to_several(call, count)
+                    told = self._told(listeners, is_several=True)
+                    accepted = await anext(told)
+                # As in `_paint`.
+                del call
+                yield accepted
+                async for event in told:
+                    yield event
+            finally:
+                self._leave(listeners)
+
+    async def _told(self, listeners: Sequence[Listener], *, is_several: bool) -> AsyncGenerator[GenerateEvent, None]:
+        """What one, or all of several, listeners hear."""
+        for listener in listeners if self._superseded else ():
             listener.end(superseded())
-        try:
-            async for event in listener.events():
+        if not is_several:
+            async for event in listeners[0].events():
                 yield event
-        finally:
-            self._leave(listener)
-
-    async def _look_up(self, tenant: str, body: Callable[[], bytes], idempotency_key: str) -> KeyedCall:
-        """Who holds the key already is answered whatever the queues are like. Two that come at once are told apart by
-        the journal when they are accepted."""
-        if not idempotency_key:
-            return NO_KEY
-        body_hash = hashlib.sha256(body()).hexdigest()
-        found = await asyncio.wrap_future(self._parts.journal.find_key(tenant, idempotency_key, body_hash))
-        if found is not None and found.kind is AcceptKind.BODY_DIFFERS:
-            raise key_reused()
-        return KeyedCall(idempotency_key, body_hash, found.request_id if found is not None else "")
-
-    def _join(self, tenant: str, request_id: str) -> Listener | None:
-        """A later listener of a request that is under way here; None where there is none."""
-        job = self._find_job(tenant, request_id) if request_id else None
-        return job.audience.join_late() if job is not None else None
-
-    def _arrive(self, tenant: str, judged: Judged, key: KeyedCall, terms: JobTerms | None) -> Listener:
-        """Changes state: the dataplane hears of the request."""
-        resolved, stages = judged.resolved, judged.stages
-        first, spec = self._parts.catalogue.find(stages[0].model), resolved.spec
-        request_id = f"r-{secrets.token_hex(16)}"
-        now, wall, deadline_s = self._parts.clock.monotonic(), self._parts.clock.wall(), resolved.deadline_ms / 1000
-        accepted = ClientRequest(
-            request_id=request_id,
-            tenant=tenant,
-            resolved=self._parts.inputs.claim(tenant, request_id, resolved),
-            stages=stages,
-            arrived_at=now,
-            accepted_at=wall,
-            deadline=now + deadline_s,
-            deadline_at=wall + deadline_s,
-            draw=judged.draw,
-            idempotency_key=key.idempotency_key,
-            body_hash=key.body_hash,
-            terms=terms,
-        )
-        listener = self._new_job(accepted).audience.join()
-        pools, painted = tuple(stage.pool for stage in stages), as_painted_by(resolved, first)
-        needs, thinning = needs_of(spec.loras, spec.controlnets), expected_thinning(self._parts, painted, first)
-        arrived = RequestArrived(
-            request_id, tenant, pools[0], painted.cost, accepted.deadline, cascade=pools, needs=needs, thinning=thinning
-        )
-        self._parts.submit(arrived)
-        return listener
+            return
+        pictures = SeveralPictures(listeners)
+        yield await pictures.accepted()
+        async for event in pictures.events():
+            yield event
 
     async def _judge_image(self, tenant: str, request: ImageRequest, preview_interval_steps: int) -> Judged:
         judged = self._judge(request, preview_interval_steps)
@@ -254,14 +223,14 @@ class ImageApi:
         draw = random.random()
         catalogue, plan = self._parts.catalogue, self._parts.dataplane.state.plan
         held, stages = choose_stages(request, draw, catalogue, plan, self._cascade)
-        seed = secrets.randbits(_SEED_BITS)
+        seed = secrets.randbits(SEED_BITS)
         known = self._parts.adapters
         resolved = resolve(request, held, known, self._limits, seed, preview_interval_steps)
         fitting = tuple(stage for stage in stages if fits(resolved, catalogue.find(stage.model), known))
         if not fitting:
             # The last one says what is wrong.
             resolve(request, catalogue.find(stages[-1].model), known, self._limits, seed)
-        return Judged(resolved, fitting or stages, draw)
+        return Judged(resolved, fitting or stages, draw, seed_drawn=request.seed is None)
 
     async def pin(self, tenant: str, request_id: str, duration_ms: int) -> PinnedPicture:
         """Keep the picture of a completed request replayable for so long. Raises as `Pins`, and NotFound
@@ -274,14 +243,21 @@ class ImageApi:
         await self._parts.pins.unpin(tenant, record.request.request_id)
 
     async def cancel(self, tenant: str, request_id: str) -> RequestState:
-        """The state it ends in, which is another than CANCELLED when the cancel came too late."""
-        job = self._find_job(tenant, request_id)
-        if job is not None:
-            self._parts.submit(CancelRequested(request_id))
+        """The state it ends in, which is another than CANCELLED when the cancel came too late. Of several pictures all
+        are cancelled."""
+        found = [self._arrivals.find_job(tenant, one) for one in picture_ids(request_id) or (request_id,)]
+        jobs = [job for job in found if job is not None]
+        for job in jobs:
+            self._parts.submit(CancelRequested(job.request.request_id))
+        for job in jobs:
             await job.ended.wait()
-        return (await self._tenants.record(tenant, request_id)).state
+        return (await self.get_request(tenant, request_id, omit_image=True)).state
 
     async def get_request(self, tenant: str, request_id: str, omit_image: bool = False) -> RequestStatus:
+        """What became of a request; of several pictures of each, without its bytes."""
+        ids = picture_ids(request_id)
+        if ids:
+            return status_of(request_id, [await self.get_request(tenant, one, omit_image=True) for one in ids])
         record = await self._tenants.record(tenant, request_id)
         completed = None
         if record.state is RequestState.COMPLETED:
@@ -361,29 +337,14 @@ class ImageApi:
     def list_adapters(self) -> tuple[Adapter, ...]:
         return self._parts.adapters.offered()
 
-    def _new_job(self, request: ClientRequest) -> Job:
-        """Changes state: counted, unless a quota of its tenant or a disk is exhausted."""
-        job = Job(request, Audience(request.request_id))
-        self._parts.jobs.add(job)
-        try:
-            self._quotas.check(job)
-        except PentimentoError:
-            REQUESTS.labels("rejected").inc()
-            self._parts.jobs.end(job)
-            raise
-        return job
-
-    def _leave(self, listener: Listener) -> None:
-        listener.leave()
-        request_id = listener.audience.request_id
-        job = self._parts.jobs.find(request_id)
-        goes_on = listener.ended or self.stopping or (job is not None and job.request.terms is not None)
-        if not goes_on and not listener.audience.listeners:
-            self._parts.submit(CancelRequested(request_id, client_left=True))
-
-    def _find_job(self, tenant: str, request_id: str) -> Job | None:
-        job = self._parts.jobs.find(request_id)
-        return job if job is not None and job.request.tenant == tenant else None
+    def _leave(self, listeners: Sequence[Listener]) -> None:
+        for listener in listeners:
+            listener.leave()
+            request_id = listener.audience.request_id
+            job = self._parts.jobs.find(request_id)
+            goes_on = listener.ended or self.stopping or (job is not None and job.request.terms is not None)
+            if not goes_on and not listener.audience.listeners:
+                self._parts.submit(CancelRequested(request_id, client_left=True))
 
     def _ready_worker_count(self, held: HeldModel) -> int:
         workers = self._parts.dataplane.state.workers.values()

@@ -10,7 +10,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import GenerationSpec, InitImage, Scheduler
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
-from pentimento.pictures import read_header
+from pentimento.pictures import PictureHeader, read_header
 from services.frontdoor.requests.selections import SelectionLimits, resolve_controlnets, resolve_loras
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
@@ -21,11 +21,13 @@ _SHOWN_LENGTH = 80
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Of the deployment; those of the model come with its HeldModel. Cost is in pixel steps: width x height x steps."""
+    """Of the deployment; those of the model come with its HeldModel. Cost is in pixel steps: width x height x steps x
+    pictures."""
 
     max_prompt_bytes: int = 8192
     max_request_cost: float = 1e9
     max_init_image_bytes: int = 8 * 1024 * 1024
+    max_images: int = 10
     max_idempotency_key_chars: int = 128
     max_preview_interval_steps: int = 1000
     default_deadline_ms: int = 120_000
@@ -47,7 +49,7 @@ def resolve(
     named."""
     _check_prompt("prompt", request.prompt, limits, may_be_empty=False)
     _check_prompt("negative_prompt", request.negative_prompt, limits, may_be_empty=True)
-    _in_range("image_count", _default(request.image_count, 1), 1, 1)
+    count = check_image_count(request.image_count, limits)
     deadline_ms, interval = resolve_limits(request.deadline_ms, preview_interval_steps, limits)
     resolved = ResolvedRequest(
         spec=_resolve_adapters(request, _resolve_spec(request, held, limits, drawn_seed), held, known, limits),
@@ -59,8 +61,14 @@ def resolve(
         pin_ms=request.pin_ms or 0,
         may_thin=not _binds_steps(request),
     )
-    check_cost(resolved.cost, request.max_cost, limits)
+    check_cost(resolved.cost * count, request.max_cost, limits, count)
     return resolved
+
+
+def check_image_count(count: int | None, limits: RequestLimits) -> int:
+    """Return how many pictures are asked for. Raises InvalidArgument for none, and for more than the deployment's
+    most."""
+    return int(_in_range("image_count", _default(count, 1), 1, limits.max_images))
 
 
 def _binds_steps(request: ImageRequest) -> bool:
@@ -149,17 +157,28 @@ def _resolve_eta(asked: float | None, scheduler: Scheduler) -> float:
 def _resolve_init_image(asked: InitImage | None, steps: int, limits: RequestLimits) -> InitImage | None:
     if asked is None:
         return None
-    field, size = "init_image.image", len(asked.image)
-    if size > limits.max_init_image_bytes:
-        raise InvalidArgument.of(field, f"must have at most {limits.max_init_image_bytes} bytes, got {size}")
-    read_header(asked.image, field)
+    header = _read_image("init_image.image", asked.image, limits)
     if asked.mask:
-        raise InvalidArgument.of("init_image.mask", "must be empty")
+        _check_mask("init_image.mask", _read_image("init_image.mask", asked.mask, limits), header)
     strength = _in_range("init_image.strength", asked.strength, 0.0, 1.0)
     if int(steps * strength) < 1:
         limit = f"must leave at least 1 of {steps} steps to run, got {strength:g}"
         raise InvalidArgument.of("init_image.strength", limit)
     return replace(asked, strength=strength)
+
+
+def _read_image(field: str, data: bytes, limits: RequestLimits) -> PictureHeader:
+    if len(data) > limits.max_init_image_bytes:
+        raise InvalidArgument.of(field, f"must have at most {limits.max_init_image_bytes} bytes, got {len(data)}")
+    return read_header(data, field)
+
+
+def _check_mask(field: str, mask: PictureHeader, image: PictureHeader) -> None:
+    if mask.format != "png":
+        raise InvalidArgument.of(field, f"must be a PNG image, got {mask.format.upper()}")
+    if (mask.width_px, mask.height_px) != (image.width_px, image.height_px):
+        limit = f"must be of the image's size, {image.width_px} x {image.height_px}"
+        raise InvalidArgument.of(field, f"{limit}, got {mask.width_px} x {mask.height_px}")
 
 
 def resolve_limits(
@@ -174,11 +193,13 @@ def resolve_limits(
     )
 
 
-def check_cost(cost: float, max_cost: float | None, limits: RequestLimits) -> None:
-    """Raises InvalidArgument for a cost, in pixel steps, above the deployment's limit or the client's own."""
+def check_cost(cost: float, max_cost: float | None, limits: RequestLimits, image_count: int = 1) -> None:
+    """Raises InvalidArgument for a cost, in pixel steps of all pictures, above the deployment's limit or the client's
+    own."""
     if cost > limits.max_request_cost:
         limit = f"must be at most {limits.max_request_cost:g} pixel steps, got {cost:g}"
-        raise InvalidArgument.of("width_px x height_px x num_inference_steps", limit)
+        factors = "width_px x height_px x num_inference_steps" + (" x image_count" if image_count > 1 else "")
+        raise InvalidArgument.of(factors, limit)
     if max_cost is not None and not cost <= _in_range("max_cost", max_cost, 0.0, math.inf):
         raise InvalidArgument.of(
             "max_cost", f"must be at least the request's cost, {cost:g} pixel steps, got {max_cost:g}"

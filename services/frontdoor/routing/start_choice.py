@@ -91,7 +91,9 @@ async def _look_up(
     if parts.gateway is None or embedding is None:
         return _not_asked(asked, "the cache could not be asked")
     timeout_s = parts.timeouts.lookup_s
-    candidates = [LookupCandidate(one.scope, one.candidate.latents, one.candidate.images) for one in asked]
+    # A latent that several pictures resumed would make them one and the same; an image is noised by each one's seed.
+    is_first = asker.resolved.image_index == 0
+    candidates = [LookupCandidate(one.scope, one.candidate.latents and is_first, one.candidate.images) for one in asked]
     lookup = parts.gateway.lookup(candidates, embedding, asker.resolved.quality, timeout_s)
     answer = await bounded("gateway", timeout_s, lookup, note)
     if answer is None or len(answer.starts) != len(asked):

@@ -14,7 +14,8 @@ from typing import TypeVar
 from torch import Tensor
 
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.images import decode_pixels
+from pentimento.diffusion.images import decode_mask, decode_pixels
+from pentimento.diffusion.inpainting import MASK_FIELD, mask_of_latent
 from pentimento.diffusion.latent_frames import UnknownLatentFormat
 from pentimento.diffusion.latents import latent_from_bytes
 from pentimento.diffusion.painting import (
@@ -80,7 +81,16 @@ class StartResolver:
         noise_form = self._model.info.noise_form
         first_step = first_img2img_step(spec.num_inference_steps, init_image.strength, noise_form)
         pixels = await self._in_thread(lambda: _pixels(init_image.image, "spec.init_image.image", spec))
-        return ResolvedStart(ImageStart(pixels, first_step))
+        if not init_image.mask:
+            return ResolvedStart(ImageStart(pixels, first_step))
+        mask = await self._in_thread(lambda: self._mask(init_image.mask, spec))
+        # By diffusers' rule, of its inpainting pipelines alone.
+        return ResolvedStart(ImageStart(pixels, first_step, mask, from_noise=init_image.strength == 1.0))
+
+    def _mask(self, data: bytes, spec: GenerationSpec) -> Tensor:
+        mask = decode_mask(data, MASK_FIELD, spec.width_px, spec.height_px)
+        mask_of_latent(mask, self._model.latent_shape(spec.width_px, spec.height_px))
+        return mask
 
     async def _donor_latent(self, spec: GenerationSpec, start: FromLatent) -> ResolvedStart:
         """NIRVANA: the remaining N - K steps under the new prompt; K is where this schedule has the donor's level."""

@@ -197,6 +197,7 @@ def _check_start(spec: GenerationSpec, start: Start, noise_form: NoiseForm) -> N
 def _check_init_image(spec: GenerationSpec, start: Start) -> None:
     assert spec.init_image is not None
     _check_range("spec.init_image.image", len(spec.init_image.image), 1, MAX_INIT_IMAGE_BYTES)
+    _check_range("spec.init_image.mask", len(spec.init_image.mask), 0, MAX_INIT_IMAGE_BYTES)
     _check_range("spec.init_image.strength", spec.init_image.strength, 0.0, 1.0)
     if int(spec.num_inference_steps * spec.init_image.strength) < 1:
         least = f"must leave at least one of {spec.num_inference_steps} steps, got {spec.init_image.strength}"

@@ -58,7 +58,9 @@ class LoadedModel:
     def capabilities(self) -> frozenset[Capability]:
         own = CAPABILITIES | self.device_capabilities
         # Not for good: pairs that were measured to be slower are tried again later.
-        pairs = {Capability.LATENT_PARALLEL} if self.engine.pairing_pays(default_batch_key(self.held)) else set()
+        # A peer is not told of masks.
+        may_pair = not self.info.sees_mask and self.engine.pairing_pays(default_batch_key(self.held))
+        pairs = {Capability.LATENT_PARALLEL} if may_pair else set()
         loras = {Capability.LORA} if self.loras.adapters else set()
         return own | pairs | loras | ({Capability.UPLOADED_LORA} if self.loras.takes_uploaded else set())
 

@@ -178,6 +178,7 @@ OTHER_VALUES: dict[str, object] = {
     "max_cost": 1e6,
     "pin_ms": 1000,
     "binding_steps": True,
+    "image_count": 2,
 }
 
 

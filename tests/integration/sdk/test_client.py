@@ -13,9 +13,9 @@ import pytest
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
-from pentimento.domain.errors import Cancelled, InvalidArgument, PentimentoError, Unavailable
+from pentimento.domain.errors import Cancelled, Internal, InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
-from pentimento.domain.image_request import Accepted, Completed, ImageFormat, ImageRequest, Progress
+from pentimento.domain.image_request import Accepted, Completed, ImageFormat, ImageRequest, PictureFailed, Progress
 from pentimento.rpc.server import RpcServer
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.sdk import AsyncClient, Client, RetryPolicy
@@ -191,6 +191,79 @@ async def test_wrong_field_is_not_retried_and_is_named(tmp_path: Path) -> None:
 
     assert wrong.value.violations[0].field == "prompt"
     assert len(service.keys) == 1
+
+
+TWO = pb.GenerateResponse(accepted=pb.Accepted(request_id="p2-x", image_request_ids=["p2-x-0", "p2-x-1"]))
+
+
+def completed(index: int) -> pb.GenerateResponse:
+    return event_to_proto(Completed(f"p2-x-{index}", b"image %d" % index, ImageFormat.PNG, 16, 8, PROVENANCE, index))
+
+
+def failed(index: int) -> pb.GenerateResponse:
+    return event_to_proto(PictureFailed(f"p2-x-{index}", index, Internal("BROKEN", "the decoder broke")))
+
+
+async def test_several_pictures_come_in_the_order_of_their_indexes(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(TWO, completed(1), completed(0))])
+
+    async with serving(service, tmp_path) as address, AsyncClient(address) as client:
+        found = await client.generate_all(ImageRequest("a circle", image_count=2))
+
+    assert (found.request_id, [picture.data for picture in found.pictures]) == ("p2-x", [b"image 0", b"image 1"])
+    assert found.raise_failure() is found
+
+
+async def test_a_picture_that_failed_does_not_hide_the_other(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(TWO, failed(0), completed(1))])
+
+    async with serving(service, tmp_path) as address, AsyncClient(address) as client:
+        found = await client.generate_all(ImageRequest("a circle", image_count=2))
+
+    assert [picture.data for picture in found.pictures] == [b"image 1"]
+    assert [(one.image_index, one.error.reason) for one in found.failures] == [(0, "BROKEN")]
+    with pytest.raises(Internal, match="the decoder broke"):
+        found.raise_failure()
+
+
+async def test_a_retry_gives_each_picture_once_and_progress_of_those_that_are_missing(tmp_path: Path) -> None:
+    def progress(index: int) -> pb.GenerateResponse:
+        return pb.GenerateResponse(progress=pb.Progress(step=1, step_count=2, image_index=index))
+
+    first = plays(TWO, progress(0), completed(0), then=Unavailable("DOWN", "down"))
+    second = plays(TWO, progress(0), completed(0), progress(1), completed(1))
+    service = ScriptedImageService([first, second])
+
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
+        events = [event async for event in client.stream(ImageRequest("a circle", image_count=2))]
+
+    told = [(type(event).__name__, getattr(event, "image_index", None)) for event in events]
+    assert told == [
+        ("Accepted", None),
+        ("Progress", 0),
+        ("Completed", 0),
+        ("Progress", 1),
+        ("Completed", 1),
+    ]
+    assert len(set(service.keys)) == 1
+
+
+async def test_generate_is_for_one_picture(tmp_path: Path) -> None:
+    async with AsyncClient(f"unix:{tmp_path}/nobody") as client:
+        with pytest.raises(InvalidArgument, match="image_count: must be 1, got 2: generate_all has several"):
+            await client.generate(ImageRequest("a circle", image_count=2))
+
+
+async def test_the_blocking_client_returns_several_pictures(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(TWO, completed(0), completed(1))])
+
+    async with serving(service, tmp_path) as address:
+
+        def paint() -> int:
+            with Client(address) as client:
+                return len(client.generate_all(ImageRequest("a circle", image_count=2)).pictures)
+
+        assert await asyncio.to_thread(paint) == 2
 
 
 async def test_nobody_there_is_unavailable(tmp_path: Path) -> None:

@@ -119,18 +119,19 @@ class World:
         check_counters(self.dataplane.state, self.asked)
 
     def arrive(self, wish: Wish) -> None:
-        request_id = f"r{len(self.wishes)}"
-        self.wishes[request_id] = wish
+        request_id, *others = (f"r{len(self.wishes) + number}" for number in range(wish.count))
+        self.wishes.update(dict.fromkeys((request_id, *others), wish))
         waiting = [
             request.tenant
             for request in self.dataplane.state.requests.values()
             if request.phase in WAITING and request.pool == LIGHT
         ]
         asked = (request_id, wish.tenant, LIGHT, 1.0, wish.deadline)
-        self.send(events.RequestArrived(*asked, cascade=wish.cascade, needs=wish.needs))
+        self.send(events.RequestArrived(*asked, cascade=wish.cascade, needs=wish.needs, others=tuple(others)))
         share = QUEUE_LIMIT // len({*waiting, wish.tenant})
-        full = waiting.count(wish.tenant) >= share or len(waiting) >= 2 * QUEUE_LIMIT
+        full = waiting.count(wish.tenant) + wish.count > share or len(waiting) + wish.count > 2 * QUEUE_LIMIT
         reason = self.rejected.get(request_id, "")
+        assert {self.rejected.get(other, "") for other in others} <= {reason}
         if self.dataplane.state.epoch:
             assert (reason == "QUEUE_FULL") == full, reason
             assert reason in ("", "QUEUE_FULL", "PREDICTED_LATE")

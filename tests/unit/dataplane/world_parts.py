@@ -39,7 +39,7 @@ class JournalRow:
 
 @dataclass(frozen=True)
 class Wish:
-    """What a client asks for. `spare`: its light stage may run on a heavy worker."""
+    """What a client asks for. `spare`: its light stage may run on a heavy worker; `count`: pictures of one call."""
 
     tenant: str
     deadline: float
@@ -47,3 +47,4 @@ class Wish:
     spare: bool = False
     pair: bool = False
     needs: AdapterNeeds = NO_NEEDS
+    count: int = 1

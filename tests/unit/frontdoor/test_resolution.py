@@ -129,6 +129,49 @@ def test_a_bad_start_image_is_refused(image: bytes, strength: float, field: str)
     assert [violation.field for violation in caught.value.violations] == [field]
 
 
+def jpeg(width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height)).save(buffer, "jpeg")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("mask", "limit"),
+    [
+        (b"GIF89a", "must be a PNG, JPEG or WebP image"),
+        (jpeg(16, 8), "must be a PNG image, got JPEG"),
+        (png(8, 16), "must be of the image's size, 16 x 8, got 8 x 16"),
+        (b"x" * (LIMITS.max_init_image_bytes + 1), "must have at most 8388608 bytes, got 8388609"),
+    ],
+)
+def test_a_bad_mask_is_refused_by_name(mask: bytes, limit: str) -> None:
+    with pytest.raises(InvalidArgument, match=limit) as caught:
+        resolved(init_image=InitImage(png(16, 8), 0.5, mask))
+
+    assert [violation.field for violation in caught.value.violations] == ["init_image.mask"]
+
+
+def test_a_mask_of_the_image_s_size_is_kept_beside_it() -> None:
+    asked = InitImage(png(16, 8), 0.5, png(16, 8))
+
+    assert resolved(init_image=asked).spec.init_image == asked
+    assert not resolved(init_image=asked).cacheable
+
+
+@pytest.mark.parametrize("count", [0, -1, 11, 2**62])
+def test_a_number_of_pictures_out_of_bounds_is_refused(count: int) -> None:
+    with pytest.raises(InvalidArgument, match="image_count: must be between 1 and 10"):
+        resolved(image_count=count)
+
+
+def test_the_cost_of_all_pictures_together_is_limited() -> None:
+    assert resolved(width_px=64, height_px=64, num_inference_steps=10, image_count=10).cost == 64 * 64 * 10
+    with pytest.raises(InvalidArgument, match="x image_count: must be at most 409600 pixel steps, got 450560"):
+        resolved(width_px=64, height_px=64, num_inference_steps=11, image_count=10)
+    with pytest.raises(InvalidArgument, match="max_cost"):
+        resolved(image_count=2, max_cost=resolved().cost * 2 - 1)
+
+
 def test_a_decompression_bomb_is_refused_by_its_header() -> None:
     """8 MB of pixels promised by 70 bytes of file; the promise alone is judged."""
     bomb = bytearray(png(8, 8))
@@ -168,6 +211,7 @@ floats = st.one_of(st.none(), st.floats())
         quality=floats,
         deadline_ms=numbers,
         max_cost=floats,
+        image_count=numbers,
     )
 )
 def test_any_request_is_resolved_within_its_limits_or_refused(request: ImageRequest) -> None:

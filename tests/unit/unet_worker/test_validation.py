@@ -40,6 +40,7 @@ def check(order: ExecuteOrder) -> None:
         order_with(start=replace(FROM_LATENT, renoised_steps=FROM_LATENT.resume_step - 1)),
         order_with(start=FROM_IMAGE),
         order_with(init_image=InitImage(b"png", 0.5)),
+        order_with(init_image=InitImage(b"png", 0.5, b"png")),
         replace(ORDER, image_format="webp", deadline_remaining_ms=1),
     ],
 )
@@ -70,6 +71,7 @@ def test_sound_orders_are_taken(order: ExecuteOrder) -> None:
         (order_with(seed=-1), "spec.seed"),
         (order_with(scheduler=Scheduler.DPM_SOLVER_PP_2M), "spec.scheduler"),
         (order_with(init_image=InitImage(b"", 0.5)), "spec.init_image.image"),
+        (order_with(init_image=InitImage(b"png", 0.5, b"x" * (16 * 1024 * 1024 + 1))), "spec.init_image.mask"),
         (order_with(init_image=InitImage(b"png", math.nan)), "spec.init_image.strength"),
         (order_with(init_image=InitImage(b"png", 0.1)), "spec.init_image.strength"),
         (order_with(init_image=InitImage(b"png", 1.1)), "spec.init_image.strength"),

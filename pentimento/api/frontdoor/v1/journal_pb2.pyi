@@ -38,6 +38,7 @@ class JournalledRequest(_message.Message):
     REPLAY_FIELD_NUMBER: _builtins.int
     PIN_MS_FIELD_NUMBER: _builtins.int
     MAY_THIN_FIELD_NUMBER: _builtins.int
+    IMAGE_INDEX_FIELD_NUMBER: _builtins.int
     cache: _image_service_pb2.CacheMode.ValueType
     format: _image_service_pb2.ImageFormat.ValueType
     quality: _builtins.float
@@ -48,6 +49,8 @@ class JournalledRequest(_message.Message):
     """For how long its picture is to stay replayable; 0 for no longer than others."""
     may_thin: _builtins.bool
     """Steps may be left out of it, as far as its model's profile allows."""
+    image_index: _builtins.int
+    """Of several pictures of one call which one it is, from 0."""
     @_builtins.property
     def spec(self) -> _generation_pb2.GenerationSpec:
         """Everything that changes the picture; bytes that are kept apart are left out of it."""
@@ -73,10 +76,11 @@ class JournalledRequest(_message.Message):
         replay: Global___Replay | None = ...,
         pin_ms: _builtins.int = ...,
         may_thin: _builtins.bool = ...,
+        image_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "_replay", b"_replay", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "_replay", b"_replay", "cache", b"cache", "deadline_ms", b"deadline_ms", "format", b"format", "inputs", b"inputs", "may_thin", b"may_thin", "pin_ms", b"pin_ms", "preview_interval_steps", b"preview_interval_steps", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "_replay", b"_replay", "cache", b"cache", "deadline_ms", b"deadline_ms", "format", b"format", "image_index", b"image_index", "inputs", b"inputs", "may_thin", b"may_thin", "pin_ms", b"pin_ms", "preview_interval_steps", b"preview_interval_steps", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__quality: _TypeAlias = _typing.Literal["quality"]  # noqa: Y015
     _WhichOneofArgType__quality: _TypeAlias = _typing.Literal["_quality", b"_quality"]  # noqa: Y015

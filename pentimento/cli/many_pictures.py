@@ -1,0 +1,151 @@
+"""Many pictures at once: several prompts, several pictures of each, so many requests under way at a time."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageRequest, PictureFailed
+from pentimento.domain.image_request import Progress as StepsDone
+from pentimento.sdk.client import AsyncClient
+from pentimento.sdk.picture import Picture, provenance_as_json
+
+_SHOWN_PROMPT = 40
+# A picture and its file in words.
+Describe = Callable[[Path, Picture], str]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A prompt's request, by its number from 1, and the key that a repetition finds it under."""
+
+    number: int
+    request: ImageRequest
+    idempotency_key: str = ""
+
+    @property
+    def count(self) -> int:
+        """Return how many pictures are wished for; at least one has a place, whatever the server says of the number."""
+        return max(self.request.image_count or 1, 1)
+
+
+@dataclass
+class Outcomes:
+    """What became of wishes: files and pictures, or errors, by (number of the prompt, index of the picture)."""
+
+    directory: Path
+    files: dict[tuple[int, int], Path] = field(default_factory=dict)
+    pictures: dict[tuple[int, int], Picture] = field(default_factory=dict)
+    errors: dict[tuple[int, int], PentimentoError] = field(default_factory=dict)
+
+    def hear(self, wish: Wish, event: GenerateEvent) -> None:
+        """Changes state: a picture is saved, a failure noted."""
+        if isinstance(event, Completed):
+            place, picture = (wish.number, event.image_index), Picture.of(event)
+            name = f"{wish.number:03}-{event.image_index}-{picture.provenance.spec.seed}.png"
+            self.files[place] = picture.save(self.directory / name)
+            self.pictures[place] = picture
+        elif isinstance(event, PictureFailed):
+            self.errors[wish.number, event.image_index] = event.error
+
+    def fail(self, wish: Wish, error: PentimentoError) -> None:
+        """Changes state: of a wish's pictures those that are not there will not come."""
+        for index in range(wish.count):
+            if (wish.number, index) not in self.pictures:
+                self.errors.setdefault((wish.number, index), error)
+
+    def in_order(self, wishes: Sequence[Wish]) -> list[Picture | None]:
+        """Return the pictures prompt by prompt, None for those that failed."""
+        return [self.pictures.get((wish.number, index)) for wish in wishes for index in range(wish.count)]
+
+
+class Bars:
+    """A bar for all pictures, and one for each that is being painted; on stderr, where that is a terminal."""
+
+    def __init__(self, total: int, *, quiet: bool) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+        self._all = self._progress.add_task("pictures", total=total)
+        self._tasks: dict[tuple[int, int], TaskID] = {}
+
+    def __enter__(self) -> "Bars":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def hear(self, wish: Wish, event: GenerateEvent) -> None:
+        """Changes what is shown."""
+        if isinstance(event, Accepted):
+            return
+        place = (wish.number, event.image_index)
+        if isinstance(event, Completed | PictureFailed):
+            self._progress.advance(self._all)
+            if place in self._tasks:
+                self._progress.remove_task(self._tasks.pop(place))
+        elif isinstance(event, StepsDone):
+            if place not in self._tasks:
+                shown = wish.request.prompt[:_SHOWN_PROMPT]
+                self._tasks[place] = self._progress.add_task(f"{wish.number}.{event.image_index} {shown}")
+            self._progress.update(self._tasks[place], completed=event.step, total=event.step_count)
+
+
+async def paint_all(client: AsyncClient, wishes: Sequence[Wish], parallel: int, outcomes: Outcomes, bars: Bars) -> None:
+    """Changes `outcomes`. Cancelling the task cancels every request that is under way."""
+    places = asyncio.Semaphore(parallel)
+
+    async def paint(wish: Wish) -> None:
+        async with places:
+            stream = client.stream(wish.request, idempotency_key=wish.idempotency_key)
+            try:
+                async with aclosing(stream) as events:
+                    async for event in events:
+                        outcomes.hear(wish, event)
+                        bars.hear(wish, event)
+            except PentimentoError as error:
+                outcomes.fail(wish, error)
+
+    async with asyncio.TaskGroup() as group:
+        for wish in wishes:
+            group.create_task(paint(wish))
+
+
+def tell(wishes: Sequence[Wish], outcomes: Outcomes, describe: Describe, *, as_json: bool) -> None:
+    """Print a line a picture, in the order of the prompts: on stdout what is there, on stderr what is not; as JSON both
+    on stdout."""
+    for wish in wishes:
+        for index in range(wish.count):
+            place = (wish.number, index)
+            if place in outcomes.pictures:
+                _tell_picture(place, outcomes, describe, as_json=as_json)
+            elif place in outcomes.errors:
+                _tell_failure(place, outcomes.errors[place], as_json=as_json)
+
+
+def _tell_picture(place: tuple[int, int], outcomes: Outcomes, describe: Describe, *, as_json: bool) -> None:
+    file, picture = outcomes.files[place], outcomes.pictures[place]
+    if not as_json:
+        click.echo(describe(file, picture))
+        return
+    line = {"prompt_number": place[0], "image_index": place[1], "file": str(file)}
+    click.echo(json.dumps({**line, **provenance_as_json(picture.provenance)}, ensure_ascii=False))
+
+
+def _tell_failure(place: tuple[int, int], error: PentimentoError, *, as_json: bool) -> None:
+    if as_json:
+        failed = {"reason": error.reason, "message": error.message}
+        click.echo(json.dumps({"prompt_number": place[0], "image_index": place[1], "error": failed}))
+    else:
+        click.echo(f"prompt {place[0]}, picture {place[1]}: {error.message}", err=True)

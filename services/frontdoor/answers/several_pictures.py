@@ -1,0 +1,116 @@
+"""Several pictures of one call: the ids and keys by which they belong together, and the one stream their client hears.
+
+Each picture is a request of its own to dataplane, journal and workers. That they belong together stands in their ids:
+`p3-<hex>` names a call for three pictures, `p3-<hex>-0` to `p3-<hex>-2` are these.
+"""
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.image_request import Accepted, GenerateEvent, PictureFailed, RequestStatus
+from pentimento.domain.reasons import Reason
+from pentimento.domain.requests import RequestState
+from services.frontdoor.answers.audience import Listener
+
+_GROUP_ID = re.compile(r"p([1-9][0-9]{0,2})-[0-9a-f]{32}")
+# No key of a client has it: those are printable.
+_SEPARATOR = "\x1f"
+_SEED_COUNT = 2**64
+# They say that this frontdoor is not the one to listen to, and nothing of the picture.
+_OF_THE_STREAM = ("SUPERSEDED", Reason.REQUEST_ELSEWHERE)
+
+
+def new_group_id(count: int) -> str:
+    """Return an id that no call for so many pictures had before."""
+    return f"p{count}-{secrets.token_hex(16)}"
+
+
+def picture_ids(group_id: str) -> tuple[str, ...]:
+    """Return the ids of a call's pictures by their index; none for what is no id of such a call."""
+    found = _GROUP_ID.fullmatch(group_id)
+    return tuple(f"{group_id}-{index}" for index in range(int(found[1]))) if found else ()
+
+
+def group_of(picture_id: str) -> str:
+    """Return the id of the call that the picture belongs to."""
+    return picture_id.rpartition("-")[0]
+
+
+def picture_key(idempotency_key: str, index: int) -> str:
+    """Return the idempotency key of one of several pictures. The first has the call's own: whoever uses it for
+    another call finds it taken."""
+    return f"{idempotency_key}{_SEPARATOR}{index}" if idempotency_key and index else idempotency_key
+
+
+def picture_seed(first_seed: int, index: int) -> int:
+    """Return the seed of one of several pictures whose client named the first one's."""
+    return (first_seed + index) % _SEED_COUNT
+
+
+def status_of(group_id: str, pictures: Sequence[RequestStatus]) -> RequestStatus:
+    """Return what became of a call: the state of the picture that has come least far; COMPLETED once all have ended
+    and one is there, else that of the first."""
+    states = [picture.state for picture in pictures]
+    order = list(RequestState)
+    open_states = sorted((state for state in states if not state.terminal), key=order.index)
+    completed = [state for state in states if state is RequestState.COMPLETED]
+    return RequestStatus(group_id, [*open_states, *completed, *states][0], pictures=tuple(pictures))
+
+
+class SeveralPictures:
+    """The stream of one client that listens to several pictures. First `accepted`, then `events`."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._listeners = tuple(listeners)
+        self._news = asyncio.Event()
+        for listener in self._listeners:
+            listener.news = self._news
+        self._ids: list[str] = []
+
+    async def accepted(self) -> Accepted:
+        """Return once all of them are accepted. Raises what one of them was refused with."""
+        firsts = [await self._first(listener) for listener in self._listeners]
+        self._ids = [first.request_id for first in firsts]
+        self._news.set()
+        return Accepted(group_of(self._ids[0]), all(first.replayed for first in firsts), tuple(self._ids))
+
+    async def events(self) -> AsyncIterator[GenerateEvent]:
+        """Yield what happens, with the index of the picture that it happens to. One that fails does not end the stream,
+        unless none is completed: then the first one's error is raised at its end."""
+        waiting = dict(enumerate(self._listeners))
+        failures: dict[int, PentimentoError] = {}
+        while waiting:
+            await self._news.wait()
+            self._news.clear()
+            for index, listener in tuple(waiting.items()):
+                for event in listener.take():
+                    if not isinstance(event, Accepted | PictureFailed):
+                        yield replace(event, image_index=index)
+                if listener.ended:
+                    del waiting[index]
+                    if listener.error is not None:
+                        failures[index] = _of_picture(listener.error)
+                        yield PictureFailed(self._ids[index], index, listener.error)
+        if len(failures) == len(self._listeners):
+            raise failures[min(failures)]
+
+    async def _first(self, listener: Listener) -> Accepted:
+        while True:
+            for event in listener.take():
+                assert isinstance(event, Accepted)
+                return event
+            if listener.error is not None:
+                raise listener.error
+            self._news.clear()
+            await self._news.wait()
+
+
+def _of_picture(error: PentimentoError) -> PentimentoError:
+    """Return it; raise one that is of the stream."""
+    if error.reason in _OF_THE_STREAM:
+        raise error
+    return error

@@ -1,0 +1,199 @@
+"""How calls become requests under way: who has a key already, what is new, and whom a stream listens to."""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pentimento.dataplane.events import RequestArrived
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.image_request import ResolvedRequest
+from pentimento.policies.adapter_needs import needs_of
+from pentimento.policies.serving.entry import Stage
+from pentimento.stores.ledger.records import AcceptKind
+from services.frontdoor.answers.audience import Audience, Listener
+from services.frontdoor.answers.delivery import recorded_events
+from services.frontdoor.answers.endings import key_reused
+from services.frontdoor.answers.several_pictures import group_of, new_group_id, picture_key, picture_seed
+from services.frontdoor.metrics import REQUESTS
+from services.frontdoor.parts import FrontdoorParts
+from services.frontdoor.requests.callers import NO_KEY, KeyedCall
+from services.frontdoor.requests.jobs import ClientRequest, Job, JobTerms
+from services.frontdoor.requests.quotas import Quotas
+from services.frontdoor.routing.routes import expected_thinning
+from services.frontdoor.routing.stages import as_painted_by
+
+SEED_BITS = 32
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is painted, the stages whose models can paint it, and the request's draw for the shares of plans.
+    `seed_drawn`: its client named no seed."""
+
+    resolved: ResolvedRequest
+    stages: tuple[Stage, ...]
+    draw: float
+    seed_drawn: bool = False
+
+    def picture(self, index: int) -> ResolvedRequest:
+        """Return what is painted of one of several pictures: the seeds alone differ, drawn where nobody named one."""
+        spec = self.resolved.spec
+        drawn = secrets.randbits(SEED_BITS) if self.seed_drawn and index else spec.seed
+        seed = drawn if self.seed_drawn else picture_seed(spec.seed, index)
+        return replace(self.resolved, spec=replace(spec, seed=seed), image_index=index)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that asks for pictures. `body` gives what it came with, `judge` what is to be painted; neither is asked
+    for more than once. `terms` of what goes on without listeners."""
+
+    tenant: str
+    idempotency_key: str
+    body: Callable[[], bytes]
+    judge: Callable[[], Awaitable[Judged]]
+    terms: JobTerms | None = None
+
+
+@dataclass(frozen=True)
+class NewPicture:
+    """A picture that nobody has asked for under its key: its request's id, and which of the call's pictures it is."""
+
+    request_id: str
+    key: KeyedCall = NO_KEY
+    index: int = 0
+
+
+def new_request_id() -> str:
+    """Return an id that no request had before."""
+    return f"r-{secrets.token_hex(16)}"
+
+
+class Arrivals:
+    """Looks up keys, and lets requests in."""
+
+    def __init__(self, parts: FrontdoorParts, quotas: Quotas) -> None:
+        self._parts = parts
+        self._quotas = quotas
+
+    async def look_up(self, call: Call, count: int = 1) -> tuple[KeyedCall, ...]:
+        """Return for each of a call's pictures who holds its key already, which is answered whatever the queues are
+        like. Two calls that come at once are told apart by the journal when they are accepted. Raises
+        FailedPrecondition for a key that came with another body."""
+        if not call.idempotency_key:
+            return (NO_KEY,) * count
+        body_hash = hashlib.sha256(call.body()).hexdigest()
+        keys = [picture_key(call.idempotency_key, index) for index in range(count)]
+        asked = [self._parts.journal.find_key(call.tenant, key, body_hash) for key in keys]
+        found = [await asyncio.wrap_future(answer) for answer in asked]
+        if any(outcome is not None and outcome.kind is AcceptKind.BODY_DIFFERS for outcome in found):
+            raise key_reused()
+        ids = (outcome.request_id if outcome is not None else "" for outcome in found)
+        return tuple(KeyedCall(key, body_hash, request_id) for key, request_id in zip(keys, ids, strict=True))
+
+    def find_job(self, tenant: str, request_id: str) -> Job | None:
+        """Return a request of the tenant that is under way here."""
+        job = self._parts.jobs.find(request_id)
+        return job if job is not None and job.request.tenant == tenant else None
+
+    def join(self, tenant: str, request_id: str) -> Listener | None:
+        """Return a later listener of a request that is under way here; None where there is none."""
+        job = self.find_job(tenant, request_id) if request_id else None
+        return job.audience.join_late() if job is not None else None
+
+    async def listen(self, tenant: str, request_id: str) -> Listener:
+        """Return a listener of a request that the journal has, under way or not."""
+        listener = self.join(tenant, request_id)
+        if listener is not None:
+            return listener
+        listener = Audience(request_id).join_late()
+        error: PentimentoError | None = None
+        try:
+            for event in await recorded_events(self._parts, request_id, tenant):
+                listener.tell(event)
+        except PentimentoError as ended_with:
+            error = ended_with
+        listener.end(error)
+        return listener
+
+    async def listen_to_several(self, call: Call, count: int) -> list[Listener]:
+        """Changes state: return a listener for each of a call's pictures, by its index; those that nobody has asked for
+        arrive."""
+        keys = await self.look_up(call, count)
+        new = self._new_pictures(keys)
+        by_index: dict[int, Listener] = {}
+        try:
+            for index, key in enumerate(keys):
+                if key.request_id:
+                    by_index[index] = await self.listen(call.tenant, key.request_id)
+            arrived = self.arrive(call, await call.judge(), new) if new else ()
+        except BaseException:
+            # What an earlier call began goes on: a later one may still find it.
+            for listener in by_index.values():
+                listener.leave()
+            raise
+        by_index.update(zip((picture.index for picture in new), arrived, strict=True))
+        return [by_index[index] for index in range(count)]
+
+    def arrive(self, call: Call, judged: Judged, pictures: Sequence[NewPicture]) -> tuple[Listener, ...]:
+        """Changes state: the dataplane hears of all of them, and admits all or none. Raises ResourceExhausted where a
+        quota is exhausted."""
+        jobs = self._new_jobs([self._client_request(call, judged, picture) for picture in pictures])
+        listeners = tuple(job.audience.join() for job in jobs)
+        request, others = jobs[0].request, tuple(job.request.request_id for job in jobs[1:])
+        first, spec = self._parts.catalogue.find(judged.stages[0].model), judged.resolved.spec
+        pools, painted = tuple(stage.pool for stage in judged.stages), as_painted_by(judged.resolved, first)
+        arrived = RequestArrived(
+            request.request_id,
+            call.tenant,
+            pools[0],
+            painted.cost,
+            request.deadline,
+            cascade=pools,
+            needs=needs_of(spec.loras, spec.controlnets),
+            thinning=expected_thinning(self._parts, painted, first),
+            others=others,
+        )
+        self._parts.submit(arrived)
+        return listeners
+
+    def _new_pictures(self, keys: Sequence[KeyedCall]) -> list[NewPicture]:
+        """Return those of several pictures that no request has yet, under the id of the call that began with them."""
+        group = next((group_of(key.request_id) for key in keys if key.request_id), "") or new_group_id(len(keys))
+        return [NewPicture(f"{group}-{index}", key, index) for index, key in enumerate(keys) if not key.request_id]
+
+    def _client_request(self, call: Call, judged: Judged, picture: NewPicture) -> ClientRequest:
+        now, wall = self._parts.clock.monotonic(), self._parts.clock.wall()
+        resolved = judged.picture(picture.index)
+        deadline_s = resolved.deadline_ms / 1000
+        return ClientRequest(
+            request_id=picture.request_id,
+            tenant=call.tenant,
+            resolved=self._parts.inputs.claim(call.tenant, picture.request_id, resolved),
+            stages=judged.stages,
+            arrived_at=now,
+            accepted_at=wall,
+            deadline=now + deadline_s,
+            deadline_at=wall + deadline_s,
+            draw=judged.draw,
+            idempotency_key=picture.key.idempotency_key,
+            body_hash=picture.key.body_hash,
+            terms=call.terms,
+        )
+
+    def _new_jobs(self, requests: Sequence[ClientRequest]) -> list[Job]:
+        """Changes state: counted, unless a quota of their tenant or a disk is exhausted."""
+        jobs = [Job(request, Audience(request.request_id)) for request in requests]
+        for job in jobs:
+            self._parts.jobs.add(job)
+        try:
+            for job in jobs:
+                self._quotas.check(job)
+        except PentimentoError:
+            REQUESTS.labels("rejected").inc(len(jobs))
+            for job in jobs:
+                self._parts.jobs.end(job)
+            raise
+        return jobs

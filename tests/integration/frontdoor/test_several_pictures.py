@@ -1,0 +1,226 @@
+"""Several pictures of one call: admitted together, painted and answered each by itself, found by key and by id."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import (
+    Cancelled,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+)
+from pentimento.domain.image_request import (
+    Accepted,
+    Completed,
+    GenerateEvent,
+    ImageRequest,
+    PictureFailed,
+    Progress,
+    Routed,
+)
+from pentimento.domain.requests import RequestState
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
+from pentimento.testing.paced_worker import PacedWorker
+
+THREE = replace(REQUEST, image_count=3, seed=2**64 - 2)
+UNSEEDED = replace(REQUEST, image_count=3, seed=None)
+
+
+def accepted_of(events: Sequence[GenerateEvent]) -> Accepted:
+    (accepted,) = [event for event in events if isinstance(event, Accepted)]
+    return accepted
+
+
+def completed_of(events: Sequence[GenerateEvent]) -> dict[int, Completed]:
+    return {event.image_index: event for event in events if isinstance(event, Completed)}
+
+
+def unfinished(suite: FrontdoorSuite) -> int:
+    return len(suite.frontdoor.parts.jobs)
+
+
+async def test_each_has_its_seed_its_id_and_its_events(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    accepted, *events = await suite.events(THREE)
+
+    assert isinstance(accepted, Accepted)
+    ids = accepted.image_request_ids
+    assert ids == tuple(f"{accepted.request_id}-{index}" for index in range(3))
+    pictures = completed_of(events)
+    assert [pictures[index].request_id for index in range(3)] == list(ids)
+    assert [pictures[index].provenance.spec.seed for index in range(3)] == [2**64 - 2, 2**64 - 1, 0]
+    assert len({picture.image for picture in pictures.values()}) == 3
+    assert {event.image_index for event in events if isinstance(event, Routed)} == {0, 1, 2}
+    # Of a picture that is quick nobody may hear a step.
+    assert {event.image_index for event in events if isinstance(event, Progress)} <= {0, 1, 2}
+
+
+async def test_seeds_that_nobody_named_are_drawn_each_for_itself(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    await suite.events(UNSEEDED)
+
+    seeds = {spec.seed for spec in worker.executed}
+    assert len(seeds) == 3
+    assert max(seeds) - min(seeds) > 2
+
+
+async def test_one_picture_asked_for_by_number_is_as_one_asked_for(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    accepted, *_, completed = await suite.events(replace(REQUEST, image_count=1))
+
+    assert isinstance(completed, Completed)
+    assert accepted == Accepted(completed.request_id)
+
+
+@pytest.mark.parametrize("count", [0, -1, 11, 2**62])
+async def test_a_number_that_cannot_be_is_refused_by_name(
+    suite: FrontdoorSuite, worker: PacedWorker, count: int
+) -> None:
+    with pytest.raises(InvalidArgument, match="image_count: must be between 1 and 10"):
+        await suite.events(replace(REQUEST, image_count=count), idempotency_key="key")
+    assert not worker.executed
+
+
+async def test_the_cost_of_all_is_what_is_limited(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    cost = 32 * 32 * 3 * 3
+    with pytest.raises(InvalidArgument) as caught:
+        await suite.events(replace(THREE, max_cost=cost - 1))
+
+    assert caught.value.violations[0].field == "max_cost"
+    assert f"{cost} pixel steps" in caught.value.message
+    assert len(completed_of(await suite.events(replace(THREE, max_cost=cost)))) == 3
+
+
+async def test_where_one_has_no_room_nothing_is_accepted(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, queue_limit=2) as suite:
+        with pytest.raises(ResourceExhausted, match="is full"):
+            await suite.events(THREE)
+        status = await suite.operator.status()
+
+        assert (status.accepted_count, status.rejected_count, unfinished(suite)) == (0, 3, 0)
+    assert not worker.executed
+
+
+async def test_a_quota_counts_each_of_them(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, tenant_unfinished_requests=2) as suite:
+        with pytest.raises(ResourceExhausted) as caught:
+            await suite.events(THREE)
+
+        assert (caught.value.metadata, unfinished(suite)) == ({"quota": "tenant-unfinished-requests"}, 0)
+        assert len(completed_of(await suite.events(replace(THREE, image_count=2)))) == 2
+
+
+async def test_one_that_fails_is_told_and_the_others_are_painted(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    worker.fail_with = Internal("BROKEN", "the decoder broke")
+
+    events = await suite.events(THREE)
+
+    (failed,) = [event for event in events if isinstance(event, PictureFailed)]
+    assert failed.request_id == accepted_of(events).image_request_ids[failed.image_index]
+    assert failed.error.reason == "BROKEN"
+    assert {failed.image_index, *completed_of(events)} == {0, 1, 2}
+    status = await suite.client.get_request(accepted_of(events).request_id)
+    assert status.state is RequestState.COMPLETED
+    assert status.pictures[failed.image_index].state is RequestState.FAILED
+    assert status.pictures[failed.image_index].error_reason == "BROKEN"
+
+
+async def test_a_client_that_leaves_cancels_all(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with aclosing(suite.client.generate(THREE)) as stream:
+        request_id = await suite.accepted(stream)
+
+    await until(lambda: not unfinished(suite))
+    status = await suite.client.get_request(request_id)
+    assert [status.state, *[picture.state for picture in status.pictures]] == [RequestState.CANCELLED] * 4
+
+
+async def test_cancel_stops_all_or_one(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with aclosing(suite.client.generate(THREE)) as stream:
+        accepted = await anext(stream)
+        assert isinstance(accepted, Accepted)
+
+        one = await suite.client.cancel(accepted.image_request_ids[1])
+        status = await suite.client.get_request(accepted.request_id)
+        rest = await suite.client.cancel(accepted.request_id)
+        with pytest.raises(Cancelled):
+            _ = [event async for event in stream]
+
+    assert (one, rest) == (RequestState.CANCELLED, RequestState.CANCELLED)
+    assert [picture.state.terminal for picture in status.pictures] == [False, True, False]
+    assert not status.state.terminal
+
+
+async def test_a_retry_joins_those_under_way_and_paints_nothing_twice(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
+    worker.hold.clear()
+    first = suite.client.generate(THREE, "key")
+    request_id = await suite.accepted(first)
+    second = suite.client.generate(THREE, "key")
+
+    accepted = await anext(second)
+
+    assert isinstance(accepted, Accepted)
+    assert (accepted.request_id, accepted.replayed) == (request_id, True)
+    worker.hold.set()
+    heard = [completed_of([event async for event in stream]) for stream in (first, second)]
+    assert [sorted(pictures) for pictures in heard] == [[0, 1, 2]] * 2
+    assert len(worker.executed) == 3
+
+
+async def test_calls_of_one_key_that_come_at_once_are_one(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    streams = [suite.frontdoor.api.generate("anonymous", UNSEEDED, "key") for _ in range(3)]
+    firsts = await asyncio.gather(*(anext(stream) for stream in streams))
+    worker.hold.set()
+
+    heard = [completed_of([event async for event in stream]) for stream in streams]
+
+    assert len({first.request_id for first in firsts if isinstance(first, Accepted)}) == 1
+    assert [sorted(pictures) for pictures in heard] == [[0, 1, 2]] * 3
+    assert len(worker.executed) == 3
+
+
+@pytest.mark.parametrize("other", [replace(THREE, image_count=2), replace(THREE, image_count=1), REQUEST])
+async def test_a_key_covers_the_number_too(suite: FrontdoorSuite, worker: PacedWorker, other: ImageRequest) -> None:
+    await suite.events(THREE, idempotency_key="key")
+
+    with pytest.raises(FailedPrecondition) as caught:
+        await suite.events(other, idempotency_key="key")
+
+    assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
+
+
+async def test_the_next_frontdoor_finishes_them_and_knows_the_key(folder: Path, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with running_suite(folder) as suite:
+        stream = suite.client.generate(THREE, "key")
+        request_id = await suite.accepted(stream)
+        await worker.wait_until(lambda: worker.running)
+    worker.hold.set()
+
+    async with running_suite(folder) as suite:
+        events = await suite.events(THREE, idempotency_key="key")
+        status = await suite.client.get_request(request_id)
+
+    assert accepted_of(events).request_id == request_id
+    assert accepted_of(events).replayed
+    assert sorted(completed_of(events)) == [0, 1, 2]
+    assert [picture.completed.image if picture.completed else None for picture in status.pictures] == [b""] * 3
+    assert len(worker.executed) == 3
+
+
+async def test_an_id_that_somebody_made_up_is_unknown(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    accepted = accepted_of(await suite.events(THREE))
+
+    for made_up in (f"p999-{'0' * 32}", accepted.request_id.replace("p3", "p4"), f"{accepted.request_id}-3"):
+        with pytest.raises(NotFound):
+            await suite.client.get_request(made_up)
+        with pytest.raises(NotFound):
+            await suite.client.cancel(made_up)

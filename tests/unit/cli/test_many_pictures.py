@@ -1,0 +1,193 @@
+"""`pentimento generate` for many prompts: what is asked for, saved, told and shown."""
+
+import base64
+import io
+import json
+import re
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from pentimento.cli import cli
+from pentimento.cli.contact_sheet import save_contact_sheet
+from pentimento.cli.generate import all_prompts, summary
+from pentimento.cli.many_pictures import Bars, Outcomes, Wish, paint_all, tell
+from pentimento.cli.terminal_pictures import PictureProtocol, escape_of, protocol_of
+from pentimento.domain.errors import Internal, PentimentoError, ResourceExhausted
+from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
+from pentimento.domain.image_request import (
+    Accepted,
+    Completed,
+    GenerateEvent,
+    ImageFormat,
+    ImageRequest,
+    PictureFailed,
+    Progress,
+)
+from pentimento.sdk import AsyncClient, Picture
+
+
+def png(colour: str = "red", width: int = 16, height: int = 8) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height), colour).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def completed(index: int, seed: int, colour: str = "red") -> Completed:
+    spec = GenerationSpec("a circle", "", "tiny", 16, 8, 20, 3.0, Scheduler.DDIM, seed)
+    provenance = Provenance("r", spec, Route("r", FromNoise(), "tiny", "sha256:0"), "sha256:0", "w", 1, 1, 20, 0, "1")
+    return Completed("r", png(colour), ImageFormat.PNG, 16, 8, provenance, index)
+
+
+class ScriptedClient:
+    """Streams what is written for each prompt; the last word may be an error."""
+
+    def __init__(self, scripts: dict[str, list[GenerateEvent | PentimentoError]]) -> None:
+        self.scripts = scripts
+        self.keys: list[str] = []
+
+    async def stream(self, request: ImageRequest, *, idempotency_key: str) -> AsyncGenerator[GenerateEvent, None]:
+        self.keys.append(idempotency_key)
+        for event in self.scripts[request.prompt]:
+            if isinstance(event, PentimentoError):
+                raise event
+            yield event
+
+
+async def painted(folder: Path, wishes: list[Wish], **scripts: list[GenerateEvent | PentimentoError]) -> Outcomes:
+    outcomes = Outcomes(folder)
+    client = cast(AsyncClient, ScriptedClient(scripts))
+    with Bars(len(wishes), quiet=True) as bars:
+        await paint_all(client, wishes, 2, outcomes, bars)
+    return outcomes
+
+
+TWO_OF_A = Wish(1, ImageRequest("a", image_count=2))
+B = Wish(2, ImageRequest("b"))
+FULL = ResourceExhausted("QUEUE_FULL", "the queue is full")
+BROKEN = PictureFailed("p2-x-1", 1, Internal("BROKEN", "the decoder broke"))
+
+
+async def test_pictures_are_saved_by_prompt_index_and_seed(tmp_path: Path) -> None:
+    a = [Accepted("p2-x"), Progress(1, 2, image_index=1), completed(1, 8), completed(0, 7)]
+
+    outcomes = await painted(tmp_path, [TWO_OF_A, B], a=a, b=[completed(0, 5)])
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["001-0-7.png", "001-1-8.png", "002-0-5.png"]
+    seeds = [picture.provenance.spec.seed if picture else None for picture in outcomes.in_order([TWO_OF_A, B])]
+    assert seeds == [7, 8, 5]
+
+
+async def test_what_fails_is_told_and_stops_nobody_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = await painted(tmp_path, [TWO_OF_A, B], a=[completed(0, 7), BROKEN], b=[FULL])
+
+    tell([TWO_OF_A, B], outcomes, summary, as_json=False)
+
+    told = capsys.readouterr()
+    assert "001-0-7.png  16×8, tiny, seed 7, 20 steps" in told.out
+    assert told.err.splitlines() == [
+        "prompt 1, picture 1: the decoder broke",
+        "prompt 2, picture 0: the queue is full",
+    ]
+
+
+async def test_as_json_each_picture_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = await painted(tmp_path, [TWO_OF_A, B], a=[completed(0, 7), BROKEN], b=[FULL])
+
+    tell([TWO_OF_A, B], outcomes, summary, as_json=True)
+
+    first, second, third = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["prompt_number"], first["image_index"], first["spec"]["seed"]) == (1, 0, 7)
+    assert Path(first["file"]).exists()
+    assert second == {
+        "prompt_number": 1,
+        "image_index": 1,
+        "error": {"reason": "BROKEN", "message": "the decoder broke"},
+    }
+    assert third["error"]["reason"] == "QUEUE_FULL"
+
+
+def test_prompts_are_those_of_the_command_line_and_then_the_lines_of_a_file() -> None:
+    assert all_prompts(("a",), ["  b  \n", "\n", "c"]) == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        ([], "say what to paint"),
+        (["--prompts-file", "-"], "say what to paint"),
+        (["a", "b", "-o", "x.png"], "--output is for one picture"),
+        (["a", "--count", "2", "-o", "x.png"], "--output is for one picture"),
+        (["a", "b", "--preview", "3"], "--preview is for one picture"),
+        (["a", "b", "--mask", __file__], "--mask says where --init-image is painted over"),
+        (["a", "--show"], "--show: this terminal is not known to show pictures"),
+    ],
+)
+def test_what_does_not_go_together_is_said(arguments: list[str], wrong: str) -> None:
+    environment = {"TERM": "dumb", "TERM_PROGRAM": "", "KITTY_WINDOW_ID": ""}
+    done = CliRunner().invoke(cli, ["generate", "--address", "unix:/nobody", *arguments], env=environment)
+
+    assert done.exit_code == 2
+    assert wrong in re.sub(r"\s+", " ", done.output)
+
+
+def test_a_contact_sheet_has_a_cell_for_each_and_leaves_those_of_missing_ones_empty(tmp_path: Path) -> None:
+    red, blue = Picture.of(completed(0, 1)), Picture.of(completed(0, 1, "blue"))
+
+    save_contact_sheet([red, None, blue], tmp_path / "sheet.png", column_count=2)
+
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size == (8 + 2 * 264, 8 + 2 * 264)
+        middles = [sheet.getpixel((8 + 128 + column * 264, 8 + 128 + row * 264)) for row in (0, 1) for column in (0, 1)]
+    assert middles == [(255, 0, 0), (255, 255, 255), (0, 0, 255), (255, 255, 255)]
+
+
+@pytest.mark.parametrize(
+    ("environment", "protocol"),
+    [
+        ({"TERM": "xterm-kitty"}, PictureProtocol.KITTY),
+        ({"KITTY_WINDOW_ID": "1"}, PictureProtocol.KITTY),
+        ({"TERM": "xterm-ghostty"}, PictureProtocol.KITTY),
+        ({"TERM_PROGRAM": "iTerm.app"}, PictureProtocol.ITERM),
+        ({"TERM_PROGRAM": "WezTerm", "TERM": "xterm-256color"}, PictureProtocol.ITERM),
+        ({"TERM": "xterm-256color"}, None),
+        ({}, None),
+    ],
+)
+def test_terminals_that_show_pictures_are_known(environment: dict[str, str], protocol: PictureProtocol | None) -> None:
+    assert protocol_of(environment) is protocol
+
+
+def test_kitty_is_told_in_chunks_that_say_whether_more_follow() -> None:
+    data = bytes(range(256)) * 20
+
+    commands = re.findall("\x1b_G(.*?);(.*?)\x1b\\\\", escape_of(data, PictureProtocol.KITTY))
+
+    assert [keys for keys, _ in commands] == ["a=T,f=100,m=1", "m=0"]
+    assert base64.b64decode("".join(chunk for _, chunk in commands)) == data
+
+
+def test_iterm_is_told_in_one_line() -> None:
+    told = escape_of(b"png", PictureProtocol.ITERM)
+
+    assert told == "\x1b]1337;File=inline=1;size=3;preserveAspectRatio=1:cG5n\a"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_the_command(shell: str) -> None:
+    done = CliRunner().invoke(cli, ["completion", shell])
+
+    assert done.exit_code == 0
+    assert "_PENTIMENTO_COMPLETE" in done.output
+
+
+def test_completion_knows_subcommands() -> None:
+    environment = {"_PENTIMENTO_COMPLETE": "bash_complete", "COMP_WORDS": "pentimento gen", "COMP_CWORD": "1"}
+
+    done = CliRunner().invoke(cli, prog_name="pentimento", env=environment)
+
+    assert done.output.splitlines() == ["plain,generate"]

@@ -1,0 +1,128 @@
+"""Masked pictures: what stays is the image's to the last step, what is painted is not, whoever shares the batch."""
+
+import io
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from pentimento.diffusion.families import Conditioning, DenoiserInput, DiffusionModel
+from pentimento.diffusion.images import decode_mask
+from pentimento.diffusion.inpainting import mask_of_latent
+from pentimento.diffusion.painting import ImageStart, Painting, PaintingRequest, model_input, prepare, take_step
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.domain.errors import InvalidArgument
+from tests.unit.diffusion.specs import paint, run_steps, spec_with
+
+PIXELS = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3)) * 2 - 1
+LEFT = torch.zeros(1, 1, 32, 32)
+LEFT[..., :16] = 1.0
+
+
+def clean_latent(model: DiffusionModel, seed: int) -> Tensor:
+    with torch.inference_mode():
+        return model.encode_image(PIXELS, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("from_noise", [False, True])
+def test_what_stays_is_the_image_s_latent_and_the_rest_is_painted(any_model: DiffusionModel, from_noise: bool) -> None:
+    for scheduler in any_model.info.schedulers:
+        spec = spec_with(scheduler=scheduler)
+        first_step = 0 if from_noise else 4
+
+        latent = paint(any_model, PaintingRequest(spec, ImageStart(PIXELS, first_step, LEFT, from_noise)))
+
+        clean, half = clean_latent(any_model, spec.seed), latent.shape[-1] // 2
+        assert torch.equal(latent[..., half:], clean[..., half:])
+        assert (latent[..., :half] - clean[..., :half]).abs().mean() > 0.01
+
+
+def test_between_steps_what_stays_is_noised_to_the_level_of_the_next_step(any_model: DiffusionModel) -> None:
+    spec = spec_with(scheduler=any_model.info.schedulers[0])
+    painting = prepare(any_model, PromptMemo(any_model, 8), PaintingRequest(spec, ImageStart(PIXELS, 2, LEFT)))
+    assert painting.known is not None
+
+    run_steps(any_model, painting, until=5)
+
+    clean, half = clean_latent(any_model, spec.seed), painting.state.latent.shape[-1] // 2
+    expected = painting.schedule.noised_latent(clean, painting.known.noise, 5)
+    assert torch.equal(painting.state.latent[..., half:], expected[..., half:])
+    assert painting.predicted_clean is not None
+    assert torch.equal(painting.predicted_clean[..., half:], clean[..., half:])
+
+
+def test_a_masked_picture_in_a_batch_with_others_is_what_it_is_alone(model: DiffusionModel) -> None:
+    """One forward pass for a masked and an unmasked picture: each takes its step from its own rows."""
+    masked = PaintingRequest(spec_with(guidance_scale=1.0), ImageStart(PIXELS, 4, LEFT))
+    other = PaintingRequest(spec_with(guidance_scale=1.0, seed=9), ImageStart(PIXELS, 4))
+    prompts = PromptMemo(model, 8)
+    alone = [paint(model, request) for request in (masked, other)]
+
+    paintings = [prepare(model, prompts, request) for request in (masked, other)]
+    with torch.inference_mode():
+        while not paintings[0].done:
+            predictions = model.predict(_batch(model, paintings)).chunk(2)
+            for painting, prediction in zip(paintings, predictions, strict=True):
+                take_step(model, painting, prediction)
+
+    for painting, expected in zip(paintings, alone, strict=True):
+        assert (painting.state.latent - expected).abs().max() <= 1e-5
+
+
+def _batch(model: DiffusionModel, paintings: list[Painting]) -> DenoiserInput:
+    inputs = [model_input(model, painting) for painting in paintings]
+    return replace(
+        inputs[0],
+        latents=torch.cat([one.latents for one in inputs]),
+        timesteps=torch.cat([one.timesteps for one in inputs]),
+        conditioning=Conditioning.concatenate([one.conditioning for one in inputs]),
+        time_terms=None,
+    )
+
+
+def png_of(levels: list[list[int]]) -> bytes:
+    image = Image.new("L", (len(levels[0]), len(levels)))
+    image.putdata([level for row in levels for level in row])
+    buffer = io.BytesIO()
+    image.save(buffer, "png")
+    return buffer.getvalue()
+
+
+def test_grey_counts_as_white_from_the_middle_on() -> None:
+    mask = decode_mask(png_of([[0, 127, 128, 255]]), "mask", 4, 1)
+
+    assert mask.tolist() == [[[[0.0, 0.0, 1.0, 1.0]]]]
+
+
+def test_a_mask_of_another_size_is_resized_with_its_image() -> None:
+    mask = decode_mask(png_of([[0, 255], [0, 255]]), "mask", 8, 8)
+
+    assert mask.shape == (1, 1, 8, 8)
+    assert mask[..., 0].max() == 0.0
+    assert mask[..., -1].min() == 1.0
+
+
+@pytest.mark.parametrize(("level", "limit"), [(0.0, "must be white somewhere"), (1.0, "must be black somewhere")])
+def test_a_mask_that_says_nothing_is_refused(level: float, limit: str) -> None:
+    with pytest.raises(InvalidArgument, match=limit) as caught:
+        mask_of_latent(torch.full((1, 1, 32, 32), level), (1, 4, 4, 4))
+
+    assert caught.value.violations[0].field == "spec.init_image.mask"
+
+
+def test_a_white_spot_that_no_cell_of_the_latent_sees_paints_nothing() -> None:
+    mask = torch.zeros(1, 1, 32, 32)
+    mask[..., 1, 1] = 1.0
+
+    with pytest.raises(InvalidArgument, match="must be white somewhere"):
+        mask_of_latent(mask, (1, 4, 4, 4))
+
+
+@pytest.mark.parametrize("data", [b"", b"no image", b"\x89PNG\r\n\x1a\n" + bytes(40)])
+def test_what_is_no_image_is_refused_by_its_name(data: bytes) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        decode_mask(data, "spec.init_image.mask", 8, 8)
+
+    assert caught.value.violations[0].field == "spec.init_image.mask"
