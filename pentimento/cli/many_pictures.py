@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageRequest, PictureFailed
 from pentimento.domain.image_request import Progress as StepsDone
+from pentimento.domain.provenance_document import provenance_as_json
 from pentimento.sdk.client import AsyncClient
-from pentimento.sdk.picture import Picture, provenance_as_json
+from pentimento.sdk.picture import Picture
 
 _SHOWN_PROMPT = 40
 # A picture and its file in words.
