@@ -46,7 +46,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class PictureCall:
+class ArrivingCall:
     """A call that asks for pictures. `body` gives what it came with, `judge` what is to be painted; neither is asked
     for more than once. `terms` of what goes on without listeners."""
 
@@ -78,7 +78,7 @@ class Arrivals:
         self._parts = parts
         self._quotas = quotas
 
-    async def look_up(self, call: PictureCall, count: int = 1) -> tuple[KeyedCall, ...]:
+    async def look_up(self, call: ArrivingCall, count: int = 1) -> tuple[KeyedCall, ...]:
         """Return for each of a call's pictures who holds its key already, which is answered whatever the queues are
         like. Two calls that come at once are told apart by the journal when they are accepted. Raises
         FailedPrecondition for a key that came with another body."""
@@ -118,7 +118,7 @@ class Arrivals:
         listener.end(error)
         return listener
 
-    async def listen_to_several(self, call: PictureCall, count: int) -> list[Listener]:
+    async def listen_to_several(self, call: ArrivingCall, count: int) -> list[Listener]:
         """Changes state: return a listener for each of a call's pictures, by its index; those that nobody has asked for
         arrive."""
         keys = await self.look_up(call, count)
@@ -137,7 +137,7 @@ class Arrivals:
         by_index.update(zip((picture.index for picture in new), arrived, strict=True))
         return [by_index[index] for index in range(count)]
 
-    def arrive(self, call: PictureCall, judged: Judged, pictures: Sequence[NewPicture]) -> tuple[Listener, ...]:
+    def arrive(self, call: ArrivingCall, judged: Judged, pictures: Sequence[NewPicture]) -> tuple[Listener, ...]:
         """Changes state: the dataplane hears of all of them, and admits all or none. Raises ResourceExhausted where a
         quota is exhausted."""
         jobs = self._new_jobs([self._client_request(call, judged, picture) for picture in pictures])
@@ -164,7 +164,7 @@ class Arrivals:
         group = next((group_of(key.request_id) for key in keys if key.request_id), "") or new_group_id(len(keys))
         return [NewPicture(f"{group}-{index}", key, index) for index, key in enumerate(keys) if not key.request_id]
 
-    def _client_request(self, call: PictureCall, judged: Judged, picture: NewPicture) -> ClientRequest:
+    def _client_request(self, call: ArrivingCall, judged: Judged, picture: NewPicture) -> ClientRequest:
         now, wall = self._parts.clock.monotonic(), self._parts.clock.wall()
         resolved = judged.picture(picture.index)
         deadline_s = resolved.deadline_ms / 1000

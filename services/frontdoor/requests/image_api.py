@@ -33,7 +33,7 @@ from services.frontdoor.answers.audience import Listener
 from services.frontdoor.answers.delivery import recorded_events
 from services.frontdoor.answers.several_pictures import SeveralPictures, picture_ids, status_of
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.requests.arrivals import SEED_BITS, Arrivals, Judged, NewPicture, PictureCall, new_request_id
+from services.frontdoor.requests.arrivals import SEED_BITS, Arrivals, ArrivingCall, Judged, NewPicture, new_request_id
 from services.frontdoor.requests.callers import Callers, HeldKeys
 from services.frontdoor.requests.jobs import JobTerms
 from services.frontdoor.requests.quotas import Quotas
@@ -94,7 +94,7 @@ class ImageApi:
         """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen. Of
         several pictures (`image_count`) accepted comes once, and the rest of each."""
         judge = partial(self._judge_image, tenant, request, preview_interval_steps)
-        call = PictureCall(tenant, idempotency_key, partial(request_to_bytes, request), judge)
+        call = ArrivingCall(tenant, idempotency_key, partial(request_to_bytes, request), judge)
         return self._paint_images(call, request.image_count)
 
     def replay(
@@ -103,7 +103,7 @@ class ImageApi:
         """As `generate`, of a completed request's picture once more. Raises NotFound for a request that is not the
         tenant's, and as `resolve_replay`."""
         judge = partial(self._judge_replay, tenant, request, preview_interval_steps)
-        return self._paint(PictureCall(tenant, idempotency_key, partial(replay_to_bytes, request), judge))
+        return self._paint(ArrivingCall(tenant, idempotency_key, partial(replay_to_bytes, request), judge))
 
     async def submit(
         self,
@@ -121,7 +121,7 @@ class ImageApi:
         if request.deadline_ms is None:
             request = replace(request, deadline_ms=self._limits.job_deadline_ms)
         judge = partial(self._judge_image, tenant, request, preview_interval_steps)
-        call = PictureCall(tenant, idempotency_key, body, judge, JobTerms(webhook_url))
+        call = ArrivingCall(tenant, idempotency_key, body, judge, JobTerms(webhook_url))
         async with aclosing(self._paint_images(call, request.image_count)) as events:
             async for event in events:
                 if isinstance(event, Accepted):
@@ -143,10 +143,10 @@ class ImageApi:
             finally:
                 self._leave(listeners)
 
-    def _paint_images(self, call: PictureCall, count: int | None) -> AsyncGenerator[GenerateEvent, None]:
+    def _paint_images(self, call: ArrivingCall, count: int | None) -> AsyncGenerator[GenerateEvent, None]:
         return self._paint(call) if count is None or count == 1 else self._paint_several(call, count)
 
-    async def _paint(self, call: PictureCall) -> AsyncGenerator[GenerateEvent, None]:
+    async def _paint(self, call: ArrivingCall) -> AsyncGenerator[GenerateEvent, None]:
         check_idempotency_key(call.idempotency_key, self._limits)
         with self._callers.calling(call.tenant, call.idempotency_key):
             (key,) = await self._arrivals.look_up(call)
@@ -167,7 +167,7 @@ class ImageApi:
             finally:
                 self._leave([listener])
 
-    async def _paint_several(self, call: PictureCall, count: int) -> AsyncGenerator[GenerateEvent, None]:
+    async def _paint_several(self, call: ArrivingCall, count: int) -> AsyncGenerator[GenerateEvent, None]:
         """As `_paint`, of `count` pictures, each a request of its own: those that nobody has asked for yet arrive
         together. Whoever calls with the same key meanwhile waits until these are accepted, and joins them."""
         check_idempotency_key(call.idempotency_key, self._limits)
