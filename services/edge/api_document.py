@@ -212,12 +212,13 @@ PICTURE = {
     "type": "object",
     "properties": {
         "b64_json": {"type": "string", "contentEncoding": "base64"},
+        "url": {"type": "string"},
         "request_id": {"type": "string"},
         "image_index": {"type": "integer"},
         "seed": {"type": "integer"},
         "provenance": {"type": "object"},
     },
-    "required": ["b64_json", "request_id", "seed"],
+    "required": ["request_id", "seed"],
 }
 PICTURES = {
     "type": "object",

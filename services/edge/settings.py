@@ -63,6 +63,9 @@ class EdgeSettings:
     )
     controller_address: str = setting("", help="controller that the console asks about the fleet; empty for none")
     gateway_address: str = setting("", help="gateway that the console asks about the cache; empty for none")
+    public_url: str = setting(
+        "", help="how clients reach this process, such as https://images.example; empty: as they asked for it"
+    )
     files_url: str = setting(
         "", help="object store whose pictures this process serves under signed addresses, file:///…; empty for none"
     )

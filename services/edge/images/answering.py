@@ -5,6 +5,7 @@ image token 8 × 8 pixels, one position of a latent.
 """
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 from pentimento.domain.generation import GenerationSpec
@@ -54,10 +55,11 @@ def pixel_tokens(spec: GenerationSpec) -> int:
     return -(-spec.width_px * spec.height_px // PIXELS_AN_IMAGE_TOKEN)
 
 
-def picture_document(completed: Completed, with_provenance: bool) -> dict[str, Any]:
-    """Return one picture of an answer; `request_id` and `seed` are how to come back to it."""
+def picture_document(completed: Completed, with_provenance: bool, url: str = "") -> dict[str, Any]:
+    """Return one picture of an answer, its address where it has one; `request_id` and `seed` are how to come back to
+    it."""
     document: dict[str, Any] = {
-        "b64_json": encoded(completed.image),
+        **({"url": url} if url else {"b64_json": encoded(completed.image)}),
         "request_id": completed.request_id,
         "image_index": completed.image_index,
         "seed": completed.provenance.spec.seed,
@@ -68,13 +70,21 @@ def picture_document(completed: Completed, with_provenance: bool) -> dict[str, A
 
 
 def pictures_document(
-    pictures: list[Completed], failed: list[PictureFailed], created_s: int, with_provenance: bool = False
+    pictures: list[Completed],
+    failed: list[PictureFailed],
+    created_s: int,
+    with_provenance: bool = False,
+    urls: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return a whole answer; `created_s` is a Unix time. `failed` is there only where some of several did not come."""
+    """Return a whole answer; `created_s` is a Unix time. `failed` is there only where some of several did not come;
+    `urls` are the addresses of the others, where they come as such."""
     document: dict[str, Any] = {
         "created": created_s,
         "background": "opaque",
-        "data": [picture_document(completed, with_provenance) for completed in pictures],
+        "data": [
+            picture_document(completed, with_provenance, urls[index] if urls else "")
+            for index, completed in enumerate(pictures)
+        ],
         "output_format": pictures[0].format.value,
         "quality": quality_word(pictures[0]),
         "size": size_of(pictures[0]),

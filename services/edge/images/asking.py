@@ -21,6 +21,7 @@ API_NAMES = {
     "width_px": "size",
     "height_px": "size",
     "width_px x height_px x num_inference_steps": "size",
+    "width_px x height_px x num_inference_steps x image_count": "n",
     "init_image.image": "image",
     "init_image.strength": "strength",
     "format": "output_format",
@@ -33,12 +34,14 @@ API_NAMES = {
 
 @dataclass(frozen=True)
 class AskedPictures:
-    """A call: what to paint, and how to answer. `partial_images` are the previews that it wants at most."""
+    """A call: what to paint, and how to answer. `partial_images` are the previews that it wants at most; `as_urls`:
+    pictures come as addresses."""
 
     request: ImageRequest
     stream: bool = False
     partial_images: int = 0
     provenance: bool = False
+    as_urls: bool = False
 
 
 def asked_pictures(values: Mapping[str, Any], image: bytes | None = None, mask: bytes = b"") -> AskedPictures:
@@ -67,7 +70,11 @@ def asked_pictures(values: Mapping[str, Any], image: bytes | None = None, mask: 
         image_count=values["n"] if values.get("n", 1) != 1 else None,
     )
     return AskedPictures(
-        request, values.get("stream", False), values.get("partial_images", 0), values.get("provenance", False)
+        request,
+        values.get("stream", False),
+        values.get("partial_images", 0),
+        values.get("provenance", False),
+        values.get("response_format") == "url",
     )
 
 
@@ -75,8 +82,8 @@ def check_unserved(values: Mapping[str, Any]) -> None:
     """InvalidArgument for what OpenAI's clients may ask and no model here can do."""
     if values.get("background") == "transparent":
         raise InvalidArgument.of("background", "must be auto or opaque: no model here paints transparent pictures")
-    if values.get("response_format", "b64_json") != "b64_json":
-        raise InvalidArgument.of("response_format", "must be b64_json")
+    if values.get("response_format") == "url" and values.get("stream"):
+        raise InvalidArgument.of("response_format", "must be b64_json where stream is true")
     if values.get("output_compression", 100) != 100:
         raise InvalidArgument.of("output_compression", "must be 100")
     if values.get("partial_images") and not values.get("stream"):

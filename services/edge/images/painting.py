@@ -57,6 +57,13 @@ class PictureErrand:
         steps = request.num_inference_steps or await self.usual_steps.of(request.model, client)
         return preview_interval(steps, self.asked.partial_images)
 
+    async def urls(self, painted: EndedPictures, origin: str) -> list[str]:
+        """Return an address for each picture; those of this process begin with its `origin`."""
+        async with self.parts.frontdoor.channel(self.token) as channel:
+            client = ImageClient(channel)
+            found = [(await client.result_url(one.request_id)).url for one in painted.completed]
+        return [origin + url if url.startswith("/") else url for url in found]
+
     async def finished(self, receive: Receive) -> EndedPictures:
         """Return what came of the call. Cancelled CLIENT_LEFT, and the request with it, where the client leaves
         before."""

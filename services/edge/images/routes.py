@@ -68,8 +68,14 @@ class PictureCall:
                 await PictureStream(painting, self.kind)(scope, receive, send)
                 return
             painted = await painting.finished(receive)
-        document = pictures_document(painted.completed, painted.failed, int(time.time()), asked.provenance)
+        urls = await painting.urls(painted, origin_of(request, self.parts)) if asked.as_urls else ()
+        document = pictures_document(painted.completed, painted.failed, int(time.time()), asked.provenance, urls)
         await JSONResponse(document)(scope, receive, send)
+
+
+def origin_of(request: Request, parts: EdgeParts) -> str:
+    """Return where addresses of this process begin: as clients reach it, or as this one did."""
+    return parts.settings.public_url.rstrip("/") or f"{request.url.scheme}://{request.headers.get('host', '')}"
 
 
 def may_be_large(request: Request) -> bool:

@@ -96,3 +96,20 @@ async def test_a_picture_that_is_not_what_was_signed_is_not_given(files: FilesUn
 
     assert answer.status_code >= 500
     assert b"xxx" not in answer.content
+
+
+async def test_pictures_come_as_addresses_where_that_is_asked(files: FilesUnderTest) -> None:
+    answer = await files.http.post("/v1/images/generations", json={**ASKED, "response_format": "url"})
+
+    (picture,) = answer.json()["data"]
+    read = await files.http.get(picture["url"])
+    assert "b64_json" not in picture and picture["url"].startswith(str(files.http.base_url))
+    assert (read.status_code, read.content) == (200, files.picture)
+
+
+async def test_streams_have_no_addresses(files: FilesUnderTest) -> None:
+    asked = {**ASKED, "response_format": "url", "stream": True}
+
+    answer = await files.http.post("/v1/images/generations", json=asked)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")

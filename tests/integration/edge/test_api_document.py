@@ -1,0 +1,34 @@
+"""The API document is true: schemathesis makes requests from it, good ones and bad ones, and judges every answer."""
+
+import asyncio
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.edge.conftest import EdgeUnderTest
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed")
+async def test_requests_made_from_the_document_are_answered_as_it_says(edge: EdgeUnderTest, folder: Path) -> None:
+    flags = ["--checks", ",".join(CHECKS), "--phases", "examples,coverage,fuzzing", "--max-examples", "5"]
+    flags += ["--generation-deterministic", "--no-shrink", "--workers", "1"]
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{edge.url}/openapi.json", *flags, "--no-color"]
+
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    said, _ = await process.communicate()
+
+    assert process.returncode == 0, said.decode()
+    assert edge.worker.executed
