@@ -24,6 +24,17 @@ pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.asy
 GUARD_MS = 60_000
 PROMPT = "a red circle left of a blue square"
 PAGES = ("playground", "gallery", "cache", "fleet", "charts")
+# However quickly previews follow one another, none of them goes unseen.
+COUNT_PREVIEWS = """() => {
+    window.previewCount = 0;
+    const count = (node) => { if (node.dataset?.preview) window.previewCount += 1; };
+    const watching = new MutationObserver((changes) => changes.forEach((change) => change.addedNodes.forEach(count)));
+    watching.observe(document.getElementById("main"), { childList: true, subtree: true });
+}"""
+SHOWN_REQUEST = """(before) => {
+    const shown = document.querySelector("article.picture .facts code")?.textContent;
+    return shown && shown !== before ? shown : null;
+}"""
 # As many steps as it takes to look at one that runs.
 LONG = "1000"
 
@@ -70,7 +81,7 @@ class Tab:
     complaints: list[str] = field(default_factory=list)
 
     def hear(self, said: Any) -> None:
-        """Note an error, but for a picture that is not kept any more: others use the suite too, and its tile says so."""
+        """Note an error, but for a picture that is not kept any more: others use the suite, and its tile says so."""
         if said.type == "error" and not said.location["url"].endswith("/image"):
             self.complaints.append(said.text)
 
@@ -83,8 +94,10 @@ class Tab:
         await self.page.get_by_label("Steps").fill(steps)
         await self.page.get_by_role("button", name="Paint").click()
 
-    async def finished(self) -> None:
-        await self.page.wait_for_selector("article.picture")
+    async def finished(self, before: str = "") -> str:
+        """Return the request of the picture that is shown, once that is another one than `before`."""
+        found = await self.page.wait_for_function(SHOWN_REQUEST, arg=before)
+        return str(await found.json_value())
 
     async def violations(self) -> list[str]:
         """What axe finds wrong with the page as it is."""
@@ -114,9 +127,10 @@ async def console(suite: LocalSuite) -> AsyncIterator[Console]:
 
 async def test_a_picture_is_painted_watched_and_explained(console: Console) -> None:
     async with console.tab() as tab:
+        await tab.page.evaluate(COUNT_PREVIEWS)
         await tab.ask()
-        await tab.page.wait_for_selector("img[data-preview]")
-        await tab.finished()
+        first = await tab.finished()
+        assert await tab.page.evaluate("window.previewCount") >= 1
 
         picture = tab.page.locator("article.picture")
         shown = picture.locator(".frame img").first
@@ -126,15 +140,13 @@ async def test_a_picture_is_painted_watched_and_explained(console: Console) -> N
 
         # The same prompt again starts from what the first one left in the cache, which is shown beside it.
         await tab.page.get_by_role("button", name="Vary").click()
-        await tab.page.wait_for_selector(".watch")
-        await tab.finished()
+        second = await tab.finished(first)
         await tab.page.locator(".ancestor img").wait_for()
         assert (await tab.page.locator(".verdict .chip").inner_text()).startswith("Hit · latent, K = ")
         assert await tab.violations() == []
 
         await tab.page.get_by_role("button", name="Replay").click()
-        await tab.page.wait_for_selector(".watch")
-        await tab.finished()
+        await tab.finished(second)
         assert "the same bytes" in await tab.page.locator(".facts").inner_text()
 
         await tab.open("cache")
