@@ -318,7 +318,7 @@ def announce(view: LogView, settings: SuiteSettings, state: StateDirectory) -> N
     if settings.fleet is not None:
         view.note("EMULATED devices: profiled times, and no picture is painted")
     if settings.http:
-        view.note(f"HTTP is at http://{settings.http} (OpenAI's images API under /v1)")
+        view.note(f"HTTP is at http://{settings.http} (the console; OpenAI's images API under /v1)")
     view.note(f"the public API is at {settings.public or endpoint.frontdoor}; logs and stores are in {state.path}")
 
 
