@@ -13,6 +13,9 @@ import pytest
 import pytest_asyncio
 
 from pentimento.clients.frontdoor import FrontdoorClient
+from pentimento.clients.image import ImageClient
+from pentimento.domain.generation import FromNoise
+from pentimento.domain.image_request import ImageRequest
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.supervisor.local import LocalSuite
@@ -22,7 +25,7 @@ from tests.edge_packages import missing
 WHY_NOT = why_no_browser() or ", ".join(missing())
 pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.asyncio(loop_scope="module")]
 GUARD_MS = 60_000
-PROMPT = "a red circle left of a blue square"
+PROMPT, STEPS = "a red circle left of a blue square", "12"
 PAGES = ("playground", "gallery", "cache", "fleet", "charts")
 # However quickly previews follow one another, none of them goes unseen.
 COUNT_PREVIEWS = """() => {
@@ -46,6 +49,7 @@ class Console:
     url: str
     browser: Any
     operator: FrontdoorClient
+    client: ImageClient
 
     @asynccontextmanager
     async def tab(self, theme: str = "light", width_px: int = 1440) -> AsyncIterator["Tab"]:
@@ -73,6 +77,15 @@ class Console:
                     return
                 await asyncio.sleep(0.05)
 
+    async def until_cached(self, request: ImageRequest) -> None:
+        """Return once it would start from the cache: what a picture leaves there is found a while after it."""
+        async with asyncio.timeout(GUARD_MS / 1000):
+            while True:
+                start = (await self.client.explain(request)).route.start
+                if not isinstance(start, FromNoise):
+                    return
+                await asyncio.sleep(0.05)
+
 
 @dataclass
 class Tab:
@@ -89,7 +102,7 @@ class Tab:
         await self.page.goto(f"{self.url}#/{'' if name == 'playground' else name}")
         await self.page.wait_for_selector(f"main[data-ready={name}]")
 
-    async def ask(self, steps: str = "12") -> None:
+    async def ask(self, steps: str = STEPS) -> None:
         await self.page.get_by_label("Prompt").fill(PROMPT)
         await self.page.get_by_label("Steps").fill(steps)
         await self.page.get_by_role("button", name="Paint").click()
@@ -122,7 +135,8 @@ async def console(suite: LocalSuite) -> AsyncIterator[Console]:
             running_browser() as browser,
             open_channel(places.frontdoor, RpcChannelSettings()) as channel,
         ):
-            yield Console(f"http://{edge.listener.address}/", browser, FrontdoorClient(channel))
+            url = f"http://{edge.listener.address}/"
+            yield Console(url, browser, FrontdoorClient(channel), ImageClient(channel))
 
 
 async def test_a_picture_is_painted_watched_and_explained(console: Console) -> None:
@@ -139,6 +153,7 @@ async def test_a_picture_is_painted_watched_and_explained(console: Console) -> N
         assert await tab.violations() == []
 
         # The same prompt again starts from what the first one left in the cache, which is shown beside it.
+        await console.until_cached(ImageRequest(PROMPT, num_inference_steps=int(STEPS)))
         await tab.page.get_by_role("button", name="Vary").click()
         second = await tab.finished(first)
         await tab.page.locator(".ancestor img").wait_for()
@@ -151,7 +166,7 @@ async def test_a_picture_is_painted_watched_and_explained(console: Console) -> N
 
         await tab.open("cache")
         await tab.page.get_by_label("Prompt").fill(PROMPT)
-        await tab.page.get_by_label("Steps").fill("12")
+        await tab.page.get_by_label("Steps").fill(STEPS)
         await tab.page.get_by_role("button", name="Look").click()
         await tab.page.locator(".tile img").first.wait_for()
         assert (await tab.page.locator(".verdict .chip").inner_text()).startswith("Hit")
