@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 from pentimento.clients.image import ImageClient
-from pentimento.domain.errors import FailedPrecondition, Unavailable
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pentimento.domain.image_request import Accepted, GenerateEvent, ImageRequest
 from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, ResultUrl
 from pentimento.domain.requests import RequestState
@@ -33,6 +33,8 @@ class JobCalls:
         """Return the picture of a completed request. FailedPrecondition NOT_COMPLETED for any other, which names its
         state and, where it failed, the reason."""
         status = await self.answered(lambda: self._images.get_request(request_id))
+        if status.pictures:
+            raise InvalidArgument.of("request_id", "must be of one picture; each of several has an id of its own")
         if status.completed is None:
             why = f" ({status.error_reason}: {status.error_message})" if status.error_reason else ""
             raise FailedPrecondition("NOT_COMPLETED", f"the request has no picture: it is {status.state.value}{why}")

@@ -40,7 +40,7 @@ from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.replays import recorded_picture, resolve_replay
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, check_image_count, resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
-from services.frontdoor.requests.tenant_requests import TenantRequests
+from services.frontdoor.requests.tenant_requests import TenantRequests, summary_of_several
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
 from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note
@@ -257,7 +257,9 @@ class ImageApi:
         """What became of a request; of several pictures of each, without its bytes."""
         ids = picture_ids(request_id)
         if ids:
-            return status_of(request_id, [await self.get_request(tenant, one, omit_image=True) for one in ids])
+            status = status_of(request_id, [await self.get_request(tenant, one, omit_image=True) for one in ids])
+            summaries = [one.summary for one in status.pictures if one.summary is not None]
+            return replace(status, summary=summary_of_several(request_id, status.state, summaries))
         record = await self._tenants.record(tenant, request_id)
         completed = None
         if record.state is RequestState.COMPLETED:

@@ -1,6 +1,8 @@
 """A tenant's requests as lists and `GetRequest` show them: what the journal has, and how far those under way are."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.requests import Phase
@@ -89,6 +91,22 @@ class TenantRequests:
         if not record.request.detached:
             return None
         return await asyncio.wrap_future(self._journal.webhooks.delivery(record.request.request_id))
+
+
+def summary_of_several(request_id: str, state: RequestState, pictures: Sequence[RequestSummary]) -> RequestSummary:
+    """Return the pictures of one request as one: it has ended with the last of them, and is kept as long as the first
+    that goes."""
+    ends = [one.finished_at_ms for one in pictures if one.finished_at_ms is not None]
+    kept = [one.kept_until_ms for one in pictures if one.kept_until_ms is not None]
+    has_ended = len(ends) == len(pictures)
+    return replace(
+        pictures[0],
+        request_id=request_id,
+        state=state,
+        deadline_at_ms=max(one.deadline_at_ms for one in pictures),
+        finished_at_ms=max(ends) if has_ended else None,
+        kept_until_ms=min(kept) if has_ended else None,
+    )
 
 
 def _page_size(query: RequestQuery) -> int:

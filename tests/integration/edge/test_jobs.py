@@ -138,3 +138,12 @@ async def test_a_job_that_is_not_there_is_not_found(edge: EdgeUnderTest) -> None
     answers = [await edge.http.request(method, f"/v1/jobs/r-unknown{path}") for method, path in calls]
 
     assert {(answer.status_code, answer.json()["error"]["code"]) for answer in answers} == {(404, "UNKNOWN_REQUEST")}
+
+
+async def test_several_pictures_are_shown_and_fetched_together(edge: EdgeUnderTest) -> None:
+    job_id = (await submit(edge, n=2)).json()["id"]
+    document = await ended(edge, job_id)
+    result = (await edge.http.get(f"/v1/jobs/{job_id}/result")).json()
+
+    assert (document["id"], document["status"]) == (job_id, "completed")
+    assert [picture["request_id"] for picture in result["data"]] == [f"{job_id}-0", f"{job_id}-1"]

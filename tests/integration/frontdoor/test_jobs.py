@@ -240,3 +240,21 @@ async def test_jobs_queued_and_running_end_under_the_next_frontdoor(folder: Path
     assert again == Accepted(submitted[1], replayed=True)
     assert {one.request_id for one in listed} == set(submitted)
     assert len(worker.executed) == len(submitted)
+
+
+async def test_several_pictures_are_one_job_of_which_each_is_listed(suite: FrontdoorSuite) -> None:
+    accepted = await suite.client.submit(replace(REQUEST, image_count=2), "key")
+    ids = accepted.image_request_ids
+    for request_id in ids:
+        assert await ended(suite, request_id) is RequestState.COMPLETED
+    together = await suite.client.get_request(accepted.request_id)
+    heard = [event async for event in suite.client.attach(accepted.request_id)]
+    listed = (await suite.client.list_requests(RequestQuery(jobs_only=True))).requests
+
+    assert together.state is RequestState.COMPLETED
+    assert together.summary is not None
+    assert (together.summary.request_id, together.summary.job) == (accepted.request_id, True)
+    assert together.summary.finished_at_ms == max(one.finished_at_ms or 0 for one in listed)
+    assert sorted(event.request_id for event in heard if isinstance(event, Completed)) == sorted(ids)
+    assert {one.request_id for one in listed} == set(ids)
+    assert await suite.client.submit(replace(REQUEST, image_count=2), "key") == replace(accepted, replayed=True)
