@@ -26,6 +26,7 @@ REQUEST_OPTIONS = frozenset(
         "seed",
         "size",
         "init_image",
+        "mask",
         "strength",
         "loras",
         "controlnets",
@@ -35,6 +36,7 @@ REQUEST_OPTIONS = frozenset(
         "deadline",
     }
 )
+NOT_OFFERED = frozenset(str(option.name) for option in generate.params) - REQUEST_OPTIONS
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
 
 
@@ -51,7 +53,8 @@ def jobs() -> None:
 @connection_options
 def submit(prompt: str, idempotency_key: str, webhook: str, as_json: bool, **options: Any) -> None:
     """Has PROMPT painted as a job, and prints its id."""
-    request = request_from(prompt, options)
+    # One picture: a job of several is the API's to ask for.
+    request = request_from(prompt, {**dict.fromkeys(NOT_OFFERED), **options})
     with frontdoor_client(options) as client:
         accepted = client.submit(request, idempotency_key=idempotency_key, webhook_url=webhook)
     shown = {"request_id": accepted.request_id, "replayed": accepted.replayed}
