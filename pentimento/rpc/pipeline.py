@@ -119,6 +119,8 @@ class Pipeline:
         self._unary: Tasks = set()
         self._streams: Tasks = set()
         self._exempt: Tasks = set()
+        # Calls that this process has begun with.
+        self._begun_count = 0
         self._closed = False
 
     async def close(self, grace_s: float, stream_grace_s: float) -> None:
@@ -133,6 +135,17 @@ class Pipeline:
             task.cancel()
         # Before the connections close: a caller who reads their end first never learns why.
         await finished(left, LAST_ANSWER_S)
+
+    async def refuse_waiting(self, quiet_s: float, limit_s: float) -> None:
+        """Return once no call was begun for `quiet_s`, after `limit_s` at the latest. Calls that had come when it was
+        closed, and that nobody had taken yet, are begun meanwhile and so refused by their reason: those that are left
+        when gRPC stops end as cancelled, which tells their callers nothing."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            before = self._begun_count
+            await asyncio.sleep(quiet_s)
+            if self._begun_count == before:
+                return
 
     @property
     def largest_request_bytes(self) -> int:
@@ -184,6 +197,7 @@ class Pipeline:
     ) -> Callable[[Any, Context], Awaitable[bytes]]:
         async def answer(_: object, context: Context) -> bytes:
             call = Call(method)
+            self._begun_count += 1
             try:
                 await self._admit(call, context)
                 answering = behaviour(await receive(call, context), context)
@@ -202,6 +216,7 @@ class Pipeline:
     ) -> Callable[[Any, Context], Awaitable[None]]:
         async def answer(_: object, context: Context) -> None:
             call = Call(method)
+            self._begun_count += 1
             try:
                 await self._admit(call, context)
                 # Closed here and not by the garbage collector: a cancel must run the handler's `finally` now.

@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 # What is still open after the drain are watches, which end only with the server: time to flush a last answer, no more.
 STREAM_GRACE_S = 0.5
+# Calls that came before the stop are taken one after the other: so long without one, and none is left.
+QUIET_S = 0.005
+REFUSE_S = 1.0
 # For last answers that are on their way; gRPC waits no longer than they take.
 FLUSH_S = 3.0
 SWITCH_INTERVAL_S = 0.0005
@@ -158,6 +161,7 @@ class RpcServer:
         """Takes no more calls, waits up to `grace_s` for unary ones, then ends what is left and removes sockets."""
         self.set_not_serving()
         await self._pipeline.close(grace_s, STREAM_GRACE_S)
+        await self._pipeline.refuse_waiting(QUIET_S, REFUSE_S)
         # One at a time: grpc.aio crashes when two stops overlap.
         async with self._stopping:
             if self._server is not None:

@@ -75,3 +75,34 @@ async def test_what_still_runs_when_the_time_is_up_is_cancelled() -> None:
     await pipeline.close(0.0, 0.0)
 
     assert [task.cancelled() for task in running] == [True] * 3
+
+
+async def test_a_stop_begins_with_the_calls_that_wait_until_none_comes_any_more() -> None:
+    pipeline = Pipeline(OpenDoor(), ServerLimits(8, 1.0, 1024, 4096, 1.0, 10.0))
+
+    async def come() -> None:
+        for _ in range(5):
+            pipeline._begun_count += 1
+            await asyncio.sleep(0)
+
+    coming = asyncio.create_task(come())
+    await pipeline.refuse_waiting(0.0, 60.0)
+    taken = pipeline._begun_count
+    await coming
+
+    assert taken == 5
+
+
+async def test_calls_that_never_end_to_come_hold_no_stop_up() -> None:
+    pipeline = Pipeline(OpenDoor(), ServerLimits(8, 1.0, 1024, 4096, 1.0, 10.0))
+
+    async def come() -> None:
+        while True:
+            pipeline._begun_count += 1
+            await asyncio.sleep(0)
+
+    coming = asyncio.create_task(come())
+    await pipeline.refuse_waiting(0.0, 0.05)
+    coming.cancel()
+
+    assert pipeline._begun_count > 0
