@@ -137,15 +137,14 @@ class Pipeline:
         await finished(left, LAST_ANSWER_S)
 
     async def refuse_waiting(self, quiet_s: float, limit_s: float) -> None:
-        """Return once no call was begun for `quiet_s`, after `limit_s` at the latest. Calls that had come when it was
-        closed, and that nobody had taken yet, are begun meanwhile and so refused by their reason: those that are left
-        when gRPC stops end as cancelled, which tells their callers nothing."""
-        end = time.monotonic() + limit_s
-        while time.monotonic() < end:
+        """Return once no call was begun for `quiet_s`, or four times as long once one was, after `limit_s` at the
+        latest. Calls that had come when it was closed, and that nobody had taken yet, are begun meanwhile and so
+        refused by their reason: those that are left when gRPC stops end as cancelled, which tells their callers
+        nothing."""
+        end, first_count, before = time.monotonic() + limit_s, self._begun_count, -1
+        while self._begun_count != before and time.monotonic() < end:
             before = self._begun_count
-            await asyncio.sleep(quiet_s)
-            if self._begun_count == before:
-                return
+            await asyncio.sleep(quiet_s if before == first_count else 4 * quiet_s)
 
     @property
     def largest_request_bytes(self) -> int:
