@@ -36,7 +36,7 @@ class ChainAllocator:
             demand * self.settings.overprovision,
             len(context.workers()),
             self.settings.slo_s,
-            tuple(self._stage(context, model) for model in self.cascade.models),
+            tuple(self._stage(context, index) for index in range(len(self.cascade.models))),
             tuple(DeferralCurve(each.thresholds, each.shares) for each in self.cascade.handovers),
             self.settings.discriminator_s,
         )
@@ -48,13 +48,14 @@ class ChainAllocator:
         demand = averaged_demand(newest, known, self.settings.demand_weight, context.now_s - at_s)
         return demand, (demand, context.now_s)
 
-    def _stage(self, context: AllocationContext, model: str) -> ChainStage:
-        """Little's law, W = L / lambda, as for two models."""
+    def _stage(self, context: AllocationContext, index: int) -> ChainStage:
+        """Little's law, W = L / lambda, as for two models. Whoever starts from the picture before takes fewer steps."""
+        model, saved_share = self.cascade.models[index], self.cascade.handovers[index - 1].reuse_share if index else 0.0
         asked = demand_of(context, model)
         length = asked.queue_length if asked.mean_queue_length is None else asked.mean_queue_length
         least = 1.0 / self.settings.slo_s if math.isfinite(self.settings.slo_s) else 1e-3
         wait_s = length / max(asked.arrivals_per_s, least)
-        return ChainStage(batch_costs(context, model, self.settings.batch_sizes), wait_s)
+        return ChainStage(batch_costs(context, model, self.settings.batch_sizes, saved_share), wait_s)
 
     def _decision(
         self, context: AllocationContext, solution: ChainSolution, memory: tuple[float, ...]

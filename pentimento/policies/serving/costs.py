@@ -20,15 +20,17 @@ class BatchCost:
         return self.batch_size / self.latency_s
 
 
-def batch_costs(context: AllocationContext, model: str, sizes: Iterable[int] | None = None) -> tuple[BatchCost, ...]:
+def batch_costs(
+    context: AllocationContext, model: str, sizes: Iterable[int] | None = None, saved_share: float = 0.0
+) -> tuple[BatchCost, ...]:
     """Return a model's cost by batch size, ascending; `sizes` limits them, those between two profiled ones on the
-    straight line.
+    straight line. `saved_share` (0..1) of the steps are left out.
 
     On a mixed fleet the slowest kind of device decides: DiffServe and MoDM know one; all kinds count while no device
     is there. FailedPrecondition when the
     model has no profile: a variant without one is never planned.
     """
-    measured = _measured(context, model)
+    measured = _measured(context, model, saved_share)
     if not measured:
         raise FailedPrecondition("PROFILE_MISSING", f"model {model} has no profile for the devices that are there")
     wanted = sorted(measured) if sizes is None else sorted(set(sizes))
@@ -41,13 +43,14 @@ def has_profile(context: AllocationContext, model: str) -> bool:
     return bool(_measured(context, model))
 
 
-def _measured(context: AllocationContext, model: str) -> dict[int, float]:
+def _measured(context: AllocationContext, model: str, saved_share: float = 0.0) -> dict[int, float]:
     """Return seconds by batch size."""
     present = {worker.device for worker in context.workers()}
     measured: dict[int, float] = {}
     for profile in context.profiles:
         if profile.model == model and (not present or not profile.device or profile.device in present):
-            measured[profile.batch_size] = max(profile.latency_s, measured.get(profile.batch_size, 0.0))
+            seconds = profile.seconds_left(saved_share) if saved_share else profile.latency_s
+            measured[profile.batch_size] = max(seconds, measured.get(profile.batch_size, 0.0))
     return measured
 
 

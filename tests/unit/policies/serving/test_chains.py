@@ -134,6 +134,8 @@ def test_a_plan_says_which_stage_starts_from_the_picture_before_it() -> None:
     (cascade,) = decide(ChainAllocator(SETTINGS, reusing), fleet(12, 6.0)).cascades
 
     assert [stage.reuse_share for stage in cascade.stages] == [0.0, 0.4, 0.0]
+    full, spared = (ChainAllocator(SETTINGS, one)._stage(fleet(12, 6.0), 2).costs for one in (THREE, reusing))
+    assert [cost.latency_s for cost in spared] == pytest.approx([0.6 * cost.latency_s for cost in full])
 
 
 def test_under_load_fewer_go_on_and_with_nobody_to_go_on_to_nothing_is_scored() -> None:
