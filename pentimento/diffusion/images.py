@@ -10,6 +10,7 @@ from torch import Tensor
 from pentimento.domain.errors import InvalidArgument
 from pentimento.pictures import read_header
 from pentimento.pictures.decoding import decode, resized
+from pentimento.pictures.decoding import decode_mask as decode_grey_mask
 
 # What a ControlNet is told, as requests name it.
 CONDITION_FIELD = "controlnet.conditioning_image"
@@ -47,11 +48,11 @@ def decode_pixels(data: bytes, field: str, width_px: int, height_px: int) -> Ten
 
 def decode_mask(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
     """Return an encoded mask as (1, 1, height, width) of 0 and 1, as diffusers' inpainting pipelines see it: resized
-    (Lanczos) where its size is another, grey from the middle on is 1. What is transparent counts as white.
+    (Lanczos) where its size is another, grey from the middle on is 1; where transparency says what is painted, by that.
 
     Raises InvalidArgument naming `field` for an image that `pentimento.pictures` refuses.
     """
-    return decode(data, field, lambda picture: _to_mask(picture, (width_px, height_px)))
+    return decode_grey_mask(data, field, lambda picture: _to_mask(picture, (width_px, height_px)))
 
 
 def decode_condition(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
@@ -82,7 +83,7 @@ def _to_pixels(picture: Image.Image, size: tuple[int, int]) -> Tensor:
 def _to_mask(picture: Image.Image, size: tuple[int, int]) -> Tensor:
     if picture.size != size:
         picture = resized(picture, size, Image.Resampling.LANCZOS)
-    grey = torch.from_numpy(np.array(picture.convert("L")))
+    grey = torch.from_numpy(np.array(picture))
     return (grey >= 128).to(torch.float32)[None, None]
 
 

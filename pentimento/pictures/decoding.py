@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from PIL import Image
+from PIL import Image, ImageChops
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.pictures import jpeg, png, webp
@@ -22,6 +22,7 @@ _ESSENCES: dict[str, Callable[[bytes], bytes]] = {"png": png.essence, "jpeg": jp
 # A thread of its own, too: what many threads free in turn, their allocators keep for each of them.
 _ONE_AT_A_TIME = ThreadPoolExecutor(1, thread_name_prefix="pictures")
 _STRIP_PX = 128
+_OPAQUE = 255
 
 
 def decode(data: bytes, field: str, then: Callable[[Image.Image], T]) -> T:
@@ -29,13 +30,27 @@ def decode(data: bytes, field: str, then: Callable[[Image.Image], T]) -> T:
 
     Raises InvalidArgument naming `field` for what `read_header` refuses, and for pixels that are damaged or missing.
     """
+    return _decoded(data, field, _on_white, then)
+
+
+def decode_mask(data: bytes, field: str, then: Callable[[Image.Image], T]) -> T:
+    """`then` of a greyscale image that is white where a mask says that is painted. Where a pixel is transparent at all,
+    what is transparent is painted (as in OpenAI's API), else what is white (as in diffusers). As `decode` otherwise."""
+    return _decoded(data, field, _painted, then)
+
+
+def _decoded(
+    data: bytes, field: str, change: Callable[[Image.Image], Image.Image], then: Callable[[Image.Image], T]
+) -> T:
     header = read_header(data, field)
-    return _ONE_AT_A_TIME.submit(lambda: then(_checked(data, header, field))).result()
+    return _ONE_AT_A_TIME.submit(lambda: then(_checked(data, header, field, change))).result()
 
 
-def _checked(data: bytes, header: PictureHeader, field: str) -> Image.Image:
+def _checked(
+    data: bytes, header: PictureHeader, field: str, change: Callable[[Image.Image], Image.Image]
+) -> Image.Image:
     try:
-        return _decode(data, header)
+        return _decode(data, header, change)
     except MemoryError:
         raise
     except Exception:  # whatever a decoder makes of hostile bytes, they are what is wrong
@@ -43,13 +58,21 @@ def _checked(data: bytes, header: PictureHeader, field: str) -> Image.Image:
         raise InvalidArgument.of(field, wanted) from None
 
 
-def _decode(data: bytes, header: PictureHeader) -> Image.Image:
+def _decode(data: bytes, header: PictureHeader, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
     essence = io.BytesIO(_ESSENCES[header.format](data))
     with Image.open(essence, formats=[header.format.upper()]) as image:
         if image.size != (header.width_px, header.height_px) or getattr(image, "n_frames", 1) != 1:
             raise ValueError("the decoder sees another picture than was judged")
         image.load()
-        return _on_white(image)
+        return change(image)
+
+
+def _painted(image: Image.Image) -> Image.Image:
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        alpha = image.convert("RGBA").getchannel("A")
+        if min(alpha.tobytes()) < _OPAQUE:
+            return ImageChops.invert(alpha)
+    return _on_white(image).convert("L")
 
 
 def _on_white(image: Image.Image) -> Image.Image:

@@ -96,6 +96,35 @@ def test_grey_counts_as_white_from_the_middle_on() -> None:
     assert mask.tolist() == [[[[0.0, 0.0, 1.0, 1.0]]]]
 
 
+def rgba(*pixels: tuple[int, int, int, int]) -> bytes:
+    image = Image.new("RGBA", (len(pixels), 1))
+    image.putdata(pixels)
+    buffer = io.BytesIO()
+    image.save(buffer, "png")
+    return buffer.getvalue()
+
+
+def test_where_a_pixel_is_transparent_transparency_says_what_is_painted() -> None:
+    """As masks for OpenAI's API: a picture with holes, whatever its colours."""
+    data = rgba((255, 255, 255, 255), (0, 0, 0, 0), (9, 9, 9, 127), (9, 9, 9, 128))
+
+    assert decode_mask(data, "mask", 4, 1).tolist() == [[[[0.0, 1.0, 1.0, 0.0]]]]
+
+
+def test_where_no_pixel_is_transparent_white_is_painted_whatever_the_form() -> None:
+    assert decode_mask(rgba((255, 255, 255, 255), (0, 0, 0, 255)), "mask", 2, 1).tolist() == [[[[1.0, 0.0]]]]
+
+
+def test_a_palette_may_have_the_transparent_colour() -> None:
+    image = Image.new("P", (2, 1))
+    image.putpalette([255, 255, 255, 0, 0, 0])
+    image.putdata([0, 1])
+    buffer = io.BytesIO()
+    image.save(buffer, "png", transparency=1)
+
+    assert decode_mask(buffer.getvalue(), "mask", 2, 1).tolist() == [[[[0.0, 1.0]]]]
+
+
 def test_a_mask_of_another_size_is_resized_with_its_image() -> None:
     mask = decode_mask(png_of([[0, 255], [0, 255]]), "mask", 8, 8)
 

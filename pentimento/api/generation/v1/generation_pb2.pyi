@@ -344,7 +344,8 @@ class InitImage(_message.Message):
     strength: _builtins.float
     mask: _builtins.bytes
     """Where to paint (inpainting): a PNG of the image's own size, white where it is painted anew, black where the image stays; what lies
-    between counts as white from the middle on (128 of 255). Empty: everywhere.
+    between counts as white from the middle on (128 of 255). Of a PNG with a transparent pixel transparency decides instead of colour:
+    what is transparent is painted. Empty: everywhere.
     """
     def __init__(
         self,
