@@ -44,9 +44,10 @@ def predicted_end_s(state: State, now: float, pool: Pool, request: Request | Req
     own_work = backlog.work if backlog is not None else 0.0
     others = len(pool.tenants) - (backlog is not None)
     ahead = min(pool.waiting_work, own_work + others * (own_work + work))
-    ahead += -work if isinstance(request, Request) else work * len(request.others)
+    beside = 0 if isinstance(request, Request) else len(request.others)
+    ahead += -work if isinstance(request, Request) else work * beside
     batch = full_batch(pool)
-    turn_s = _turn_s(pool, now, ahead, batch, waiting_share, work)
+    turn_s = _turn_s(pool, now, ahead, batch, waiting_share, work if beside else 0.0)
     service_s = pool.speed.seconds(work * least_share, batch, margin=state.settings.prediction_margin)
     return None if turn_s is None or service_s is None else turn_s + service_s
 
@@ -113,7 +114,8 @@ def _turn_s(
 
     Those that run give theirs back when they are expected to end, and again a service time later. Attempts that began
     together end together: a mean over time would promise too much to some and too little to others. Of the work of
-    those who wait, `waiting_share` has to be done. Where nobody waits, those ahead came with it, and are of `own_work`.
+    those who wait, `waiting_share` has to be done. Where nobody waits, those ahead came with it, and are of `own_work`;
+    0 where none did.
     """
     mean_work = pool.waiting_work / pool.waiting_count if pool.waiting_count else own_work
     ahead_count = math.floor(work_ahead / mean_work + 0.5) if mean_work > 0.0 else 0
