@@ -83,7 +83,6 @@ def _defer(state: State, request: Request) -> list[Effect]:
     request.picture_token = 0
     request.cascade_stage += 1
     request.option = 0
-    request.start = NOISE
     state.enter(request, Phase.ROUTING)
     pool = request.cascade[request.cascade_stage]
     state.move(request, pool, request.work)

@@ -447,3 +447,15 @@ def test_a_fault_without_a_reason_is_told_as_a_failure_beside_the_light_picture(
 
     commit = only(effects.CommitResult, after)
     assert (commit.picture_token, commit.degraded) == (token, "FAILED")
+
+
+def test_a_picture_that_waits_for_its_score_until_its_deadline_makes_no_worker_slower() -> None:
+    driver = cascade_driver()
+    driver.profile("light", (1, 1.0))
+    paint_light(driver, deadline=200.0)
+    before = driver.dataplane.state.pools["light"].speed.slowdown
+    driver.now = 200.0
+
+    driver.send(events.TimePassed())
+
+    assert driver.dataplane.state.pools["light"].speed.slowdown == before

@@ -3,7 +3,7 @@
 import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
-from pentimento.dataplane.defects import MAX_END_RETRIES, failure_of
+from pentimento.dataplane.defects import failure_of
 from tests.unit.dataplane.driver import Driver, kinds, only
 
 
@@ -185,7 +185,7 @@ def test_an_end_that_is_not_journalled_is_tried_again_and_then_told_without(driv
     driver.run()
     end = only(effects.PersistEnd, driver.send(events.CancelRequested("r1")))
 
-    for _ in range(MAX_END_RETRIES):
+    for _ in range(3):
         assert fail(driver, end) == [end]
     (told,) = fail(driver, end)
 

@@ -164,3 +164,14 @@ def test_who_needs_fewer_rounds_for_its_request_is_served_first() -> None:
             queue.push(f"{tenant}{number}", tenant, 1.0, 0.01)
 
     assert serve(queue) == "near"
+
+
+def test_who_waits_is_served_although_a_much_larger_one_left_nothing_of_the_sum() -> None:
+    """1e16 and 1 make 1e16: without the large one that is nothing."""
+    queue = FairQueue()
+    queue.push("large", "a", 1.0, 1e16)
+    queue.push("small", "b", 2.0, 1.0)
+
+    queue.discard("large")
+
+    assert queue.first() == "small"

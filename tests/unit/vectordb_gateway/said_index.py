@@ -15,6 +15,7 @@ from pentimento.domain.generation import (
 )
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.policies.cache_selection import SelectionRules, Threshold
+from pentimento.policies.followed_cache import CacheInForce
 from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.policies.selector_profiles import SelectorProfiles
 from pentimento.stores.ledger.cache_ledger import CacheLedger
@@ -98,12 +99,14 @@ class Gateway:
         self.rules = SelectionRules()
         self.profiles = SelectorProfiles()
         self.timeout_s, self.max_ancestor_depth, self.scratch_share, self.row_age_s = 5.0, 5, 0.0, 0.0
+        self.in_force = CacheInForce()
         self._lookups: list[Lookup] = []
 
     def open(self) -> Lookup:
         bounds = LookupBounds(self.timeout_s, self.max_ancestor_depth, self.scratch_share, self.row_age_s)
         reuse = ReuseRules(self.rules, self.profiles)
-        self._lookups.append(Lookup(self.guard, self.index, self.ledger, reuse, bounds, self.watch))
+        parts = (self.guard, self.index, self.ledger, reuse, bounds, self.watch)
+        self._lookups.append(Lookup(*parts, in_force=lambda: self.in_force))
         return self._lookups[-1]
 
     async def ask(self, *of: CacheScope, quality: float | None = None) -> LookupAnswer:

@@ -8,6 +8,7 @@ import pytest
 
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.policies.cache_selection import SelectionRules
+from pentimento.policies.followed_cache import CacheInForce
 from pentimento.policies.selector_profiles import ProfiledStep, SelectorProfiles
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding
@@ -101,3 +102,22 @@ async def test_a_share_of_lookups_is_from_scratch_whatever_there_is(gateway: Gat
 
     assert answer.search_skipped
     assert answer.starts[0].reason == "miss: from scratch, as a share of all are"
+
+
+@pytest.mark.parametrize(("asked", "starts"), [(None, FromNoise), (0.9, FromLatent)])
+async def test_where_a_request_does_not_say_the_plan_says_what_share_hits_keep(
+    gateway: Gateway, asked: float | None, starts: type
+) -> None:
+    gateway.in_force = CacheInForce(alpha=0.95, told="plan 5.12: alpha 0.95")
+    gateway.say(gateway.store(), similarity=1.0)
+
+    answer = await gateway.lookup(quality=asked)
+
+    assert type(answer.start) is starts
+    assert answer.reason.endswith("; plan 5.12: alpha 0.95")
+
+
+async def test_a_plan_that_has_nothing_to_do_with_it_is_not_told_of(gateway: Gateway) -> None:
+    gateway.say(gateway.store(), similarity=1.0)
+
+    assert ";" not in (await gateway.lookup()).reason
