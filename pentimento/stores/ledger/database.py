@@ -22,7 +22,10 @@ from pentimento.stores.errors import SchemaMismatch, StoreFull, StoreUnavailable
 _BUSY_TIMEOUT_S = 5
 # What the write-ahead log shrinks to after it had to grow.
 _WAL_BYTES = 16 << 20
-_POSTGRESQL_ARGUMENTS = {"connect_timeout": 5, "tcp_user_timeout": 10_000, "options": "-c statement_timeout=10000"}
+_POSTGRESQL_ARGUMENTS = {"connect_timeout": 5, "tcp_user_timeout": 10_000}
+# A process that stops in the middle of a transaction, as a frozen host does, holds its rows until the server ends it:
+# a standby could not take over.
+_POSTGRESQL_OPTIONS = "-c statement_timeout=10000 -c idle_in_transaction_session_timeout=10000"
 # SQLSTATEs: disk full and out of memory; serialisation failure and deadlock.
 _POSTGRESQL_FULL = frozenset({"53100", "53200"})
 _POSTGRESQL_CONTENTION = frozenset({"40001", "40P01"})
@@ -48,7 +51,9 @@ def open_engine(url: str) -> Engine:
         return _open_sqlite(parsed)
     if parsed.drivername == "postgresql+psycopg":
         arguments = {name: value for name, value in _POSTGRESQL_ARGUMENTS.items() if name not in parsed.query}
-        return create_engine(parsed, connect_args=arguments, pool_pre_ping=True, pool_size=4)
+        # The server goes by the last of each.
+        options = " ".join([_POSTGRESQL_OPTIONS, *parsed.normalized_query.get("options", ())])
+        return create_engine(parsed, connect_args=arguments | {"options": options}, pool_pre_ping=True, pool_size=4)
     raise InvalidArgument.of(
         "ledger_url", f"must be sqlite:////absolute/path or postgresql+psycopg://…, got {parsed.drivername!r}"
     )

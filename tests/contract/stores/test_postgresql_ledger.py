@@ -76,3 +76,24 @@ def test_a_deadlock_of_two_services_is_run_again(postgresql: PostgresqlServer) -
     assert counted.result() == [2, 2]
     for writer in writers:
         writer.close()
+
+
+def test_a_process_that_stopped_in_a_transaction_does_not_keep_its_rows(postgresql: PostgresqlServer) -> None:
+    url = postgresql.new_database()
+    stopped = open_engine(f"{url}%20-cidle_in_transaction_session_timeout%3D200")
+    standby = open_engine(url)
+    with standby.begin() as connection:
+        connection.execute(text("CREATE TABLE leases (holder TEXT)"))
+        connection.execute(text("INSERT INTO leases (holder) VALUES ('nobody')"))
+
+    held = stopped.connect()
+    held.execute(text("UPDATE leases SET holder = 'stopped'"))
+    with standby.begin() as connection:
+        connection.execute(text("UPDATE leases SET holder = 'standby'"))
+
+    with standby.begin() as connection:
+        assert connection.scalars(text("SELECT holder FROM leases")).all() == ["standby"]
+    held.invalidate()
+    held.close()
+    for engine in (stopped, standby):
+        engine.dispose()

@@ -2,8 +2,10 @@
 
 import asyncio
 import signal
+import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -145,7 +147,7 @@ async def test_a_leader_that_was_stopped_is_fenced_off_and_ends(controllers, fol
     controllers.worker("w1")
     before = await followed.until(lambda plan: planned(plan) == {"w1"})
 
-    stopped.send_signal(signal.SIGSTOP)
+    await freeze(stopped, controllers.ledger_url)
     await followed.fleet_where(lambda fleet: fleet.leader_epoch > before.version.leader_epoch)
     after = await followed.until(lambda plan: plan.version.leader_epoch > before.version.leader_epoch)
     stopped.send_signal(signal.SIGCONT)
@@ -156,6 +158,27 @@ async def test_a_leader_that_was_stopped_is_fenced_off_and_ends(controllers, fol
     assert last.version.leader_epoch == after.version.leader_epoch
     versions = [plan.version for plan in followed.plans]
     assert versions == sorted(set(versions))
+
+
+async def freeze(process: Process, ledger_url: str) -> None:
+    """Stop the process, on SQLite at a moment when it does not write: its file has no server that would end a
+    transaction for it, and stays locked for as long as who holds it lives."""
+    path = ledger_url.removeprefix("sqlite:///")
+    async with asyncio.timeout(60):
+        while True:
+            process.send_signal(signal.SIGSTOP)
+            if path == ledger_url or await asyncio.to_thread(can_be_written, path):
+                return
+            process.send_signal(signal.SIGCONT)
+
+
+def can_be_written(path: str) -> bool:
+    with closing(sqlite3.connect(path, timeout=1, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        return True
 
 
 async def test_after_a_restart_the_last_plan_is_served_before_anybody_reports(controllers, followed):

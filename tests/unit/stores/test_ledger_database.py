@@ -95,13 +95,15 @@ def test_a_server_is_reached_by_its_url_and_waits_no_longer_than_said() -> None:
     engine = open_engine("postgresql+psycopg://user@host/name")
 
     assert (engine.dialect.name, engine.pool.size()) == ("postgresql", 4)  # type: ignore[attr-defined]
-    assert waits(engine) == (5, 10_000, "-c statement_timeout=10000")
+    assert waits(engine) == (5, 10_000, "-c statement_timeout=10000 -c idle_in_transaction_session_timeout=10000")
 
 
 def test_a_url_may_say_how_long_to_wait_for_a_server() -> None:
-    engine = open_engine("postgresql+psycopg://user@host/name?connect_timeout=1")
+    options = "options=-csearch_path%3Dours%20-cstatement_timeout%3D1"
+    engine = open_engine(f"postgresql+psycopg://user@host/name?connect_timeout=1&{options}")
 
-    assert waits(engine) == ("1", 10_000, "-c statement_timeout=10000")
+    ours = "-c statement_timeout=10000 -c idle_in_transaction_session_timeout=10000"
+    assert waits(engine) == ("1", 10_000, f"{ours} -csearch_path=ours -cstatement_timeout=1")
 
 
 def waits(engine: Engine) -> tuple[object, ...]:
