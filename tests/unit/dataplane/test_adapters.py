@@ -193,3 +193,12 @@ def test_a_plain_request_does_not_wait_for_a_dearer_worker(driver: Driver) -> No
     driver.start(driver.queue("first"))
 
     assert started(driver.queue("second")) == [("second", "neon")]
+
+
+def test_of_workers_that_cost_the_same_eight_are_compared_for_a_plain_request(driver: Driver) -> None:
+    """The ninth would be missed by nobody."""
+    for number in range(8):
+        driver.worker(f"w{number}", holdings=holding(f"lora {number}"))
+    driver.worker("w8", holdings=holding())
+
+    assert only(effects.PersistAttempt, driver.queue()).worker_id == "w0"

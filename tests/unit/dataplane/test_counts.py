@@ -12,7 +12,7 @@ from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import Counters, State
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.thinning import WHOLE, ThinningMode
+from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, ThinningOption
 from tests.unit.dataplane.driver import Driver
 
 
@@ -214,3 +214,16 @@ def test_every_request_that_falls_back_is_counted() -> None:
         fall_back(state, request, "PREDICTED_LATE")
 
     assert state.counters.fallen_back == 2
+
+
+def test_what_has_to_be_done_at_the_least_is_counted_as_requests_come_and_go() -> None:
+    """Five steps of ten, and all."""
+    thinned = Request("a", "t", "m", 8.0, 9.0, thinning=ThinningOffer(10, 0, (ThinningOption(2, 3, 0.96),)))
+    plain = Request("b", "t", "m", 3.0, 9.0)
+    pool, seen = Pool("m"), []
+
+    for request, step in ((thinned, 1), (plain, 1), (thinned, -1), (plain, -1)):
+        pool.wait_for(request, step)
+        seen.append((pool.waiting_work, pool.waiting_least_work))
+
+    assert seen == [(8.0, 4.0), (11.0, 7.0), (3.0, 3.0), (0.0, 0.0)]

@@ -6,6 +6,7 @@ import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.events import FailureKind
+from pentimento.dataplane.hedging import on_hedge_due
 from pentimento.domain.fleet import Capability, Plan, WorkerPair
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.adapter_needs import AdapterHoldings, AdapterNeeds
@@ -298,3 +299,14 @@ def test_a_hedge_is_due_after_as_many_times_what_was_predicted() -> None:
     driver.run("r1")
 
     assert driver.dataplane.next_wakeup() == driver.now + 2.0 * 10.0
+
+
+def test_a_request_with_two_attempts_gets_no_third() -> None:
+    driver = hedging_driver()
+    driver.run("r1")
+    for name in ("w2", "w3"):
+        driver.worker(name)
+    request = driver.dataplane.state.requests["r1"]
+    assert kinds(on_hedge_due(driver.dataplane.state, driver.now, request)) == [effects.Hedge, effects.PersistAttempt]
+
+    assert on_hedge_due(driver.dataplane.state, driver.now, request) == []
