@@ -102,7 +102,7 @@ class RandomUNet:
             unet.load_state_dict(weights, assign=True)
         self.denoiser: Any = unet.eval().requires_grad_(False)
         self._unet = UNetDenoiser(self.denoiser, dtype)
-        self.info = SimpleNamespace(train_step_count=1000)
+        self.info = SimpleNamespace(train_step_count=1000, sees_mask=False)
 
     def twin(self) -> "RandomUNet":
         """Another network over the same weights, whose layers may be replaced."""
