@@ -43,13 +43,22 @@ class HttpClient:
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         host, _, port = self.address.rpartition(":")
-        pair = self._idle.pop() if self._idle else await asyncio.open_connection(host, int(port), limit=1 << 22)
+        pair = self._kept() or await asyncio.open_connection(host, int(port), limit=1 << 22)
         try:
             yield pair
         except BaseException:
             pair[1].close()
             raise
         self._idle.append(pair)
+
+    def _kept(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """An idle connection that the other end has not closed meanwhile."""
+        while self._idle:
+            reader, writer = self._idle.pop()
+            if not reader.at_eof():
+                return reader, writer
+            writer.close()
+        return None
 
     def close(self) -> None:
         """Close what is not in use."""
