@@ -41,6 +41,8 @@ _LOWEST_PRIORITY = 19
 # is then compared by the float32 ones, so that order and similarities are exact.
 _QUANTILE = 0.99
 _COMPARED_AGAIN = 2.0
+# A batch of writes takes as long as some tens of searches, and its sender waits two seconds for room.
+_MOST_PASSED_OVER = 16
 
 
 class IndexShard:
@@ -265,15 +267,19 @@ def _owner(path: Path) -> Iterator[None]:
 
 
 def _serve(wire: socket.socket, searches: socket.socket, shard: IndexShard) -> None:
-    """A search that came goes before what was to be written, which may be many batches."""
-    ready = select.poll()
+    """A search that came goes before what was to be written, which may be many batches; after so many of them one of
+    those has its turn, or callers that always ask would keep it waiting until its sender gives the process up."""
+    ready, passed_over = select.poll(), 0
     for each in (wire, searches):
         ready.register(each, select.POLLIN)
     try:
         send_frame(wire, Frame({"id": 0}))
         while True:
             waiting = {number for number, _ in ready.poll()}
-            asked = searches if searches.fileno() in waiting else wire
+            writes_wait = wire.fileno() in waiting
+            searching = searches.fileno() in waiting and not (writes_wait and passed_over == _MOST_PASSED_OVER)
+            passed_over = passed_over + 1 if searching and writes_wait else 0
+            asked = searches if searching else wire
             send_frame(asked, shard.answer(receive_frame(asked)))
     except BrokenWire:
         shard.close()

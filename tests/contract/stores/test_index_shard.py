@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import pytest
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
 from pentimento.stores.vectors import Space, VectorPoint, VectorQuery
 from pentimento.stores.vectors.edge import EdgeVectorIndex
+from pentimento.stores.vectors.frames import Frame, send_frame
+from pentimento.stores.vectors.index_shard import IndexShard, _serve
 from pentimento.stores.vectors.shard_process import ShardTiming
 
 ONE = struct.pack("<2f", 1, 0)
@@ -136,6 +139,34 @@ async def test_an_awaited_search_never_waits_for_a_full_socket(tmp_path: Path) -
     child_of(index).kill()
     await asyncio.gather(*pending, return_exceptions=True)
     index.close()
+
+
+class RecordingShard(IndexShard):
+    """Keeps what it was asked for, in order."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, 2)
+        self.asked: list[str] = []
+
+    def answer(self, frame: Frame) -> Frame:
+        self.asked.append(frame.header["op"])
+        return super().answer(frame)
+
+
+def test_searches_go_before_writes_but_never_keep_one_waiting_for_good(tmp_path: Path) -> None:
+    shard = RecordingShard(tmp_path / "shard")
+    (ours, wire), (our_searches, searches) = socket.socketpair(), socket.socketpair()
+    for number in range(2):
+        send_frame(ours, Frame({"id": number + 1, "op": "count"}))
+    for number in range(40):
+        send_frame(our_searches, Frame({"id": number + 1, "op": "ids"}))
+    ours.shutdown(socket.SHUT_WR)
+
+    _serve(wire, searches, shard)
+
+    assert shard.asked[:34] == [*["ids"] * 16, "count"] * 2
+    for each in (ours, wire, our_searches, searches):
+        each.close()
 
 
 def test_a_stuck_child_is_not_flooded(index: EdgeVectorIndex) -> None:
