@@ -1,6 +1,8 @@
 """Client of the public API."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
 
 import grpc.aio
 
@@ -49,13 +51,9 @@ class ImageClient:
             idempotency_key=idempotency_key,
             preview_interval_steps=preview_interval_steps,
         )
-        call = self._stub.Generate(message)
-        try:
-            with domain_errors():
-                async for event in call:
-                    yield event_from_proto(event)
-        finally:
-            call.cancel()
+        async with aclosing(_events(self._stub.Generate(message))) as events:
+            async for event in events:
+                yield event
 
     async def replay(
         self, request: ReplayRequest, idempotency_key: str = "", preview_interval_steps: int = 0
@@ -63,13 +61,9 @@ class ImageClient:
         """Yield accepted, routed, progress, completed of a request's picture, painted again."""
         message = replay_to_proto(request)
         message.idempotency_key, message.preview_interval_steps = idempotency_key, preview_interval_steps
-        call = self._stub.Replay(message)
-        try:
-            with domain_errors():
-                async for event in call:
-                    yield event_from_proto(event)
-        finally:
-            call.cancel()
+        async with aclosing(_events(self._stub.Replay(message))) as events:
+            async for event in events:
+                yield event
 
     async def submit(
         self, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0, webhook_url: str = ""
@@ -88,13 +82,9 @@ class ImageClient:
     async def attach(self, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed of a request that was asked for before; leaving cancels no
         job."""
-        call = self._stub.Attach(pb.AttachRequest(request_id=request_id))
-        try:
-            with domain_errors():
-                async for event in call:
-                    yield event_from_proto(event)
-        finally:
-            call.cancel()
+        async with aclosing(_events(self._stub.Attach(pb.AttachRequest(request_id=request_id)))) as events:
+            async for event in events:
+                yield event
 
     async def list_requests(self, query: RequestQuery, timeout_s: float | None = None) -> RequestPage:
         """Return a page of the tenant's requests, newest first."""
@@ -159,3 +149,13 @@ class ImageClient:
         with domain_errors():
             answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
         return tuple(adapter_from_proto(adapter) for adapter in answer.adapters)
+
+
+async def _events(call: Any) -> AsyncGenerator[GenerateEvent, None]:
+    """Yield what a call streams; leaving cancels the call."""
+    try:
+        with domain_errors():
+            async for event in call:
+                yield event_from_proto(event)
+    finally:
+        call.cancel()

@@ -28,9 +28,8 @@ from pentimento.wire.generation import (
     attempt_to_proto,
     captured_from_proto,
     captured_to_proto,
-    timing_from_proto,
-    timing_to_proto,
 )
+from pentimento.wire.provenance import timing_from_proto, timing_to_proto
 
 
 def replica_to_proto(replica: Replica) -> pb.Replica:

@@ -1,6 +1,7 @@
 """pentimento.api.image.v1 beside pentimento.domain.image_request."""
 
 from dataclasses import asdict, replace
+from typing import Any
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.domain.errors import InvalidArgument
@@ -29,13 +30,12 @@ from pentimento.wire.generation import (
     neighbour_to_proto,
     plan_version_from_proto,
     plan_version_to_proto,
-    provenance_from_proto,
-    provenance_to_proto,
     route_from_proto,
     route_to_proto,
 )
 from pentimento.wire.jobs import delivery_from_proto, delivery_to_proto, summary_from_proto, summary_to_proto
 from pentimento.wire.online_quality import reuse_quality_from_proto, reuse_quality_to_proto
+from pentimento.wire.provenance import provenance_from_proto, provenance_to_proto
 
 # Present or absent in the contract, so that 0 can be told from "not said".
 _OPTIONAL = (
@@ -244,11 +244,7 @@ def _progress_from_proto(message: pb.Progress) -> Progress:
 
 def status_to_proto(status: RequestStatus) -> pb.GetRequestResponse:
     return pb.GetRequestResponse(
-        request_id=status.request_id,
-        state=REQUEST_STATES.to_proto(status.state),
-        completed=completed_to_proto(status.completed) if status.completed else None,
-        error_reason=status.error_reason,
-        error_message=status.error_message,
+        **_status_fields(status),
         pictures=[picture_status_to_proto(picture) for picture in status.pictures],
         summary=summary_to_proto(status.summary) if status.summary is not None else None,
         webhook=delivery_to_proto(status.webhook) if status.webhook is not None else None,
@@ -256,13 +252,18 @@ def status_to_proto(status: RequestStatus) -> pb.GetRequestResponse:
 
 
 def picture_status_to_proto(status: RequestStatus) -> pb.PictureStatus:
-    return pb.PictureStatus(
-        request_id=status.request_id,
-        state=REQUEST_STATES.to_proto(status.state),
-        completed=completed_to_proto(status.completed) if status.completed else None,
-        error_reason=status.error_reason,
-        error_message=status.error_message,
-    )
+    return pb.PictureStatus(**_status_fields(status))
+
+
+def _status_fields(status: RequestStatus) -> dict[str, Any]:
+    """What is told of a request and of each of its pictures alike."""
+    return {
+        "request_id": status.request_id,
+        "state": REQUEST_STATES.to_proto(status.state),
+        "completed": completed_to_proto(status.completed) if status.completed else None,
+        "error_reason": status.error_reason,
+        "error_message": status.error_message,
+    }
 
 
 def status_from_proto(message: pb.GetRequestResponse) -> RequestStatus:

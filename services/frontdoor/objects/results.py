@@ -14,7 +14,7 @@ from pentimento.domain.replay import taken_of
 from pentimento.domain.spec_inputs import take_inputs
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger.records import JournalledRequest, ResultRecord
-from pentimento.wire.generation import provenance_from_bytes, provenance_to_bytes
+from pentimento.wire.provenance import provenance_from_bytes, provenance_to_bytes
 from services.frontdoor.metrics import BAD_PICTURES
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Execution, Job

@@ -13,7 +13,7 @@ from pentimento.domain.image_request import CacheMode, ImageFormat, Replay, Repl
 from pentimento.domain.replay import replayed_route, with_replayed_inputs
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger.records import JournalledRequest
-from pentimento.wire.generation import provenance_from_bytes
+from pentimento.wire.provenance import provenance_from_bytes
 from services.frontdoor.requests.resolution import RequestLimits, check_cost, resolve_limits
 
 

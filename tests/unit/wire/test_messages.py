@@ -31,7 +31,7 @@ from pentimento.domain.image_request import (
 )
 from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl
 from pentimento.domain.retrieval import LookupAnswer, LookupCandidate
-from pentimento.wire import adapters, cache, fleet, generation, image, jobs, plans, reports
+from pentimento.wire import adapters, cache, fleet, generation, image, jobs, plans, provenance, reports
 
 # Numbers as wide as the contract's narrowest field of the kind; text as protobuf takes it (no lone surrogates).
 st.register_type_strategy(int, st.integers(0, 2**31 - 1))
@@ -58,7 +58,7 @@ ROUND_TRIPS = {
     Route: (generation.route_to_proto, generation.route_from_proto),
     CacheGrant: (generation.grant_to_proto, generation.grant_from_proto),
     CapturedEntries: (generation.captured_to_proto, generation.captured_from_proto),
-    Provenance: (generation.provenance_to_proto, generation.provenance_from_proto),
+    Provenance: (provenance.provenance_to_proto, provenance.provenance_from_proto),
     Adapter: (adapters.adapter_to_proto, adapters.adapter_from_proto),
     Replica: (fleet.replica_to_proto, fleet.replica_from_proto),
     HeldModel: (fleet.held_model_to_proto, fleet.held_model_from_proto),
