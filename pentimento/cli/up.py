@@ -38,15 +38,8 @@ from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import Surroundings
 from pentimento.supervisor.replicas import ReplicaFiles
 from pentimento.supervisor.state import Endpoint, StateDirectory, make_private
-from pentimento.supervisor.suite import (
-    ServedCascade,
-    Suite,
-    SuiteSettings,
-    plan_suite,
-    stores,
-    unix_address,
-    write_profiles,
-)
+from pentimento.supervisor.suite import Suite, plan_suite, stores, unix_address, write_profiles
+from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
 from pentimento.supervisor.supervisor import Supervisor
 
 HTTP_PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart")

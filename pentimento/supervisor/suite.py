@@ -3,81 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 from pentimento.devices.emulation import EmulatedFleet, served_profile
 from pentimento.devices.profile import profile_to_json
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import StateDirectory
-
-
-@dataclass(frozen=True)
-class ServedCascade:
-    """Models, light first, the directories of the discriminators that score the pictures of each but the last, and the
-    confidence from which they are good enough while the plan says nothing of it."""
-
-    models: tuple[str, ...]
-    discriminators: tuple[Path, ...]
-    confidence_threshold: float = 0.5
-
-    @property
-    def name(self) -> str:
-        """As it is registered."""
-        return ">".join(self.models)
-
-    def scored(self) -> tuple[tuple[str, Path], ...]:
-        """Return each hand-over by the two models that it lies between, with its discriminator."""
-        pairs = zip(pairwise(self.models), self.discriminators, strict=True)
-        return tuple((f"{light}>{heavy}", directory) for (light, heavy), directory in pairs)
-
-
-@dataclass(frozen=True)
-class SuiteSettings:
-    """`copies` workers for each model; `public` is the host:port of the public API beside its unix socket, `http` that
-    of the same over HTTP, "" for none. With a `fleet` its emulated devices take the place of the models. `policy` is
-    what the controller plans by, and `slo_s` the SLO that it plans for; `profiles` are what models were measured to
-    cost, `selector_profiles` from which similarity on they may reuse. `unprofiled_reuse`: the others may reuse too, by
-    thresholds that nobody measured. `controlnets`: the registry whose ControlNets `controlnet_copies` processes serve,
-    and `pipelining_bounds` says when their residuals may be a step old; None for none and never. `loras`: the directory
-    of the LoRAs that workers paint with; None for none. `thinning`: when steps are left out (off, deadline, load), as
-    `thinning_profiles` allow. `cascade`: through which models requests go that name none; None for the default model
-    alone."""
-
-    models: tuple[ModelDirectory, ...]
-    encoder: Path
-    copies: int = 1
-    public: str = ""
-    http: str = ""
-    device: str = "auto"
-    threads: int = 1
-    config_file: Path | None = None
-    token_file: Path | None = None
-    service_token_file: Path | None = None
-    grant_key_file: Path | None = None
-    signing_key_file: Path | None = None
-    fleet: EmulatedFleet | None = None
-    policy: str = ""
-    slo_s: float | None = None
-    profiles: tuple[Path, ...] = ()
-    selector_profiles: tuple[Path, ...] = ()
-    thinning: str = "off"
-    thinning_profiles: tuple[Path, ...] = ()
-    unprofiled_reuse: bool = False
-    controlnets: Path | None = None
-    controlnet_copies: int = 1
-    pipelining_bounds: Path | None = None
-    loras: Path | None = None
-    cascade: "ServedCascade | None" = None
-
-    @property
-    def default_model(self) -> str:
-        return self.fleet.default_model if self.fleet is not None else self.models[0].name
-
-    @property
-    def cached(self) -> bool:
-        """Whether embedder and gateway are there."""
-        return self.fleet is None or self.fleet.cache
+from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
 
 
 @dataclass(frozen=True)

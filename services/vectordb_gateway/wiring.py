@@ -131,10 +131,7 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
         settings.grants,
         lambda: EvictionChoice(planned.in_force.eviction),
     )
-    row_age_s = min(_ROW_AGE_S, settings.capacity.object_grace_s / 4)
-    bounds = LookupBounds(
-        settings.search_timeout_ms / 1000, selection.max_ancestor_depth, selection.scratch_share, row_age_s
-    )
+    bounds = _bounds(settings)
     uses = UseNotes(stores.ledger)
     quality = QualityWatch(stores.ledger, guard, planned, follows=selection.follow_quality)
     lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch, lambda: planned.in_force)
@@ -184,6 +181,13 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
         planned=planned,
         follower=_follower(member, server, settings, planned),
     )
+
+
+def _bounds(settings: GatewaySettings) -> LookupBounds:
+    """A row that is remembered must be forgotten well before the objects of a deleted one go."""
+    row_age_s = min(_ROW_AGE_S, settings.capacity.object_grace_s / 4)
+    selection, timeout_s = settings.selection, settings.search_timeout_ms / 1000
+    return LookupBounds(timeout_s, selection.max_ancestor_depth, selection.scratch_share, row_age_s)
 
 
 def _follower(

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from pentimento.cli import up
 from pentimento.supervisor.state import StateDirectory
-from pentimento.supervisor.suite import ProcessSpec, Suite, SuiteSettings, unix_address
+from pentimento.supervisor.suite import ProcessSpec, Suite, unix_address
+from pentimento.supervisor.suite_settings import SuiteSettings
 
 
 def toys(settings: SuiteSettings, state: StateDirectory) -> Suite:

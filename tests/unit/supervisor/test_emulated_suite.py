@@ -11,7 +11,8 @@ from pentimento.devices.emulation import read_fleet
 from pentimento.devices.profile import profile_from_json
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import StateDirectory
-from pentimento.supervisor.suite import ServedCascade, Suite, SuiteSettings, plan_suite, profile_file, write_profiles
+from pentimento.supervisor.suite import Suite, plan_suite, profile_file, write_profiles
+from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
 
 FLEET = """\
 cascade = ["light", "heavy"]
