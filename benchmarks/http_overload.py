@@ -11,39 +11,24 @@ a greedy tenant asks for ten times as much as one that asks for less than its ha
 import argparse
 import asyncio
 import json
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bare_refusals import bare_refusals
-from benchmarks.emulated_runs import FLEETS, capacity_per_s, emulated_suite, steady_load
+from benchmarks.emulated_runs import FLEETS
 from benchmarks.http_client import HttpClient
-from benchmarks.overload import (
-    AROUND_CAPACITY,
-    FAIRNESS,
-    GOODPUT,
-    GREEDY,
-    MODEST,
-    OVERLOADS,
-    REJECTION,
-    SETTLING,
-    TENANTS,
-    rejection_figure,
-    slo_of,
-)
+from benchmarks.overload import FAIRNESS, GOODPUT, REJECTION, Load, goodput_figures, loads, rejection_figure, suite_of
 from benchmarks.report import Figure, Options, at_most, counted, informative, parse_options, publish
 from benchmarks.stolen_time import StolenTime
 from pentimento.devices.emulation import EmulatedFleet, read_fleet
-from pentimento.domain.identity import Role
 from pentimento.reports.figures import fair_shares, jain_index
-from pentimento.rpc import new_token, token_entry
 from pentimento.supervisor.local import LocalSuite
-from pentimento.workloads import Arrival, Workload
+from pentimento.workloads import Arrival
 
 GONE_S = 120.0
 
@@ -103,7 +88,7 @@ class HttpRun:
 def main() -> int:
     options = parse_options("http_overload", __doc__, add_options)
     fleet = read_fleet(options.rest["fleet"])
-    with suite_of(options.rest["fleet"]) as (suite, tokens):
+    with suite_of(options.rest["fleet"], "--http", "127.0.0.1:0") as (suite, tokens):
         runs = asyncio.run(all_runs(options, fleet, suite, tokens))
     return publish(options, figures(runs), notes={"fleet": options.rest["fleet"].name, "emulated": True})
 
@@ -113,51 +98,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of a load")
 
 
-@contextmanager
-def suite_of(fleet: Path) -> Iterator[tuple[LocalSuite, dict[str, str]]]:
-    """The suite with HTTP, and a token for each tenant."""
-    tokens = {tenant: new_token() for tenant in TENANTS}
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "tokens.toml"
-        file.write_text("\n".join(token_entry(token, name, frozenset({Role.USER})) for name, token in tokens.items()))
-        with emulated_suite(fleet, ("--token-file", str(file), "--http", "127.0.0.1:0")) as suite:
-            yield suite, tokens
-
-
 async def all_runs(options: Options, fleet: EmulatedFleet, suite: LocalSuite, tokens: dict[str, str]) -> list[HttpRun]:
-    """Around capacity, beyond it, and last the two tenants together."""
-    capacity, slo_s = capacity_per_s(fleet, fleet.default_model), slo_of(fleet)
-    shares = (1.0, 2.0) if options.quick else (*AROUND_CAPACITY, *OVERLOADS)
-    asked = [(share, {"greedy": 1.0}) for share in shares]
-    asked.append((GREEDY + MODEST, {"greedy": GREEDY, "modest": MODEST}))
-    settling_s = SETTLING * slo_s
-    duration_s = 1.5 * settling_s if options.quick else max(float(options.rest["duration"]), 1.5 * settling_s)
-    steps = fleet.model(fleet.default_model).steps
-    runs = []
-    for seed, (share, tenants) in enumerate(asked):
-        rate = share * capacity
-        workload = steady_load(rate, duration_s, slo_s, seed, tenants=tenants, steps=steps, model=fleet.default_model)
-        found = await run(suite, tokens, workload, share, (settling_s, duration_s))
-        print(found.row(), flush=True)
-        runs.append(found)
-    return runs
+    """One after the other."""
+    return [await run(suite, tokens, load) for load in loads(options, fleet)]
 
 
-async def run(
-    suite: LocalSuite, tokens: dict[str, str], workload: Workload, share: float, settled: tuple[float, float]
-) -> HttpRun:
+async def run(suite: LocalSuite, tokens: dict[str, str], load: Load) -> HttpRun:
     """Play a load open-loop, each tenant over connections of its own."""
     clients = {tenant: HttpClient(suite.endpoint.http, token) for tenant, token in tokens.items()}
     async with AsyncExitStack() as stack:
         stolen = stack.enter_context(StolenTime())
-        bare_s = await stack.enter_async_context(bare_refusals()) if share in GOODPUT else []
+        bare_s = await stack.enter_async_context(bare_refusals()) if load.share in GOODPUT else []
         began = time.perf_counter()
-        records = await asyncio.gather(*(asked(clients[one.tenant], one, began) for one in workload.arrivals))
+        records = await asyncio.gather(*(asked(clients[one.tenant], one, began) for one in load.workload.arrivals))
     for client in clients.values():
         client.close()
-    from_s, until_s = settled
-    in_time = sum(one.in_time and from_s <= one.ended_s < until_s for one in records)
-    return HttpRun(share, list(records), in_time / (until_s - from_s), bare_s, stolen.share())
+    in_time = sum(one.in_time and load.settled_s <= one.ended_s < load.until_s for one in records)
+    goodput = in_time / (load.until_s - load.settled_s)
+    found = HttpRun(load.share, list(records), goodput, bare_s, stolen.share())
+    print(found.row(), flush=True)
+    return found
 
 
 async def asked(client: HttpClient, arrival: Arrival, began: float) -> HttpRecord:
@@ -186,19 +146,9 @@ async def asked(client: HttpClient, arrival: Arrival, began: float) -> HttpRecor
 
 def figures(runs: Sequence[HttpRun]) -> list[Figure]:
     *alone, together = runs
-    peak = max(run.goodput for run in alone if run.share <= max(AROUND_CAPACITY))
     rows = [run.row() for run in runs]
     over = [run for run in alone if run.share in GOODPUT]
-    found = [
-        Figure(
-            f"goodput at {run.share:g} x capacity / peak",
-            run.goodput / peak if peak else None,
-            GOODPUT[run.share],
-            rows,
-            None,
-        )
-        for run in over
-    ]
+    found = goodput_figures([(run.share, run.goodput) for run in alone], rows)
     seconds = [one.took_s for run in over for one in run.records if one.refused]
     others = [f"{one.status} {one.code}" for run in runs for one in run.records if one.status not in (200, 504, 429)]
     silent = [one.code for run in runs for one in run.records if one.status == 429 and one.silent]

@@ -142,20 +142,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def suite_of(fleet: Path) -> Iterator[tuple[LocalSuite, dict[str, str]]]:
+def suite_of(fleet: Path, *flags: str) -> Iterator[tuple[LocalSuite, dict[str, str]]]:
     """The suite, and a token for each tenant."""
     tokens = {tenant: new_token() for tenant in TENANTS}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tokens.toml"
         entries = [token_entry(token, tenant, frozenset({Role.USER})) for tenant, token in tokens.items()]
         file.write_text("\n".join(entries))
-        with emulated_suite(fleet, ("--token-file", str(file))) as suite:
+        with emulated_suite(fleet, ("--token-file", str(file), *flags)) as suite:
             yield suite, tokens
 
 
 async def all_runs(
     options: Options, fleet: EmulatedFleet, suite: LocalSuite, tokens: dict[str, str]
 ) -> list[OverloadRun]:
+    """One after the other."""
+    return [await run(suite, tokens, load) for load in loads(options, fleet)]
+
+
+@dataclass(frozen=True)
+class Load:
+    """`share` of capacity, as a workload; from `settled_s` on and until `until_s` it counts."""
+
+    share: float
+    workload: Workload
+    settled_s: float
+    until_s: float
+
+
+def loads(options: Options, fleet: EmulatedFleet) -> Iterator[Load]:
     """Around capacity, beyond it, and last the two tenants together."""
     capacity, slo_s = capacity_per_s(fleet, fleet.default_model), slo_of(fleet)
     shares = (1.0, 2.0) if options.quick else (*AROUND_CAPACITY, *OVERLOADS)
@@ -164,12 +179,10 @@ async def all_runs(
     settling_s = SETTLING * slo_s
     duration_s = 1.5 * settling_s if options.quick else max(float(options.rest["duration"]), 1.5 * settling_s)
     steps = fleet.model(fleet.default_model).steps
-    runs = []
     for seed, (share, tenants) in enumerate(asked):
         rate = share * capacity
         workload = steady_load(rate, duration_s, slo_s, seed, tenants=tenants, steps=steps, model=fleet.default_model)
-        runs.append(await run(suite, tokens, workload, share, settling_s, duration_s))
-    return runs
+        yield Load(share, workload, settling_s, duration_s)
 
 
 def slo_of(fleet: EmulatedFleet) -> float:
@@ -180,9 +193,7 @@ def slo_of(fleet: EmulatedFleet) -> float:
     return SLO_FACTOR * model.steps * max(steps) / devices.speed
 
 
-async def run(
-    suite: LocalSuite, tokens: dict[str, str], workload: Workload, share: float, settled_s: float, until_s: float
-) -> OverloadRun:
+async def run(suite: LocalSuite, tokens: dict[str, str], load: Load) -> OverloadRun:
     """On clients of their own, so that nothing of an earlier run is left in them."""
     rejections, clients = Rejections(), {}
     for tenant, token in tokens.items():
@@ -192,13 +203,14 @@ async def run(
     try:
         async with AsyncExitStack() as stack:
             stolen = stack.enter_context(StolenTime())
-            bare_s = await stack.enter_async_context(bare_refusals()) if share in GOODPUT else []
-            records = await played(workload, clients)
+            bare_s = await stack.enter_async_context(bare_refusals()) if load.share in GOODPUT else []
+            records = await played(load.workload, clients)
     finally:
         for client in clients.values():
             await client.close()
-    report = make_report(f"{share:g} x capacity", records, {"kind": "emulated"})
-    found = OverloadRun(share, report, goodput_of(records, settled_s, until_s), rejections, bare_s, stolen.share())
+    report = make_report(f"{load.share:g} x capacity", records, {"kind": "emulated"})
+    goodput = goodput_of(records, load.settled_s, load.until_s)
+    found = OverloadRun(load.share, report, goodput, rejections, bare_s, stolen.share())
     print(found.row(), flush=True)
     return found
 
@@ -210,13 +222,8 @@ def goodput_of(records: Sequence[RequestRecord], from_s: float, until_s: float) 
 
 def figures(runs: Sequence[OverloadRun]) -> list[Figure]:
     *alone, together = runs
-    peak = max(run.goodput for run in alone if run.share <= max(AROUND_CAPACITY))
     rows = [run.row() for run in runs]
-    found = []
-    for run in alone:
-        if run.share in GOODPUT:
-            name = f"goodput at {run.share:g} x capacity / peak"
-            found.append(Figure(name, run.goodput / peak if peak else None, GOODPUT[run.share], rows, None))
+    found = goodput_figures([(run.share, run.goodput) for run in alone], rows)
     over = [run for run in alone if run.share in GOODPUT]
     seconds = [value for run in over for value in run.rejections.seconds]
     others = [reason for run in runs for reason in run.rejections.others]
@@ -231,6 +238,16 @@ def figures(runs: Sequence[OverloadRun]) -> list[Figure]:
     jain = together.report.jain if math.isfinite(together.report.jain) else None
     found.append(Figure("Jain index, greedy and modest tenant", jain, FAIRNESS, rows, None))
     return found
+
+
+def goodput_figures(runs: Sequence[tuple[float, float]], rows: list[dict[str, Any]]) -> list[Figure]:
+    """`runs`: share of capacity and goodput a second of each load of one tenant."""
+    peak = max(goodput for share, goodput in runs if share <= max(AROUND_CAPACITY))
+    return [
+        Figure(f"goodput at {share:g} x capacity / peak", goodput / peak if peak else None, GOODPUT[share], rows, None)
+        for share, goodput in runs
+        if share in GOODPUT
+    ]
 
 
 def rejection_figure(name: str, seconds: Sequence[float], target: Target) -> Figure:
