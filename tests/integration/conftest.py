@@ -1,8 +1,13 @@
-"""What holds wherever a test is client and server at once."""
+"""What holds wherever a test is client and server at once, and a worker that paints at a pace."""
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from pentimento.rpc import transport
+from pentimento.testing.paced_worker import PacedWorker, serve
 
 
 @pytest.fixture(autouse=True)
@@ -11,3 +16,18 @@ def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     processor for so long is both ends of it, and would lose all its calls."""
     longer = {"grpc.keepalive_timeout_ms": 60_000, "grpc.http2.ping_timeout_ms": 60_000}
     monkeypatch.setattr(transport, "KEEPALIVE", tuple((dict(transport.KEEPALIVE) | longer).items()))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short enough for sockets, which pytest's own tmp_path may not be."""
+    with tempfile.TemporaryDirectory(prefix="pmt-") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+async def worker(folder: Path) -> AsyncIterator[PacedWorker]:
+    paced = PacedWorker("w1")
+    server = await serve(paced, f"unix:{folder / 'w1'}")
+    yield paced
+    await server.stop()

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.testing.clocks import SetClock
 from tests.postgresql import PostgresqlServer, running_server, why_not
 from tests.s3_server import running_s3_server
 
@@ -48,3 +50,17 @@ def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/ledger.sqlite"
     server: PostgresqlServer = request.getfixturevalue("postgresql")
     return server.new_database()
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+@pytest.fixture
+def ledger(ledger_url: str, clock: SetClock) -> Iterator[CacheLedger]:
+    """One whose integrity is looked at after the test."""
+    ledger = open_cache_ledger(ledger_url, clock)
+    yield ledger
+    assert ledger.check_integrity() == []
+    ledger.close()

@@ -1,6 +1,5 @@
 """How grants and entries end: expired, released, evicted; and what becomes of their objects."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,22 +8,9 @@ from pentimento.domain.cache import CacheHolding
 from pentimento.domain.errors import NotFound
 from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.stores.ledger.cache_evictions import WhoGivesWay
-from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.testing.clocks import SetClock
 from tests.contract.stores.cache_records import add, commit, grant, live
-
-
-@pytest.fixture
-def clock() -> SetClock:
-    return SetClock()
-
-
-@pytest.fixture
-def ledger(ledger_url: str, clock: SetClock) -> Iterator[CacheLedger]:
-    ledger = open_cache_ledger(ledger_url, clock)
-    yield ledger
-    assert ledger.check_integrity() == []
-    ledger.close()
 
 
 def test_a_released_grant_is_gone_and_its_keys_are_to_be_deleted(ledger: CacheLedger) -> None:

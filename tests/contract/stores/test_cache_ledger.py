@@ -21,21 +21,7 @@ from pentimento.stores.ledger.cache_records import (
     HeldLatent,
 )
 from pentimento.stores.ledger.database import open_engine
-from pentimento.testing.clocks import SetClock
 from tests.contract.stores.cache_records import VECTOR, add, commit, grant, reference
-
-
-@pytest.fixture
-def clock() -> SetClock:
-    return SetClock()
-
-
-@pytest.fixture
-def ledger(ledger_url: str, clock: SetClock) -> Iterator[CacheLedger]:
-    ledger = open_cache_ledger(ledger_url, clock)
-    yield ledger
-    assert ledger.check_integrity() == []
-    ledger.close()
 
 
 def test_a_committed_entry_is_live_with_what_was_captured(ledger: CacheLedger) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.generation import Scheduler
@@ -25,6 +24,7 @@ from pentimento.testing.controlled_painting import (
     conditions_for,
 )
 from pentimento.testing.diffusers_reference import Case
+from tests.one_thread import one_thread  # noqa: F401 (a fixture of this module)
 
 PROMPT, NEGATIVE = "a red circle", "blurred"
 EVERYWHERE = ControlSetting()
@@ -78,15 +78,6 @@ def cases_for(schedulers: tuple[Scheduler, ...]) -> list[ControlledCase]:
             ControlledCase(replace(guided, scheduler=Scheduler.EULER, seed=5), (EVERYWHERE,)),
         ]
     return cases
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As many as the engine uses: sums split over two threads differ in their last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -1,20 +1,18 @@
 """The worker's latents, through the real service, against diffusers' pipelines: few steps, every family, every kind of
 checkpoint, every scheduler that is offered for it."""
 
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from diffusers import DPMSolverMultistepScheduler
 
 from pentimento.domain.generation import Scheduler
 from pentimento.testing.checkpoints import T5_TOKENS, write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
-from pentimento.testing.diffusers_reference import Case, DiffusersReference
-from pentimento.testing.worker_under_test import WorkerUnderTest, await_serving, difference
-from tests.integration.unet_worker.conftest import serve
+from pentimento.testing.diffusers_reference import Case
+from tests.golden.unet_worker.comparison import compare
+from tests.one_thread import one_thread  # noqa: F401 (a fixture of this module)
 
 PROMPT, NEGATIVE = "a red circle", "blurred"
 
@@ -68,26 +66,9 @@ def cases_for(schedulers: Sequence[Scheduler]) -> list[Case]:
     return [*each, *guided_otherwise, *(stochastic if Scheduler.DDIM in schedulers else [])]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As many as the worker uses: sums split over two threads differ in their last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 async def test_final_latents_equal_those_of_diffusers(kind: str, tmp_path: Path) -> None:
-    checkpoint = CHECKPOINTS[kind](tmp_path / "model")
-    reference = DiffusersReference(checkpoint)
-    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
-        async with serve(checkpoint, Path(folder)) as served:
-            worker = WorkerUnderTest(served.channel, (await await_serving(served.channel)).held)
-            cases = cases_for([Scheduler(name) for name in worker.held.schedulers])
+    count, differences = await compare(CHECKPOINTS[kind](tmp_path / "model"), cases_for)
 
-            answers = {case: await difference(worker, reference, case) for case in cases}
-
-    differences = {case: value for case, value in answers.items() if value is not None}
-    assert len(differences) >= 0.9 * len(cases)  # diffusers' ancestral sampler meets NaN in one case
+    assert len(differences) >= 0.9 * count  # diffusers' ancestral sampler meets NaN in one case
     assert all(value == 0.0 for value in differences.values()), differences

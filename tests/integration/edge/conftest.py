@@ -1,5 +1,4 @@
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,7 @@ import httpx
 import pytest
 
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker, serve
+from pentimento.testing.paced_worker import PacedWorker
 from tests.edge_packages import missing
 
 if TYPE_CHECKING:
@@ -29,21 +28,6 @@ class EdgeUnderTest:
 
     async def generate(self, **values: object) -> httpx.Response:
         return await self.http.post("/v1/images/generations", json={"prompt": "a red circle", **values})
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short enough for sockets, which pytest's own tmp_path may not be."""
-    with tempfile.TemporaryDirectory(prefix="pmt-") as path:
-        yield Path(path)
-
-
-@pytest.fixture
-async def worker(folder: Path) -> AsyncIterator[PacedWorker]:
-    paced = PacedWorker("w1")
-    server = await serve(paced, f"unix:{folder / 'w1'}")
-    yield paced
-    await server.stop()
 
 
 @pytest.fixture

@@ -1,26 +1,10 @@
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker, serve
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short enough for sockets, which pytest's own tmp_path may not be."""
-    with tempfile.TemporaryDirectory(prefix="pmt-") as path:
-        yield Path(path)
-
-
-@pytest.fixture
-async def worker(folder: Path) -> AsyncIterator[PacedWorker]:
-    paced = PacedWorker("w1")
-    server = await serve(paced, f"unix:{folder / 'w1'}")
-    yield paced
-    await server.stop()
+from pentimento.testing.paced_worker import PacedWorker
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to
 from pentimento.wire.tensors import tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
 from tests.integration.unet_worker.conftest import Served, at_step, serve
+from tests.one_thread import one_thread  # noqa: F401 (a fixture of this module)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -137,14 +138,6 @@ async def replicas(parts: Parts, started: list[Replica]) -> list[Replica]:
 async def last_replicas(parts: Parts, started: list[Replica]) -> list[Replica]:
     """Those that other tests left, or one: for the test that loses them all."""
     return await at_least(1, parts.folder, started)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def selection(name: str, pixels: Tensor, setting: ControlSetting) -> ControlNetSelection:

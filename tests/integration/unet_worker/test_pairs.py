@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -49,6 +49,7 @@ from pentimento.wire.tensors import UNBOUND, tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
 from services.unet_worker.pairing.halves import GuidanceHalves
 from tests.integration.unet_worker.conftest import Served, at_step, serve
+from tests.one_thread import one_thread  # noqa: F401 (a fixture of this module)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -132,14 +133,6 @@ async def credits_of(peer: Peer) -> None:
             except Unavailable:
                 assert peer.process.poll() is None
                 await asyncio.sleep(0.05)  # not a spin: it needs the processor to start
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,0 +1,24 @@
+"""Final latents of a worker process beside those of diffusers' own pipelines."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pentimento.domain.generation import Scheduler
+from pentimento.testing.diffusers_reference import Case, DiffusersReference
+from pentimento.testing.worker_under_test import WorkerUnderTest, await_serving, difference
+from tests.integration.unet_worker.conftest import serve
+
+
+async def compare(
+    checkpoint: Path, cases_for: Callable[[Sequence[Scheduler]], list[Case]]
+) -> tuple[int, dict[Case, float]]:
+    """Return how many cases there are for the schedulers that the worker offers, and the largest absolute difference of
+    each that diffusers itself can paint."""
+    reference = DiffusersReference(checkpoint)
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        async with serve(checkpoint, Path(folder)) as served:
+            worker = WorkerUnderTest(served.channel, (await await_serving(served.channel)).held)
+            cases = cases_for([Scheduler(name) for name in worker.held.schedulers])
+            answers = {case: await difference(worker, reference, case) for case in cases}
+    return len(cases), {case: value for case, value in answers.items() if value is not None}

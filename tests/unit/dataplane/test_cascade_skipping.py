@@ -1,0 +1,107 @@
+"""Stages that are left out, by what a discriminator foresees of the prompt."""
+
+from dataclasses import replace
+
+import pytest
+
+from pentimento.dataplane import DataplaneSettings, effects, events
+from pentimento.domain.fleet import CascadePlan, Plan
+from tests.unit.dataplane.cascades import CASCADE, cascade_driver, planned, route_heavy
+from tests.unit.dataplane.driver import Driver, only
+
+
+def arrive_foreseen(driver: Driver, foreseen: float | None, start: str = "noise") -> list[effects.Effect]:
+    driver.arrive("r1", 1000.0, pool="light", cascade=CASCADE)
+    driver.send(events.AcceptPersisted("r1"))
+    routed = events.RouteResolved(
+        "r1", "light", "dl", 1.0, start=start, cascade=CASCADE, cascade_name="c", foreseen=foreseen
+    )
+    return driver.send(routed)
+
+
+def test_a_prompt_that_is_sure_to_be_hard_goes_to_the_next_pool_unpainted() -> None:
+    driver = cascade_driver(skip_light_below=0.05)
+
+    assert arrive_foreseen(driver, 0.04) == [effects.ResolveRoute("r1", 1)]
+
+    heavy = driver.start(route_heavy(driver))
+    assert (heavy.worker_id, heavy.attempt_number) == ("hw", 1)
+    commit = only(effects.CommitResult, driver.send(events.AttemptFinished("r1", heavy.fencing_token)))
+    assert commit.degraded == ""
+
+
+def test_to_plans_a_stage_that_is_left_out_is_one_that_was_scored_and_deferred() -> None:
+    driver = cascade_driver(skip_light_below=0.2)
+    arrive_foreseen(driver, 0.12)
+
+    pools = driver.dataplane.state.pools
+    light, heavy = pools["light"], pools["heavy"]
+    assert (light.arrived_count, light.scored_count, light.deferred_count) == (1, 1, 1)
+    assert (light.confidences.index(1), sum(light.confidences)) == (2, 1)
+    assert (light.waiting_count, heavy.arrived_count) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "foreseen", "start"),
+    [
+        ({}, 0.0, "noise"),  # off by default
+        ({"skip_light_below": 0.05}, None, "noise"),
+        ({"skip_light_below": 0.05}, 0.05, "noise"),
+        ({"skip_light_below": 0.9}, 0.71, "noise"),  # the plan's threshold, 0.7, would accept it
+        ({"skip_light_below": 0.05}, 0.0, "latent"),  # a hit is not what the prompt's probability is of
+    ],
+)
+def test_any_other_one_is_painted_light(settings: dict[str, float], foreseen: float | None, start: str) -> None:
+    driver = cascade_driver(**settings)
+    driver.send(events.PlanReceived(planned(2, noise=0.7, latent=0.7)))
+
+    assert driver.start(arrive_foreseen(driver, foreseen, start)).worker_id == "lw"
+
+
+def skipping(sequence: int, skip_below: float) -> Plan:
+    plan = planned(sequence, noise=0.7)
+    light, heavy = plan.cascades[0].stages
+    return replace(plan, cascades=(CascadePlan("c", (replace(light, skip_below=skip_below), heavy)),))
+
+
+@pytest.mark.parametrize(
+    ("own", "skip_below", "left_out"), [(None, 0.05, True), (None, 0.04, False), (0.0, 0.05, False), (0.05, 0.0, True)]
+)
+def test_the_plans_bound_counts_where_the_operator_has_none(
+    own: float | None, skip_below: float, left_out: bool
+) -> None:
+    driver = cascade_driver(skip_light_below=own)
+    driver.send(events.PlanReceived(skipping(2, skip_below)))
+
+    routed = arrive_foreseen(driver, 0.04)
+
+    assert (routed == [effects.ResolveRoute("r1", 1)]) is left_out
+
+
+def test_the_bound_is_that_of_the_plan_in_force() -> None:
+    driver = cascade_driver()
+    driver.send(events.PlanReceived(skipping(2, 0.05)))
+    driver.send(events.PlanReceived(skipping(3, 0.0)))
+
+    assert driver.start(arrive_foreseen(driver, 0.04)).worker_id == "lw"
+
+
+def test_the_last_stage_is_never_left_out() -> None:
+    driver = cascade_driver(skip_light_below=0.05)
+    arrive_foreseen(driver, 0.01)
+
+    again = events.RouteResolved("r1", "heavy", "dh", 1.0, cascade_stage=1, foreseen=0.01)
+
+    assert driver.start(driver.send(again)).worker_id == "hw"
+
+
+def test_a_light_picture_of_no_plan_is_left_out_by_the_operators_own_threshold() -> None:
+    driver = Driver(DataplaneSettings(confidence_threshold=0.5, skip_light_below=0.6))
+    for name in CASCADE:
+        driver.worker(name, model=name, model_digest=name)
+
+    for request_id, foreseen, stage in (("r1", 0.5, 1), ("r2", 0.55, 0)):
+        driver.arrive(request_id, 1000.0, pool="light", cascade=CASCADE)
+        driver.send(events.AcceptPersisted(request_id))
+        driver.send(events.RouteResolved(request_id, "light", "light", 1.0, foreseen=foreseen))
+        assert driver.dataplane.state.requests[request_id].cascade_stage == stage
