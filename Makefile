@@ -37,10 +37,11 @@ MADE := $(VENV)/.made
 TORCH_READY := $(VENV)/.torch-$(DEVICE)
 DEMO_READY := $(VENV)/.installed-all-$(DEVICE)
 DEV_READY := $(VENV)/.installed-dev-$(DEVICE)
+DOCS_READY := $(VENV)/.installed-docs
 BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-training test-kernels test-torchvision lint contracts format protos reference client-wheel bench bench-quick setup clean distclean
+.PHONY: help demo test test-faults test-training test-kernels test-torchvision lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -74,6 +75,9 @@ lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts and the
 	cd protos && ../$(BIN)/buf lint
 	$(BIN)/python scripts/generate_protos.py --check
 	$(BIN)/python scripts/generate_reference.py --check
+
+docs: $(DOCS_READY) ## the site of the documentation, in build/site, with every link checked
+	$(BIN)/python scripts/build_site.py
 
 contracts: $(DEV_READY) ## what in the contracts would break a peer of the last version; fails from version 1.0 on
 	$(BIN)/python scripts/breaking_contracts.py
@@ -132,6 +136,11 @@ $(DEV_READY): $(TORCH_READY) pyproject.toml constraints/base.txt
 	@echo "Installing what the suite and its tests need (a few minutes, once) …"
 	@$(PIP) install -qq $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[dev]"
 	@touch $@ $(DEMO_READY)
+
+# The site needs no torch, nor anything else of the suite.
+$(DOCS_READY): $(MADE) pyproject.toml constraints/base.txt
+	@$(PIP) install -qq -c constraints/base.txt --editable ".[docs]"
+	@touch $@
 
 $(BENCH_READY): $(DEV_READY)
 	@echo "Installing what the benchmarks compare with …"

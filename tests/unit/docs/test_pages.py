@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[3]
 GUIDES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "zoo/README.md", "scenarios/README.md")),
     *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/concepts/*.md")),
     *sorted(ROOT.glob("services/*/README.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
 )
