@@ -8,6 +8,7 @@ from pentimento.dataplane.endings import drop_late, end_request
 from pentimento.dataplane.events import AcceptDropped, AcceptPersisted, DrainRequested, RequestArrived, RouteResolved
 from pentimento.dataplane.pools import Pool
 from pentimento.dataplane.predictions import predicted_end_s, retry_after_ms
+from pentimento.dataplane.quotas import charge, pay_back, quota_refusal
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
 from pentimento.domain.reasons import Reason
@@ -26,6 +27,7 @@ def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
         state.counters.rejected += len(ids)
         pool.dropped_count += len(ids)
         return [replace(refusal, request_id=request_id) for request_id in ids]
+    charge(state, now, event)
     for request_id in ids:
         state.add(_request_of(event, request_id, now))
     return [effect for request_id in ids for effect in (PersistAccepted(request_id), PrepareRoute(request_id))]
@@ -58,6 +60,7 @@ def on_accept_dropped(state: State, now: float, event: AcceptDropped) -> list[Ef
     request = state.requests.get(event.request_id)
     if request is not None and request.phase is Phase.ACCEPTING:
         state.remove(request)
+        pay_back(state, now, request)
     return []
 
 
@@ -94,8 +97,11 @@ def _refusal(state: State, now: float, pool: Pool, event: RequestArrived) -> Rej
         return Reject(event.request_id, Reason.DRAINING, "this frontdoor is shutting down", soonest_ms)
     if not state.epoch:
         return Reject(event.request_id, Reason.STANDBY, "this frontdoor is a standby", soonest_ms)
+    over_quota = quota_refusal(state, now, pool.name, event)
+    if over_quota is not None:
+        return over_quota
     count = len(event.request_ids)
-    message = _why_full(state.settings.queue_limit, pool, event.tenant, count)
+    message = _why_full(state, pool, event.tenant, count)
     if message:
         return Reject(event.request_id, "QUEUE_FULL", message, retry_after_ms(state, pool.name))
     if not _plan_admits(state, event.thinning.least_share if state.thins else 1.0, count):
@@ -104,13 +110,15 @@ def _refusal(state: State, now: float, pool: Pool, event: RequestArrived) -> Rej
     return _too_late(state, now, pool, event)
 
 
-def _why_full(limit: int, pool: Pool, tenant: str, count: int) -> str:
-    """Let a tenant fill its even share of the queue. One that had the queue to itself leaves room for as many again.
-    `count`: how many want to come in."""
+def _why_full(state: State, pool: Pool, tenant: str, count: int) -> str:
+    """Let a tenant fill its share of the queue, by its weight among those who wait. One that had the queue to itself
+    leaves room for as many again. `count`: how many want to come in."""
+    limit = state.settings.queue_limit
     backlog = pool.tenants.get(tenant)
     own_count = backlog.count if backlog is not None else 0
     tenant_count = len(pool.tenants) + (backlog is None)
-    share = limit if tenant_count == 1 else max(limit // tenant_count, min(limit, 1))
+    parts = _parts(state, pool, tenant) if state.weights else tenant_count
+    share = limit if tenant_count == 1 else max(int(limit / parts), min(limit, 1))
     for_all = f", {count} more have no room" if count > 1 else ""
     if own_count + count > share:
         whose = "" if tenant_count == 1 else " of this tenant"
@@ -118,6 +126,13 @@ def _why_full(limit: int, pool: Pool, tenant: str, count: int) -> str:
     if pool.waiting_count + count > 2 * limit:
         return f"the queue of pool {pool.name} is full: {pool.waiting_count} requests wait{for_all}"
     return ""
+
+
+def _parts(state: State, pool: Pool, tenant: str) -> float:
+    """How many times the tenant's weight goes into those of all who wait in the pool, its own included."""
+    weights = state.weights
+    own = weights.get(tenant, 1.0)
+    return 1.0 + sum(weights.get(other, 1.0) for other in pool.tenants if other != tenant) / own
 
 
 def _too_late(state: State, now: float, pool: Pool, event: RequestArrived) -> Reject | None:

@@ -16,12 +16,14 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer with an error; nothing was accepted and nothing is kept."""
+    """Answer with an error; nothing was accepted and nothing is kept. `retry_after_ms` 0: the same request would never
+    be accepted. `quota`: the one of the tenant's that refuses, empty where it is none of them."""
 
     request_id: str
     reason: str
     message: str
     retry_after_ms: int
+    quota: str = ""
 
 
 @dataclass(frozen=True, slots=True)

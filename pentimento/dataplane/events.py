@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pentimento.domain.fleet import Plan
+from pentimento.domain.tenants import TenantQuota
 from pentimento.policies.adapter_needs import NO_NEEDS, AdapterHoldings, AdapterNeeds
 from pentimento.policies.thinning import WHOLE, ThinningOffer
 
@@ -279,6 +280,13 @@ class ProfilesReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotasReceived:
+    """The quotas of all tenants that have any, from now on: (tenant, quota)."""
+
+    quotas: tuple[tuple[str, TenantQuota], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveredRequest:
     """An unfinished request of the journal; `pool`, `model_digest` and `work` are those of its route if it has one.
 
@@ -351,6 +359,7 @@ Event = (
     | WorkerLost
     | PlanReceived
     | ProfilesReceived
+    | QuotasReceived
     | Recovered
     | TookOver
     | DrainRequested

@@ -3,6 +3,7 @@
 import heapq
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 # Heaps are swept when so many entries more than live ones are in them.
@@ -19,11 +20,13 @@ class _Backlog:
 
 
 class FairQueue:
-    """A queue in which tenants take turns, each worth a quantum of work that lasts for a round: the mean of what waits.
-    Of two tenants that always have something waiting, neither is ever served more than three of the largest requests
-    ahead."""
+    """A queue in which tenants take turns, each worth a quantum of work that lasts for a round, the mean of what waits,
+    times the tenant's weight. Of two tenants of one weight that always have something waiting, neither is ever served
+    more than three of the largest requests ahead."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        """`weights` by tenant, read at every turn; 1 for those that are not in it."""
+        self._weights = weights if weights is not None else {}
         self._backlogs: OrderedDict[str, _Backlog] = OrderedDict()
         # Request id -> (sequence, tenant, work).
         self._waiting: dict[str, tuple[int, str, float]] = {}
@@ -99,18 +102,21 @@ class FairQueue:
             self._quantum, self._visits_left = self._work / len(self._waiting), len(self._backlogs)
         self._visits_left -= 1
         self._visiting = tenant
-        backlog.deficit += self._quantum
+        backlog.deficit += self._quantum * self._weights.get(tenant, 1.0)
 
     def _skip_rounds(self) -> None:
         """Every head is larger than its tenant's deficit: give all of them at once the rounds that are lacking."""
-        heads = [(self._head(backlog)[1], backlog.deficit) for backlog in self._backlogs.values()]
+        heads = [
+            (self._head(backlog)[1], backlog, self._weights.get(tenant, 1.0))
+            for tenant, backlog in self._backlogs.items()
+        ]
         if not self._quantum > 0.0:
             # What is left of a sum after many subtractions may be nothing at all.
-            self._quantum = max(work for work, _ in heads)
-        lacking = min(work - deficit for work, deficit in heads)
+            self._quantum = max(work for work, _, _ in heads)
+        lacking = min((work - backlog.deficit) / weight for work, backlog, weight in heads)
         rounds = math.floor(lacking / self._quantum)
-        for backlog in self._backlogs.values():
-            backlog.deficit += rounds * self._quantum
+        for _, backlog, weight in heads:
+            backlog.deficit += rounds * self._quantum * weight
 
     def _head(self, backlog: _Backlog) -> tuple[str, float]:
         while not self._is_live(backlog.heap[0]):

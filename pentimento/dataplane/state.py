@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from pentimento.dataplane.events import AttemptKey, SpeedProfile
+from pentimento.dataplane.fair_queue import FairQueue
 from pentimento.dataplane.pools import Lane, Pool, Worker
 from pentimento.dataplane.requests import ATTEMPTED, WAITING, LaneKey, Phase, Request
 from pentimento.dataplane.settings import DataplaneSettings
 from pentimento.domain.fleet import Plan
+from pentimento.policies.tenant_quota import QuotaMeter
 from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer
 
 TOKENS_PER_EPOCH = 1 << 20
@@ -82,6 +84,10 @@ class State:
     partners: Mapping[str, frozenset[str]] = field(default_factory=dict)
     profiles: dict[str, SpeedProfile] = field(default_factory=dict)
     admission_share: float = 0.0
+    # Of tenants that have quotas: what they used, and their weights. Of all: how many requests have not ended.
+    meters: dict[str, QuotaMeter] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    tenant_counts: dict[str, int] = field(default_factory=dict)
     draining: bool = False
     drained: bool = False
     counters: Counters = field(default_factory=Counters)
@@ -112,7 +118,7 @@ class State:
         """Return the lane of that key, a new one where there is none."""
         lane = self.lanes.get(key)
         if lane is None:
-            lane = self.lanes[key] = Lane()
+            lane = self.lanes[key] = Lane(fresh=FairQueue(self.weights), spare=FairQueue(self.weights))
         return lane
 
     def set_timer(self, at: float, kind: TimerKind, key: str) -> None:
@@ -130,6 +136,7 @@ class State:
     def add(self, request: Request) -> None:
         """Add a request in its first phase."""
         self.requests[request.request_id] = request
+        self.tenant_counts[request.tenant] = self.tenant_counts.get(request.tenant, 0) + 1
         self._count(request, +1)
         self.set_timer(request.deadline, TimerKind.DEADLINE, request.request_id)
 
@@ -162,6 +169,9 @@ class State:
         if request.phase is Phase.QUEUED:
             self._leave_lanes(request)
         del self.requests[request.request_id]
+        self.tenant_counts[request.tenant] -= 1
+        if not self.tenant_counts[request.tenant]:
+            del self.tenant_counts[request.tenant]
 
     def enqueue(self, request: Request, *, rerun: bool) -> None:
         """Queue a request in its lane, by when it is due, or at the back of the lane's reruns."""

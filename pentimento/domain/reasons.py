@@ -55,6 +55,11 @@ class Reason(StrEnum):
         "an image that the request came with, or what a replay starts from, cannot be read now",
         "look at the object store; ask again once it is there",
     )
+    POOL_NOT_ALLOWED = (
+        "POOL_NOT_ALLOWED",
+        "the tenant may not use the pool that paints with the model that the request names",
+        "name another model; an operator changes the tenant's pools by `pentimento tenant set`",
+    )
     PREDICTED_LATE = (
         "PREDICTED_LATE",
         "the request would miss its deadline",
@@ -74,6 +79,11 @@ class Reason(StrEnum):
         "STANDBY",
         "this frontdoor or controller waits for the lease of the active one",
         "call the active one, or again after the time that RetryInfo names",
+    )
+    TENANT_QUOTA = (
+        "TENANT_QUOTA",
+        "the request is over a quota of its tenant: the message and `quota` in ErrorInfo name which, and its limit",
+        "call again after the time that RetryInfo names; where there is none, ask for less: it would never be accepted",
     )
     UNREADABLE_REQUEST = (
         "UNREADABLE_REQUEST",

@@ -7,6 +7,7 @@ from pentimento.devices.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
 from pentimento.devices.profile import NOTHING, Cost
 from pentimento.devices.speed import STEADY, SpeedCourse
 from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.tenants import TenantQuota
 from pentimento.emulation.costs import ModelCosts
 from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.serving.policy import ServingPolicy
@@ -83,7 +84,7 @@ class Scenario:
     of the papers); otherwise its SLO is its deadline, as in the suite. `control_period_s` is the time between two
     plans. `cascade`: models in order, where the plan has no shares that lead through one. `even_split`: a request goes
     to any worker of its model, by chance and not by load (DiffServe's load balancer); for workers with queues of their
-    own.
+    own. `quotas` of tenants, by name.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Scenario:
     outages: tuple[Outage, ...] = ()
     default_model: str = ""
     cascade: tuple[str, ...] = ()
+    quotas: tuple[tuple[str, TenantQuota], ...] = ()
     pixels: int = 1
     adapters: AdapterCosts = NO_ADAPTER_COSTS
 

@@ -33,6 +33,7 @@ from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
 from pentimento.simulator.cache import CacheSettings
 from pentimento.simulator.scenario import Delays, Outage, Scenario, SimulatedDevices, SimulatedModel
+from pentimento.simulator.tenant_table import read_quotas
 from pentimento.simulator.workload_table import existing, read_workload
 from pentimento.workloads import Workload
 
@@ -124,6 +125,7 @@ def _base(table: TomlTable, fleet: EmulatedFleet) -> Scenario:
         outages=tuple(_outage(entry, fleet) for entry in table.tables("outages")),
         default_model=fleet.default_model,
         cascade=cascade,
+        quotas=read_quotas(table),
     )
 
 

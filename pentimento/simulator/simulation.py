@@ -164,6 +164,7 @@ class Simulation:
 
     def _begin(self) -> None:
         self.submit(events.ProfilesReceived(self._fleet.speed_profiles()))
+        self.submit(events.QuotasReceived(self._scenario.quotas))
         for device in self._fleet.devices.values():
             self.device_reports(device)
         if self._scenario.policy.cache is CacheUse.RETRIEVAL:

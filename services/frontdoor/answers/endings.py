@@ -8,6 +8,7 @@ from pentimento.domain.errors import (
     Internal,
     NotFound,
     PentimentoError,
+    PermissionDenied,
     ResourceExhausted,
     Unavailable,
 )
@@ -23,8 +24,11 @@ STATE_OF = {
 
 
 def rejection(effect: Reject) -> PentimentoError:
+    if effect.reason == Reason.POOL_NOT_ALLOWED:
+        return PermissionDenied(effect.reason, effect.message)
     error = Unavailable if effect.reason in (Reason.DRAINING, Reason.STANDBY) else ResourceExhausted
-    return error(effect.reason, effect.message, retry_after_ms=effect.retry_after_ms)
+    metadata = {"quota": effect.quota} if effect.quota else None
+    return error(effect.reason, effect.message, retry_after_ms=effect.retry_after_ms or None, metadata=metadata)
 
 
 def key_reused() -> PentimentoError:

@@ -20,6 +20,8 @@ def check_bookkeeping(state: State) -> None:
     for key, lane in state.lanes.items():
         _check_queues(key, lane, state)
         _check_offers(key, lane, state)
+    tenants = [request.tenant for request in state.requests.values()]
+    assert state.tenant_counts == {tenant: tenants.count(tenant) for tenant in tenants}
     _check_attempts(state)
     _check_timers(state)
 

@@ -117,6 +117,28 @@ def test_tenants_that_always_have_something_waiting_are_served_alike(
         assert max(served.values()) - min(served.values()) <= 3 * max(*mine, *theirs) + 1e-6
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(works, min_size=1, max_size=30), st.sampled_from([0.05, 0.5, 2.0, 20.0]))
+def test_tenants_are_served_by_their_weights(sizes: list[float], weight: float) -> None:
+    """Shares of work by weight, to within a round of each and what is saved up: two of the largest requests."""
+    queue, served = FairQueue({"a": weight}), {"a": 0.0, "b": 0.0}
+    cycle, names = itertools.cycle(sizes), itertools.count()
+    work_of: dict[str, tuple[str, float]] = {}
+
+    def push(tenant: str) -> None:
+        name, work = f"{tenant}{next(names)}", next(cycle)
+        work_of[name] = (tenant, work)
+        queue.push(name, tenant, 0.0, work)
+
+    for tenant in "aabb":
+        push(tenant)
+    for _ in range(150):
+        tenant, work = work_of[serve(queue)]
+        served[tenant] += work
+        push(tenant)
+        assert abs(served["a"] / weight - served["b"]) <= 3 * max(sizes) * max(1.0, 1.0 / weight) + 1e-6
+
+
 def test_memory_does_not_grow_with_what_has_left() -> None:
     """Those that left are at most as many as those that wait, and 64."""
     queue, sizes = FairQueue(), set()

@@ -1,0 +1,67 @@
+"""What each tenant may ask for: refused before anything of a request is kept, counted once it is admitted."""
+
+import math
+
+from pentimento.dataplane.effects import Effect, Reject
+from pentimento.dataplane.events import QuotasReceived, RequestArrived
+from pentimento.dataplane.predictions import retry_after_ms
+from pentimento.dataplane.requests import Request
+from pentimento.dataplane.state import State
+from pentimento.domain.reasons import Reason
+from pentimento.policies.tenant_quota import QuotaMeter, QuotaRefusal
+
+
+def on_quotas_received(state: State, now: float, event: QuotasReceived) -> list[Effect]:
+    """Go by these quotas from here on; a tenant that is named by none has no bound of its own any more."""
+    quotas = dict(event.quotas)
+    for tenant in state.meters.keys() - quotas.keys():
+        del state.meters[tenant]
+    for tenant, quota in quotas.items():
+        meter = state.meters.get(tenant)
+        if meter is None:
+            state.meters[tenant] = QuotaMeter(quota, now)
+        elif meter.quota != quota:
+            meter.follow(quota, now)
+    # The queues hold this very mapping.
+    state.weights.clear()
+    state.weights.update({tenant: quota.weight for tenant, quota in quotas.items() if quota.weight != 1.0})
+    return []
+
+
+def quota_refusal(state: State, now: float, pool: str, event: RequestArrived) -> Reject | None:
+    """Return the refusal of all that arrive together, where they are over a quota of their tenant or would be painted
+    in a pool that it may not use. Changes nothing."""
+    meter = state.meters.get(event.tenant)
+    if meter is None:
+        return None
+    if not meter.quota.allows(event.pool):
+        message = f"this tenant may not use pool {event.pool}"
+        return Reject(event.request_id, Reason.POOL_NOT_ALLOWED, message, 0, "pools")
+    count = len(event.request_ids)
+    found = meter.refusal(now, count, count * event.work, state.tenant_counts.get(event.tenant, 0))
+    if found is None:
+        return None
+    message = f"{found.quota}: {found.limit} of this tenant"
+    return Reject(event.request_id, Reason.TENANT_QUOTA, message, _retry_after_ms(state, pool, found), found.quota)
+
+
+def charge(state: State, now: float, event: RequestArrived) -> None:
+    """Count what is admitted."""
+    meter = state.meters.get(event.tenant)
+    if meter is not None:
+        count = len(event.request_ids)
+        meter.take(now, count, count * event.work)
+
+
+def pay_back(state: State, now: float, request: Request) -> None:
+    """Count a request out that was never accepted."""
+    meter = state.meters.get(request.tenant)
+    if meter is not None:
+        meter.give_back(now, 1, request.work)
+
+
+def _retry_after_ms(state: State, pool: str, refusal: QuotaRefusal) -> int:
+    """0 for never."""
+    if refusal.wait_s is None:
+        return retry_after_ms(state, pool)
+    return math.ceil(refusal.wait_s * 1000) if math.isfinite(refusal.wait_s) else 0

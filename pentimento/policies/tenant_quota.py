@@ -1,0 +1,128 @@
+"""How much a tenant may ask for at once and over time: token buckets, and a count of what is under way.
+
+Pure: time is passed in, in monotonic seconds. A bucket begins full.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pentimento.domain.tenants import TenantQuota
+
+MINUTE_S = 60.0
+# What rounding may hide: a refused request fits once it has waited for what it was told.
+_ROUNDING = 1e-9
+
+
+class QuotaBucket:
+    """Never lets more through than `burst` and, for each second, `rate` more."""
+
+    __slots__ = ("_at", "_level", "burst", "rate")
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        """Make a full one. `rate` a second, above 0."""
+        self.rate = rate
+        self.burst = burst
+        self._level = burst
+        self._at = now
+
+    def wait_s(self, now: float, amount: float) -> float:
+        """Return the seconds after which so much fits: 0 for now, infinity for never."""
+        lacking = amount - self._level_at(now)
+        if lacking <= _ROUNDING * self.burst:
+            return 0.0
+        return lacking / self.rate if amount <= self.burst else math.inf
+
+    def take(self, now: float, amount: float) -> None:
+        """Take what fits, by `wait_s`; changes state."""
+        self._level, self._at = max(self._level_at(now) - amount, 0.0), max(now, self._at)
+
+    def give_back(self, now: float, amount: float) -> None:
+        """Undo a `take`; changes state."""
+        self._level, self._at = min(self._level_at(now) + amount, self.burst), max(now, self._at)
+
+    def resized(self, rate: float, burst: float, now: float) -> "QuotaBucket":
+        """Return a bucket of another size that lacks as much as this one."""
+        other = QuotaBucket(rate, burst, now)
+        other._level = max(burst - (self.burst - self._level_at(now)), 0.0)
+        return other
+
+    def _level_at(self, now: float) -> float:
+        return min(self._level + max(now - self._at, 0.0) * self.rate, self.burst)
+
+
+class QuotaName(StrEnum):
+    """The quotas that refuse requests, as errors and metrics name them."""
+
+    REQUESTS_PER_S = "requests_per_s"
+    CONCURRENT_COUNT = "concurrent_count"
+    COST_PER_MINUTE = "cost_per_minute"
+
+
+@dataclass(frozen=True)
+class QuotaRefusal:
+    """Which quota refuses, its limit in words, and the seconds after which the same request would fit: None where
+    nobody knows (it depends on when others end), infinity for never."""
+
+    quota: QuotaName
+    limit: str
+    wait_s: float | None
+
+
+class QuotaMeter:
+    """What one tenant has used of its quota."""
+
+    def __init__(self, quota: TenantQuota, now: float) -> None:
+        """Make one of a tenant that has used nothing."""
+        self.quota = quota
+        self._requests = _bucket(quota.requests_per_s, quota.burst, now)
+        self._cost = _bucket(_per_second(quota.cost_per_minute), quota.cost_per_minute or 0.0, now)
+
+    def refusal(self, now: float, count: int, cost: float, unfinished_count: int) -> QuotaRefusal | None:
+        """Return why `count` requests of `cost` pixel steps together may not come in now; None where they may. Of
+        several quotas the one that keeps them out for longest. Changes nothing."""
+        quota = self.quota
+        found = []
+        if self._requests is not None and (wait_s := self._requests.wait_s(now, count)):
+            limit = f"at most {quota.requests_per_s:g} requests a second, {quota.burst} at once"
+            found.append(QuotaRefusal(QuotaName.REQUESTS_PER_S, limit, wait_s))
+        if self._cost is not None and (wait_s := self._cost.wait_s(now, cost)):
+            limit = f"at most {quota.cost_per_minute:g} pixel steps a minute"
+            found.append(QuotaRefusal(QuotaName.COST_PER_MINUTE, limit, wait_s))
+        if quota.concurrent_count is not None and unfinished_count + count > quota.concurrent_count:
+            limit = f"at most {quota.concurrent_count} requests at once, {unfinished_count} have not ended"
+            wait = math.inf if count > quota.concurrent_count else None
+            found.append(QuotaRefusal(QuotaName.CONCURRENT_COUNT, limit, wait))
+        return max(found, key=lambda one: one.wait_s or 0.0, default=None)
+
+    def take(self, now: float, count: int, cost: float) -> None:
+        """Count requests that come in; changes state."""
+        if self._requests is not None:
+            self._requests.take(now, count)
+        if self._cost is not None:
+            self._cost.take(now, cost)
+
+    def give_back(self, now: float, count: int, cost: float) -> None:
+        """Count requests out that came in and were then not run after all; changes state."""
+        if self._requests is not None:
+            self._requests.give_back(now, count)
+        if self._cost is not None:
+            self._cost.give_back(now, cost)
+
+    def follow(self, quota: TenantQuota, now: float) -> None:
+        """Go by another quota from here on: what was used stays used; changes state."""
+        requests, cost = self._requests, self._cost
+        fresh = QuotaMeter(quota, now)
+        self.quota, self._requests, self._cost = quota, fresh._requests, fresh._cost
+        if requests is not None and self._requests is not None:
+            self._requests = requests.resized(self._requests.rate, self._requests.burst, now)
+        if cost is not None and self._cost is not None:
+            self._cost = cost.resized(self._cost.rate, self._cost.burst, now)
+
+
+def _bucket(rate: float | None, burst: float, now: float) -> QuotaBucket | None:
+    return QuotaBucket(rate, burst, now) if rate is not None else None
+
+
+def _per_second(per_minute: float | None) -> float | None:
+    return per_minute / MINUTE_S if per_minute is not None else None

@@ -1,0 +1,35 @@
+"""Random walks in which tenants' quotas come, change and go."""
+
+import random
+
+import pytest
+
+from pentimento.dataplane import events
+from pentimento.domain.tenants import TenantQuota
+from tests.unit.dataplane.test_random_walks import Walk
+
+
+class QuotaWalk(Walk):
+    """A walk whose tenant "a" is limited now and then."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self._steps[self._limit] = 2
+
+    def _limit(self) -> None:
+        rng = self._rng
+        quota = TenantQuota(
+            requests_per_s=rng.choice([None, 0.05, 1.0]), concurrent_count=rng.choice([None, 2, 5]), cost_per_minute=5.0
+        )
+        self.world.send(events.QuotasReceived((("a", quota),) if rng.random() < 0.7 else ()))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_walk_with_quotas_keeps_every_promise(seed: int) -> None:
+    rng, reasons = random.Random(seed), set[str]()
+    for _ in range(5):
+        walk = QuotaWalk(rng)
+        walk.run()
+        reasons |= set(walk.world.rejected.values())
+
+    assert "TENANT_QUOTA" in reasons
