@@ -1,0 +1,245 @@
+"""Whether a command that a page shows could be typed: its program, subcommands, flags and values, by the program's own
+parser where it is ours. Nothing is run."""
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import click
+import yaml
+
+from pentimento.cli import cli
+from pentimento.cli.serve import SERVICES
+from pentimento.cli.zoo import SUBCOMMANDS as ZOO
+from pentimento.settings.declaration import by_name
+from pentimento.settings.errors import SettingsError
+from pentimento.settings.loading import value_of
+from pentimento.settings.sources import from_flags
+from tests.snippets.blocks import ROOT
+
+LOADED = re.compile(r'load_settings\((\w+), "(\w+)"')
+FLAG = re.compile(r"--[a-z][a-z0-9-]*")
+LITERAL = re.compile(r'"(--[a-z][a-z0-9-]*)"')
+# A file of the reader's, which is not here.
+NOT_HERE = ("does not exist", "No such file", "no such file")
+# Stands for a value of the reader's own.
+PLACEHOLDER = re.compile(r"[A-Z_]+")
+# Subcommands that hand on to a module: its own parser judges what is left.
+HANDED_ON = {
+    ("bench", "profile"): "services.unet_worker.profile",
+    ("bench", "selector-profile"): "services.unet_worker.selector_profile",
+    ("bench", "thinning-profile"): "services.unet_worker.thinning_profile",
+    ("bench", "lora-bound"): "services.unet_worker.lora_bound",
+    ("simulate",): "pentimento.simulator",
+    ("journal", "renew"): "services.frontdoor.renewal",
+    **{("zoo", name): module for name, (module, _) in ZOO.items()},
+}
+COMPOSE = {"build", "down", "exec", "logs", "ls", "ps", "pull", "restart", "run", "stop", "up"}
+# Programs of others, whose flags they judge themselves when they are run.
+OTHERS = {
+    "cd",
+    "cat",
+    "cp",
+    "curl",
+    "eval",
+    "export",
+    "find",
+    "grpcurl",
+    "jq",
+    "mkdir",
+    "node",
+    "npm",
+    "openssl",
+    "pip",
+    "sed",
+    "tail",
+    "wait",
+    "unzip",
+}
+
+
+class NotTypeable(Exception):
+    """Says which part of a command is none."""
+
+
+def check(words: Sequence[str]) -> None:
+    """Raise NotTypeable for a command that could not be typed as it stands."""
+    program, rest = Path(words[0]).name, list(words[1:])
+    checkers: dict[str, Callable[[list[str]], None]] = {
+        "pentimento": check_pentimento,
+        "python": check_python,
+        "python3": check_python,
+        "make": check_make,
+        "docker": check_docker,
+        "source": check_source,
+        "bash": check_script,
+    }
+    if program in checkers:
+        checkers[program](rest)
+    elif program not in OTHERS:
+        raise NotTypeable(f"no page may tell a reader to type {program!r}: name it in tests/snippets/commands.py")
+
+
+def check_pentimento(words: list[str]) -> None:
+    """Parse the words of `pentimento` by its own parser, down to the last subcommand."""
+    try:
+        path, context = parsed(cli, words)
+    except click.BadParameter as error:
+        if isinstance(error, click.MissingParameter) or not any(text in error.message for text in NOT_HERE):
+            raise NotTypeable(error.format_message()) from error
+        return
+    except click.UsageError as error:
+        raise NotTypeable(error.format_message()) from error
+    module = SERVICES[context.params["service"]] if path == ("serve",) else HANDED_ON.get(path)
+    if module is not None:
+        check_module(module, [*context.params.get("flags", ()), *context.params.get("arguments", ())])
+
+
+def parsed(command: click.Command, words: list[str]) -> tuple[tuple[str, ...], click.Context]:
+    """Return the names of the subcommands that words lead to, and what the last one was given."""
+    path: tuple[str, ...] = ()
+    context = command.make_context("pentimento", words)
+    while isinstance(command, click.Group):
+        name, found, words = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert name is not None and found is not None
+        context = found.make_context(name, words, parent=context)
+        path, command = (*path, name), found
+    return path, context
+
+
+def check_python(words: list[str]) -> None:
+    """Check `python -m MODULE`, `python -c PROGRAM` or `python FILE`."""
+    if words[0] == "-m":
+        module = words[1]
+        if module.split(".")[0] in ("services", "pentimento", "benchmarks", "zoo"):
+            check_module(module, words[2:])
+    elif words[0] == "-c":
+        compile(words[1], "a page", "exec")
+    else:
+        check_script(words)
+
+
+def check_script(words: list[str]) -> None:
+    """Check a file of the repository, from its root or an example's folder, and the flags that it names."""
+    places = (ROOT, *sorted((ROOT / "examples").iterdir()))
+    found = next((place / words[0] for place in places if (place / words[0]).is_file()), None)
+    if found is None:
+        raise NotTypeable(f"{words[0]} is no file")
+    check_literals(words[1:], found.read_text(), words[0])
+
+
+def check_module(module: str, flags: Sequence[str]) -> None:
+    """Check the flags of `python -m module`: by its settings where it has some, else by what its source names."""
+    if module == "benchmarks.NAME":
+        module = "benchmarks.report"
+    place = ROOT.joinpath(*module.split("."))
+    main = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
+    if not main.is_file():
+        raise NotTypeable(f"there is no module {module}")
+    text = main.read_text()
+    loaded = LOADED.search(text)
+    if loaded is None:
+        check_literals(flags, sources_of(main), module)
+        return
+    home = re.search(rf"from (\S+) import [^\n]*\b{loaded[1]}\b", text)
+    if home is None:
+        raise NotTypeable(f"{module} does not say where its settings are")
+    settings = by_name(getattr(importlib.import_module(home[1]), loaded[1]))
+    try:
+        given, _ = from_flags(loaded[2], settings, list(flags))
+        for name, one in given.items():
+            if not PLACEHOLDER.fullmatch(str(one.value)):
+                value_of(settings[name], one)
+    except SettingsError as error:
+        if not any(text in str(error) for text in NOT_HERE):
+            raise NotTypeable(str(error)) from error
+
+
+@cache
+def sources_of(main: Path) -> str:
+    """Return the source of a module and of what it stands on in its own package, where its flags are named."""
+    package = main.parent if main.name == "__main__.py" else None
+    files = [main, *(sorted(package.rglob("*.py")) if package else [])]
+    named = re.findall(r"^from (benchmarks(?:\.\w+)*|zoo(?:\.\w+)*) import (.+)$", main.read_text(), re.MULTILINE)
+    for home, names in named:
+        place = ROOT.joinpath(*home.split("."))
+        files += [place.with_suffix(".py"), *(place / f"{name.strip()}.py" for name in names.split(","))]
+    return "\n".join(file.read_text() for file in files if file.is_file())
+
+
+def check_literals(words: Sequence[str], source: str, where: str) -> None:
+    """Check that flags stand in a source as they are typed."""
+    known = {*LITERAL.findall(source)}
+    for word in words:
+        flag = word.partition("=")[0]
+        if FLAG.fullmatch(flag) and flag not in known:
+            raise NotTypeable(f"{where} has no {flag}")
+
+
+def check_make(words: list[str]) -> None:
+    """Check that the Makefile has the targets and variables."""
+    makefile = (ROOT / "Makefile").read_text()
+    for word in words:
+        name, is_variable, _ = word.partition("=")
+        form = rf"^{name} \?=" if is_variable else rf"^{name}:"
+        if not re.search(form, makefile, re.MULTILINE):
+            raise NotTypeable(f"the Makefile has no {name}")
+
+
+def check_source(words: list[str]) -> None:
+    """Check that what is sourced is the venv that `make` makes."""
+    if words != [".venv/bin/activate"]:
+        raise NotTypeable(f"{words} is not what `make` makes")
+
+
+def check_docker(words: list[str]) -> None:
+    """Check the files and the subcommand of `docker compose`, the target of `docker build`, and what our image runs."""
+    kind, rest = words[0], words[1:]
+    if kind == "compose":
+        check_compose(rest)
+    elif kind == "build":
+        targets = re.findall(r" AS ([a-z_-]+)$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE)
+        if rest[rest.index("--target") + 1] not in targets:
+            raise NotTypeable("deploy/Dockerfile has no such target")
+    elif kind == "run" and "pentimento-cli" in rest:
+        check_pentimento(rest[rest.index("pentimento-cli") + 1 :])
+    else:
+        raise NotTypeable(f"docker {kind} is not known to tests/snippets/commands.py")
+
+
+def check_compose(words: list[str]) -> None:
+    """Check `docker compose [-f FILE]… [--profile NAME] SUBCOMMAND …`."""
+    files, at = [], 0
+    while words[at].startswith("-"):
+        option, value, at = words[at], words[at + 1], at + 2
+        if option == "-f":
+            files.append(value)
+        elif option != "--profile":
+            raise NotTypeable(f"docker compose {option} is not known to tests/snippets/commands.py")
+    missing = [file for file in files if not (ROOT / file).is_file()]
+    if missing:
+        raise NotTypeable(f"{missing[0]} is no file")
+    if words[at] not in COMPOSE:
+        raise NotTypeable(f"docker compose has no {words[at]}")
+    known = {
+        name
+        for file in files or ["docker-compose.yml"]
+        for name in yaml.safe_load((ROOT / file).read_text())["services"]
+    }
+    for word in words[at + 1 :] if words[at] in ("up", "run", "restart", "logs", "exec") else ():
+        if not word.startswith("-") and word not in known:
+            raise NotTypeable(f"{', '.join(files) or 'docker-compose.yml'} has no service {word}")
+
+
+def json_body(words: Sequence[str]) -> object:
+    """Return the JSON that `curl` or `grpcurl` sends with `-d`, or None. Raise NotTypeable for what is no JSON."""
+    if "-d" not in words:
+        return None
+    try:
+        found: object = json.loads(words[list(words).index("-d") + 1])
+    except ValueError as error:
+        raise NotTypeable(f"-d is no JSON: {error}") from error
+    return found

@@ -1,0 +1,26 @@
+"""Commands of the pages that no test runs as they stand, by how they begin, and why. All of them are parsed by
+tests/unit/docs; whatever begins otherwise is run by tests/e2e/test_snippets.py."""
+
+NOT_RUN = {
+    "make ": "sets up a venv, or runs what CI runs as stages of its own",
+    "source .venv/bin/activate": "the tests run in that venv already",
+    "docker ": "needs a container engine; tests/compose runs the compositions where there is one",
+    "python deploy/make_secrets.py": "writes into the checkout; tests/compose makes secrets in a folder of its own",
+    "pentimento up": "the suite that the others talk to is up; folders of tests/e2e start more by such flags",
+    "python -m services.": "serves until it is told to stop; tests/integration starts each service",
+    "python -m benchmarks.": "measures for minutes, on a machine that must be otherwise idle",
+    "pentimento zoo ": "trains, paints or measures for minutes; `make test-training` does so for a few steps",
+    "pentimento simulate ": "takes a minute; tests/unit/simulator plays scenarios",
+    "pentimento bench ": "measures for minutes, or reads what that wrote; tests/e2e/test_load.py runs small ones",
+    "pentimento journal renew ": "mends a ledger that was lost; tests/faults/frontdoor does so",
+    "npm ci": "tests/e2e/strangers runs the examples, each in a folder of its own",
+    "node generate.mjs ": "tests/e2e/strangers runs the examples, each in a folder of its own",
+    "pip install ": "tests/e2e/strangers installs what an example needs",
+    "python generate.py ": "tests/e2e/strangers runs the examples, each in a folder of its own",
+    "python -m grpc_tools.protoc ": "tests/e2e/strangers generates stubs by that line",
+}
+
+
+def why_not_run(line: str) -> str | None:
+    """Return why a line of a shell's block is not run by a test, None for one that is."""
+    return next((reason for beginning, reason in NOT_RUN.items() if line.startswith(beginning)), None)
