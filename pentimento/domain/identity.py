@@ -11,6 +11,7 @@ class Role(Enum):
     USER = "user"
     SERVICE = "service"
     ADMIN = "admin"
+    TENANT_ADMIN = "tenant-admin"
 
 
 @dataclass(frozen=True)

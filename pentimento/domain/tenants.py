@@ -1,7 +1,10 @@
-"""What a tenant may ask for. Work is counted in pixel steps: width x height x denoising steps."""
+"""Tenants: what they may ask for, by which keys, and what they used. Work is counted in pixel steps: width x height x
+denoising steps. Times are wall-clock seconds."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 
 from pentimento.domain.errors import InvalidArgument
 
@@ -60,3 +63,128 @@ class TenantQuota:
     def allows(self, pool: str) -> bool:
         """Return whether the pool may paint for the tenant."""
         return not self.pools or pool in self.pools
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A tenant that an operator made. `revision` is another one after each change of its quota."""
+
+    name: str
+    quota: TenantQuota = field(default_factory=TenantQuota)
+    created_at: float = 0.0
+    revision: int = 1
+
+
+@dataclass(frozen=True)
+class TenantKey:
+    """A key without its secret. It ends at `expires_at`, None for never, or at `revoked_at`."""
+
+    key_id: str
+    tenant: str
+    created_at: float
+    expires_at: float | None = None
+    revoked_at: float | None = None
+
+    def is_good(self, now: float) -> bool:
+        """Return whether calls may be made with it."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+@dataclass(frozen=True)
+class HashedKey:
+    """A key, and the SHA-256 of it as 64 hex digits."""
+
+    key: TenantKey
+    digest: str
+
+
+@dataclass(frozen=True)
+class TenantBook:
+    """All tenants and the keys that may still be good, as they were at `revision`."""
+
+    revision: int
+    tenants: tuple[Tenant, ...] = ()
+    keys: tuple[HashedKey, ...] = ()
+
+
+class UsageCounter(Enum):
+    """What is counted of a tenant; `REFUSED` with the reason behind a colon."""
+
+    REQUESTS = "requests"
+    PICTURES = "pictures"
+    CACHE_HITS = "cache_hits"
+    PAINTED_COST = "painted_cost"
+    DEVICE_S = "device_s"
+    CACHED_BYTES = "cached_bytes"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class UsageRow:
+    """So much of one counter in the hour of UTC that begins at `hour_at` seconds."""
+
+    tenant: str
+    hour_at: int
+    counter: str
+    amount: float
+
+
+@dataclass(frozen=True)
+class UsagePeriod:
+    """What a tenant used in the hour or the day that begins at `start_at`. `painted_cost` in pixel steps of delivered
+    pictures, `refused` by reason."""
+
+    start_at: int
+    request_count: int = 0
+    picture_count: int = 0
+    cache_hit_count: int = 0
+    painted_cost: float = 0.0
+    device_s: float = 0.0
+    cached_bytes: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)
+
+
+HOUR_S, DAY_S = 3600, 86_400
+MAX_NAME_LENGTH = 100
+
+
+def check_tenant_name(name: str) -> None:
+    """Raises InvalidArgument for a name that no tenant may have."""
+    if not (0 < len(name) <= MAX_NAME_LENGTH and name.isprintable() and name == name.strip()):
+        raise InvalidArgument.of("name", f"must be 1 to {MAX_NAME_LENGTH} printable characters, no spaces around them")
+
+
+def refused_counter(reason: str) -> str:
+    """Return the counter of requests refused for a reason."""
+    return f"{UsageCounter.REFUSED.value}:{reason}"
+
+
+def usage_periods(rows: Iterable[UsageRow], length_s: int) -> tuple[UsagePeriod, ...]:
+    """Return the rows of one tenant added up by hours or days, oldest first."""
+    sums: dict[int, dict[str, float]] = {}
+    for row in rows:
+        start_at = row.hour_at - row.hour_at % length_s
+        counters = sums.setdefault(start_at, {})
+        counters[row.counter] = counters.get(row.counter, 0.0) + row.amount
+    return tuple(_period(start_at, counters) for start_at, counters in sorted(sums.items()))
+
+
+def _period(start_at: int, counters: Mapping[str, float]) -> UsagePeriod:
+    def of(counter: UsageCounter) -> float:
+        return counters.get(counter.value, 0.0)
+
+    before = refused_counter("")
+    return UsagePeriod(
+        start_at,
+        request_count=round(of(UsageCounter.REQUESTS)),
+        picture_count=round(of(UsageCounter.PICTURES)),
+        cache_hit_count=round(of(UsageCounter.CACHE_HITS)),
+        painted_cost=of(UsageCounter.PAINTED_COST),
+        device_s=of(UsageCounter.DEVICE_S),
+        cached_bytes=round(of(UsageCounter.CACHED_BYTES)),
+        refused={
+            name.removeprefix(before): round(amount)
+            for name, amount in sorted(counters.items())
+            if name.startswith(before)
+        },
+    )

@@ -15,9 +15,10 @@ ROLE_OF = {
     auth_pb2.ROLE_USER: Role.USER,
     auth_pb2.ROLE_SERVICE: Role.SERVICE,
     auth_pb2.ROLE_ADMIN: Role.ADMIN,
+    auth_pb2.ROLE_TENANT_ADMIN: Role.TENANT_ADMIN,
 }
 # Reflection tells the shape of the API: for everybody with a token.
-ANY_TOKEN = frozenset({Role.USER, Role.SERVICE, Role.ADMIN})
+ANY_TOKEN = frozenset(Role) - {Role.ANYONE}
 
 
 DEFAULT_REQUEST_BYTES = 64 * 1024

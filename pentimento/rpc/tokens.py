@@ -3,7 +3,7 @@
     [[token]]
     sha256 = "<64 hex digits>"     # python -c 'from pentimento.rpc import hash_token; print(hash_token(input()))'
     tenant = "acme"
-    roles = ["user"]               # user, service, admin
+    roles = ["user"]               # user, service, admin, tenant-admin
 
 A token is 256 random bits (`new_token`), hence a plain digest protects it. It travels as metadata `authorization:
 Bearer …`. The file is read again when it changes (looked at once a second at most) and on SIGHUP. A changed file that
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 BLINDING_KEY = secrets.token_bytes(32)
 DIGEST = re.compile(r"[0-9a-f]{64}")
-GRANTABLE = frozenset({Role.USER, Role.SERVICE, Role.ADMIN})
+GRANTABLE = frozenset(Role) - {Role.ANYONE}
 ENTRY_KEYS = frozenset({"sha256", "tenant", "roles"})
 
 

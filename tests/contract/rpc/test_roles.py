@@ -25,9 +25,10 @@ ROLES = {
     "user": auth_pb2.ROLE_USER,
     "service": auth_pb2.ROLE_SERVICE,
     "admin": auth_pb2.ROLE_ADMIN,
+    "tenant-admin": auth_pb2.ROLE_TENANT_ADMIN,
 }
 CLIENTS, SUITE, SUITE_AND_OPERATORS = {"user", "admin"}, {"service"}, {"service", "admin"}
-OPERATORS = {"admin"}
+OPERATORS, TENANT_ADMINS = {"admin"}, {"tenant-admin"}
 MAY_CALL = {
     "adapters.v1.AdapterRegistryService.AddLora": OPERATORS,
     "adapters.v1.AdapterRegistryService.ListLoras": SUITE_AND_OPERATORS,
@@ -66,6 +67,15 @@ MAY_CALL = {
     "models.v1.ModelRepositoryService.RegisterCascade": OPERATORS,
     "models.v1.ModelRepositoryService.RemoveCascade": OPERATORS,
     "models.v1.ModelRepositoryService.ListRegistered": SUITE_AND_OPERATORS,
+    "tenants.v1.TenantService.CreateTenant": TENANT_ADMINS,
+    "tenants.v1.TenantService.ListTenants": TENANT_ADMINS,
+    "tenants.v1.TenantService.UpdateTenant": TENANT_ADMINS,
+    "tenants.v1.TenantService.DeleteTenant": TENANT_ADMINS,
+    "tenants.v1.TenantService.CreateKey": TENANT_ADMINS,
+    "tenants.v1.TenantService.ListKeys": TENANT_ADMINS,
+    "tenants.v1.TenantService.RotateKey": TENANT_ADMINS,
+    "tenants.v1.TenantService.RevokeKey": TENANT_ADMINS,
+    "tenants.v1.TenantService.GetUsage": TENANT_ADMINS,
     "vectordb.v1.VectordbGatewayService.Lookup": SUITE,
     "vectordb.v1.VectordbGatewayService.ListNeighbours": SUITE,
     "vectordb.v1.VectordbGatewayService.Reserve": SUITE,
@@ -194,7 +204,7 @@ async def test_every_rpc_is_answered_to_each_kind_of_caller_as_the_table_says(
 async def test_an_rpc_whose_contract_names_no_role_is_closed_to_all(tmp_path: Path, socket_path: Path) -> None:
     token = new_token()
     file = tmp_path / "tokens.toml"
-    file.write_text(token_entry(token, "acme", frozenset({Role.USER, Role.SERVICE, Role.ADMIN})))
+    file.write_text(token_entry(token, "acme", frozenset({Role.USER, Role.SERVICE, Role.ADMIN, Role.TENANT_ADMIN})))
     method = undeclared_contract().methods[0]
     server = RpcServer(RpcServerSettings(listen=(f"unix:{socket_path}",), token_file=file), "undeclared")
     server.add(adder(method.containing_service), None, method.containing_service.full_name)

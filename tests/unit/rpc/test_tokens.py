@@ -35,7 +35,7 @@ def entry(sha256: str = f'"{DIGEST}"', tenant: str = '"acme"', roles: str = '["u
     return f"[[token]]\nsha256 = {sha256}\ntenant = {tenant}\nroles = {roles}\n{more}"
 
 
-@given(st.sets(st.sampled_from([Role.USER, Role.SERVICE, Role.ADMIN]), min_size=1))
+@given(st.sets(st.sampled_from([Role.USER, Role.SERVICE, Role.ADMIN, Role.TENANT_ADMIN]), min_size=1))
 def test_an_entry_made_for_a_token_names_its_caller(roles: set[Role]) -> None:
     token = new_token()
 
@@ -52,7 +52,7 @@ def test_an_entry_made_for_a_token_names_its_caller(roles: set[Role]) -> None:
         (entry(sha256="7"), "sha256 must be 64 lower-case hex digits"),
         (entry(tenant='""'), "tenant must be"),
         (entry(tenant="7"), "tenant must be"),
-        (entry(roles="[]"), "roles must be a list of admin, service, user"),
+        (entry(roles="[]"), "roles must be a list of admin, service, tenant-admin, user"),
         (entry(roles='"user"'), "roles must be a list"),
         (entry(roles='["root"]'), "roles must be a list"),
         (entry(roles='["anyone"]'), "roles must be a list"),

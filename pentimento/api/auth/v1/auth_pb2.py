@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pentimento/api/auth/v1/auth.proto\x12\x16pentimento.api.auth.v1\x1a google/protobuf/descriptor.proto*^\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ANYONE\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x10\n\x0cROLE_SERVICE\x10\x03\x12\x0e\n\nROLE_ADMIN\x10\x04:U\n\rallowed_roles\x12\x1e.google.protobuf.MethodOptions\x18\xc5\x8a\x03 \x03(\x0e\x32\x1c.pentimento.api.auth.v1.Role:>\n\x11max_request_bytes\x12\x1e.google.protobuf.MethodOptions\x18\xc6\x8a\x03 \x01(\r\x88\x01\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!pentimento/api/auth/v1/auth.proto\x12\x16pentimento.api.auth.v1\x1a google/protobuf/descriptor.proto*u\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ANYONE\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x10\n\x0cROLE_SERVICE\x10\x03\x12\x0e\n\nROLE_ADMIN\x10\x04\x12\x15\n\x11ROLE_TENANT_ADMIN\x10\x05:U\n\rallowed_roles\x12\x1e.google.protobuf.MethodOptions\x18\xc5\x8a\x03 \x03(\x0e\x32\x1c.pentimento.api.auth.v1.Role:>\n\x11max_request_bytes\x12\x1e.google.protobuf.MethodOptions\x18\xc6\x8a\x03 \x01(\r\x88\x01\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pentimento.api.auth.v1.auth
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROLE']._serialized_start=95
-  _globals['_ROLE']._serialized_end=189
+  _globals['_ROLE']._serialized_end=212
 # @@protoc_insertion_point(module_scope)

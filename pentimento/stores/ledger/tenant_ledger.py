@@ -1,0 +1,257 @@
+"""The ledger of tenants: who they are, their keys by digest, and what they used by the hour."""
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, Row, and_, delete, func, insert, or_, select, update
+
+from pentimento.domain.clock import Clock, SystemClock
+from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
+from pentimento.domain.tenants import HashedKey, Tenant, TenantBook, TenantKey, TenantQuota, UsageRow
+from pentimento.files.json_values import from_json, to_json
+from pentimento.stores.ledger import tenant_tables as tables
+from pentimento.stores.ledger.database import insert_unless_present, open_engine
+from pentimento.stores.ledger.migrations import migrate
+from pentimento.stores.ledger.writer import GroupCommitWriter
+
+T = TypeVar("T")
+
+_book = tables.book
+_tenants = tables.tenants
+_keys = tables.keys
+_usage = tables.usage
+
+MAX_TENANTS = 10_000
+# Of one tenant that are good at once: each costs memory in every process that takes them.
+MAX_KEYS = 20
+# For how long those that ended are listed.
+ENDED_KEYS_S = 30 * 86_400.0
+
+
+def open_tenant_ledger(url: str, clock: Clock | None = None) -> "TenantLedger":
+    """Connect to the ledger at `url` (as in `open_engine`), migrate and return it. Raises StoreUnavailable,
+    SchemaMismatch, InvalidArgument."""
+    engine = open_engine(url)
+    migrate(engine, "tenants", tables.MIGRATIONS)
+    return TenantLedger(engine, clock or SystemClock())
+
+
+class TenantLedger:
+    """Every method returns at once; its future resolves after the commit that makes the answer durable, and fails with
+    StoreFull or StoreUnavailable. All but `revision`, `book`, `tenants`, `keys` and `usage` change state."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._writer = GroupCommitWriter(engine, "tenant-ledger")
+        self._clock = clock
+
+    def revision(self) -> "Future[int]":
+        """Return the revision of tenants and keys: another one after every change."""
+        return self._submit(_revision)
+
+    def book(self) -> "Future[TenantBook]":
+        """Return all tenants, and all keys that are good now."""
+        now = self._clock.wall()
+        return self._submit(lambda connection: _read_book(connection, now))
+
+    def tenants(self) -> "Future[list[Tenant]]":
+        """Return all tenants by name."""
+        return self._submit(_read_tenants)
+
+    def create(self, name: str, quota: TenantQuota) -> "Future[Tenant]":
+        """Make a tenant. Fails with FailedPrecondition TENANT_EXISTS, ResourceExhausted TOO_MANY_TENANTS."""
+        tenant = Tenant(name, quota, self._clock.wall())
+        return self._submit(lambda connection: _create(connection, tenant))
+
+    def update(self, name: str, quota: TenantQuota, revision: int) -> "Future[Tenant]":
+        """Replace a tenant's quota. Fails with NotFound UNKNOWN_TENANT, FailedPrecondition TENANT_CHANGED where it has
+        another revision by now."""
+        return self._submit(lambda connection: _update(connection, name, quota, revision))
+
+    def delete(self, name: str) -> "Future[None]":
+        """Forget a tenant and its keys; what it used stays. Fails with NotFound UNKNOWN_TENANT."""
+        return self._submit(lambda connection: _delete(connection, name))
+
+    def keys(self, tenant: str) -> "Future[list[TenantKey]]":
+        """Return a tenant's keys, oldest first; those that ended for 30 days more. Fails with NotFound
+        UNKNOWN_TENANT."""
+        since = self._clock.wall() - ENDED_KEYS_S
+        return self._submit(lambda connection: _list_keys(connection, tenant, since))
+
+    def add_key(self, key: HashedKey) -> "Future[TenantKey]":
+        """Keep a key. Fails with NotFound UNKNOWN_TENANT, ResourceExhausted TOO_MANY_KEYS."""
+        now = self._clock.wall()
+        return self._submit(lambda connection: _add_key(connection, key, now))
+
+    def tenant_of_key(self, key_id: str) -> "Future[str]":
+        """Return whose key it is. Fails with NotFound UNKNOWN_KEY."""
+        return self._submit(lambda connection: _find_key(connection, key_id).tenant)
+
+    def replace_key(self, key_id: str, new: HashedKey, ends_at: float) -> "Future[TenantKey]":
+        """Keep a new key and let the old one end at `ends_at`, or when it would have before; return the old one. Fails
+        with NotFound UNKNOWN_KEY, FailedPrecondition KEY_ENDED, ResourceExhausted TOO_MANY_KEYS."""
+        now = self._clock.wall()
+        return self._submit(lambda connection: _replace_key(connection, key_id, new, ends_at, now))
+
+    def revoke_key(self, key_id: str) -> "Future[TenantKey]":
+        """End a key now; one that was revoked stays as it is. Fails with NotFound UNKNOWN_KEY."""
+        now = self._clock.wall()
+        return self._submit(lambda connection: _revoke_key(connection, key_id, now))
+
+    def add_usage(self, rows: Sequence[UsageRow]) -> "Future[None]":
+        """Add to what was used."""
+        return self._submit(lambda connection: _add_usage(connection, rows))
+
+    def usage(self, tenant: str, from_at: float, to_at: float) -> "Future[list[UsageRow]]":
+        """Return what a tenant used in the hours that begin in [from_at, to_at), by hour and counter."""
+        of_it = and_(_usage.c.tenant == tenant, _usage.c.hour_at >= from_at, _usage.c.hour_at < to_at)
+        statement = select(_usage).where(of_it).order_by(_usage.c.hour_at, _usage.c.counter)
+        return self._submit(lambda connection: [UsageRow(*row) for row in connection.execute(statement)])
+
+    def forget(self, usage_before: float) -> "Future[int]":
+        """Delete what was used in hours that began before, and keys that ended 30 days ago; return how many rows."""
+        ended_before = self._clock.wall() - ENDED_KEYS_S
+        is_over = or_(_keys.c.revoked_at < ended_before, _keys.c.expires_at < ended_before)
+        statements = (delete(_usage).where(_usage.c.hour_at < usage_before), delete(_keys).where(is_over))
+        return self._submit(lambda connection: sum(connection.execute(each).rowcount for each in statements))
+
+    def close(self) -> None:
+        """Commit what is queued and let go of the database."""
+        self._writer.close()
+
+    def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
+        return self._writer.submit(work)
+
+
+def _revision(connection: Connection) -> int:
+    return int(connection.execute(select(_book.c.revision)).scalar_one())
+
+
+def _note_change(connection: Connection) -> None:
+    connection.execute(update(_book).values(revision=_book.c.revision + 1))
+
+
+def _read_book(connection: Connection, now: float) -> TenantBook:
+    # The revision first: what changes while the rest is read is read again.
+    revision = _revision(connection)
+    found = connection.execute(select(_keys).where(_is_good(now)).order_by(_keys.c.key_id))
+    keys = tuple(HashedKey(_key_of(row), row.digest) for row in found)
+    return TenantBook(revision, tuple(_read_tenants(connection)), keys)
+
+
+def _read_tenants(connection: Connection) -> list[Tenant]:
+    return [_tenant_of(row) for row in connection.execute(select(_tenants).order_by(_tenants.c.tenant))]
+
+
+def _create(connection: Connection, tenant: Tenant) -> Tenant:
+    _note_change(connection)
+    if connection.execute(select(func.count()).select_from(_tenants)).scalar_one() >= MAX_TENANTS:
+        raise ResourceExhausted("TOO_MANY_TENANTS", f"there are {MAX_TENANTS} tenants, as many as there may be")
+    row = {"tenant": tenant.name, "quota": _document(tenant.quota), "created_at": tenant.created_at, "revision": 1}
+    if not insert_unless_present(connection, _tenants, row):
+        raise FailedPrecondition("TENANT_EXISTS", f"name: there is a tenant {tenant.name} already")
+    return tenant
+
+
+def _update(connection: Connection, name: str, quota: TenantQuota, revision: int) -> Tenant:
+    _note_change(connection)
+    is_it = and_(_tenants.c.tenant == name, _tenants.c.revision == revision)
+    values = {"quota": _document(quota), "revision": revision + 1}
+    changed = connection.execute(update(_tenants).where(is_it).values(values).returning(_tenants)).one_or_none()
+    if changed is None:
+        _check_known(connection, name)
+        raise FailedPrecondition("TENANT_CHANGED", f"revision: {revision} is not the newest of tenant {name}")
+    return _tenant_of(changed)
+
+
+def _delete(connection: Connection, name: str) -> None:
+    _note_change(connection)
+    if not connection.execute(delete(_tenants).where(_tenants.c.tenant == name)).rowcount:
+        raise _unknown(name)
+
+
+def _list_keys(connection: Connection, tenant: str, since: float) -> list[TenantKey]:
+    _check_known(connection, tenant)
+    statement = select(_keys).where(_keys.c.tenant == tenant, _is_good(since)).order_by(_keys.c.created_at)
+    return [_key_of(row) for row in connection.execute(statement)]
+
+
+def _add_key(connection: Connection, key: HashedKey, now: float) -> TenantKey:
+    # Locks: two that add keys of one tenant at once count each other's.
+    _note_change(connection)
+    tenant = key.key.tenant
+    _check_known(connection, tenant)
+    good = select(func.count()).select_from(_keys).where(_keys.c.tenant == tenant, _is_good(now))
+    if connection.execute(good).scalar_one() >= MAX_KEYS:
+        raise ResourceExhausted("TOO_MANY_KEYS", f"tenant {tenant} has {MAX_KEYS} good keys, as many as it may have")
+    connection.execute(insert(_keys), {**vars(key.key), "digest": key.digest})
+    return key.key
+
+
+def _replace_key(connection: Connection, key_id: str, new: HashedKey, ends_at: float, now: float) -> TenantKey:
+    _note_change(connection)
+    old = _find_key(connection, key_id)
+    if not old.is_good(now):
+        raise FailedPrecondition("KEY_ENDED", f"key_id: {key_id} has ended; make a new key instead")
+    ends_at = ends_at if old.expires_at is None else min(ends_at, old.expires_at)
+    statement = update(_keys).where(_keys.c.key_id == key_id).values(expires_at=ends_at).returning(_keys)
+    ended = connection.execute(statement).one()
+    _add_key(connection, new, now)
+    return _key_of(ended)
+
+
+def _revoke_key(connection: Connection, key_id: str, now: float) -> TenantKey:
+    _note_change(connection)
+    once = func.coalesce(_keys.c.revoked_at, now)
+    statement = update(_keys).where(_keys.c.key_id == key_id).values(revoked_at=once).returning(_keys)
+    found = connection.execute(statement).one_or_none()
+    if found is None:
+        raise _unknown_key(key_id)
+    return _key_of(found)
+
+
+def _add_usage(connection: Connection, rows: Sequence[UsageRow]) -> None:
+    for row in rows:
+        is_it = and_(_usage.c.tenant == row.tenant, _usage.c.hour_at == row.hour_at, _usage.c.counter == row.counter)
+        more = update(_usage).where(is_it).values(amount=_usage.c.amount + row.amount)
+        if not connection.execute(more).rowcount and not insert_unless_present(connection, _usage, vars(row)):
+            connection.execute(more)
+
+
+def _find_key(connection: Connection, key_id: str) -> TenantKey:
+    found = connection.execute(select(_keys).where(_keys.c.key_id == key_id)).one_or_none()
+    if found is None:
+        raise _unknown_key(key_id)
+    return _key_of(found)
+
+
+def _check_known(connection: Connection, tenant: str) -> None:
+    if connection.execute(select(_tenants.c.tenant).where(_tenants.c.tenant == tenant)).first() is None:
+        raise _unknown(tenant)
+
+
+def _is_good(now: float) -> Any:
+    still = or_(_keys.c.expires_at.is_(None), _keys.c.expires_at > now)
+    return and_(still, or_(_keys.c.revoked_at.is_(None), _keys.c.revoked_at > now))
+
+
+def _unknown(tenant: str) -> NotFound:
+    return NotFound("UNKNOWN_TENANT", f"tenant: there is no tenant {tenant}")
+
+
+def _unknown_key(key_id: str) -> NotFound:
+    return NotFound("UNKNOWN_KEY", f"key_id: there is no key {key_id}")
+
+
+def _document(quota: TenantQuota) -> str:
+    return json.dumps(to_json(quota), separators=(",", ":"))
+
+
+def _tenant_of(row: Row[Any]) -> Tenant:
+    quota = from_json(TenantQuota, json.loads(row.quota), f"quota of {row.tenant}")
+    return Tenant(row.tenant, quota, row.created_at, row.revision)
+
+
+def _key_of(row: Row[Any]) -> TenantKey:
+    return TenantKey(row.key_id, row.tenant, row.created_at, row.expires_at, row.revoked_at)

@@ -1,0 +1,210 @@
+"""Tenants, keys and usage in one ledger; SQLite and PostgreSQL."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition, PentimentoError, ResourceExhausted
+from pentimento.domain.tenants import HashedKey, Tenant, TenantKey, TenantQuota, UsageRow
+from pentimento.stores.ledger.tenant_ledger import ENDED_KEYS_S, MAX_KEYS, TenantLedger, open_tenant_ledger
+from pentimento.testing.clocks import SetClock
+
+NOW_S = 1_800_000_000.0
+QUOTA = TenantQuota(2.5, 4, 8, 1e9, 1 << 40, 3.0, ("light", "heavy"))
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock(wall_s=NOW_S, monotonic_s=0.0)
+
+
+@pytest.fixture
+def ledger(ledger_url: str, clock: SetClock) -> Iterator[TenantLedger]:
+    opened = open_tenant_ledger(ledger_url, clock)
+    yield opened
+    opened.close()
+
+
+def key(key_id: str = "k1", tenant: str = "acme", expires_at: float | None = None) -> HashedKey:
+    return HashedKey(TenantKey(key_id, tenant, NOW_S, expires_at), f"digest of {key_id}")
+
+
+def reason_of(ledger_call: object) -> str:
+    with pytest.raises(PentimentoError) as raised:
+        ledger_call.result()  # type: ignore[attr-defined]
+    return raised.value.reason
+
+
+def test_tenants_come_back_as_they_were_made_at_the_next_start_too(ledger: TenantLedger, ledger_url: str) -> None:
+    assert ledger.create("acme", QUOTA).result() == Tenant("acme", QUOTA, NOW_S, 1)
+    ledger.create("'; DROP TABLE tenants; -- ü", TenantQuota()).result()
+
+    other = open_tenant_ledger(ledger_url)
+    found = other.tenants().result()
+    other.close()
+
+    assert found == [Tenant("'; DROP TABLE tenants; -- ü", TenantQuota(), NOW_S), Tenant("acme", QUOTA, NOW_S)]
+
+
+def test_a_name_is_one_tenant_s(ledger: TenantLedger) -> None:
+    ledger.create("acme", QUOTA).result()
+
+    with pytest.raises(FailedPrecondition, match="there is a tenant acme already") as raised:
+        ledger.create("acme", TenantQuota()).result()
+
+    assert raised.value.reason == "TENANT_EXISTS"
+    assert ledger.tenants().result() == [Tenant("acme", QUOTA, NOW_S)]
+
+
+def test_a_quota_is_changed_by_who_knows_the_one_of_now(ledger: TenantLedger) -> None:
+    ledger.create("acme", QUOTA).result()
+
+    changed = ledger.update("acme", TenantQuota(weight=2.0), revision=1).result()
+
+    assert changed == Tenant("acme", TenantQuota(weight=2.0), NOW_S, 2)
+    assert reason_of(ledger.update("acme", QUOTA, revision=1)) == "TENANT_CHANGED"
+    assert reason_of(ledger.update("nobody", QUOTA, revision=1)) == "UNKNOWN_TENANT"
+    assert ledger.tenants().result() == [changed]
+
+
+def test_a_deleted_tenant_takes_its_keys_along_and_leaves_what_it_used(ledger: TenantLedger) -> None:
+    for name in ("acme", "other"):
+        ledger.create(name, QUOTA).result()
+        ledger.add_key(key(f"k-{name}", name)).result()
+    ledger.add_usage([UsageRow("acme", 3600, "requests", 2.0)]).result()
+
+    ledger.delete("acme").result()
+
+    assert reason_of(ledger.delete("acme")) == reason_of(ledger.keys("acme")) == "UNKNOWN_TENANT"
+    assert [each.key.key_id for each in ledger.book().result().keys] == ["k-other"]
+    assert ledger.usage("acme", 0, 7200).result() == [UsageRow("acme", 3600, "requests", 2.0)]
+
+
+def test_the_book_has_every_tenant_and_the_keys_that_are_good(ledger: TenantLedger, clock: SetClock) -> None:
+    ledger.create("acme", QUOTA).result()
+    for each in (key("for ever"), key("for long", expires_at=NOW_S + 10.0), key("revoked")):
+        ledger.add_key(each).result()
+    ledger.revoke_key("revoked").result()
+    clock.wall_s += 9.0
+    assert [each.key.key_id for each in ledger.book().result().keys] == ["for ever", "for long"]
+
+    clock.wall_s += 1.0
+    book = ledger.book().result()
+
+    assert book.tenants == (Tenant("acme", QUOTA, NOW_S),)
+    assert book.keys == (key("for ever"),)
+    assert book.revision == ledger.revision().result()
+
+
+def test_every_change_gives_the_book_another_revision_and_a_refused_one_does_not(ledger: TenantLedger) -> None:
+    seen = [ledger.revision().result()]
+    for change in (
+        lambda: ledger.create("acme", QUOTA),
+        lambda: ledger.update("acme", TenantQuota(), 1),
+        lambda: ledger.add_key(key()),
+        lambda: ledger.replace_key("k1", key("k2"), NOW_S + 5.0),
+        lambda: ledger.revoke_key("k2"),
+        lambda: ledger.delete("acme"),
+    ):
+        change().result()
+        seen.append(ledger.revision().result())
+    assert len(set(seen)) == 7
+
+    assert reason_of(ledger.add_key(key())) == "UNKNOWN_TENANT"
+
+    assert ledger.revision().result() == seen[-1]
+
+
+def test_a_replaced_key_lives_on_for_its_grace_and_no_longer_than_it_would_have(ledger: TenantLedger) -> None:
+    ledger.create("acme", QUOTA).result()
+    ledger.add_key(key("old")).result()
+    ledger.add_key(key("short", expires_at=NOW_S + 1.0)).result()
+
+    ended = ledger.replace_key("old", key("new"), NOW_S + 60.0).result()
+    sooner = ledger.replace_key("short", key("newer"), NOW_S + 60.0).result()
+
+    assert (ended, sooner) == (key("old", expires_at=NOW_S + 60.0).key, key("short", expires_at=NOW_S + 1.0).key)
+    assert {each.key_id for each in ledger.keys("acme").result()} == {"old", "new", "short", "newer"}
+
+
+def test_a_key_that_has_ended_is_not_replaced_and_an_unknown_one_neither(ledger: TenantLedger) -> None:
+    ledger.create("acme", QUOTA).result()
+    ledger.add_key(key()).result()
+    ledger.revoke_key("k1").result()
+
+    assert reason_of(ledger.replace_key("k1", key("k2"), NOW_S)) == "KEY_ENDED"
+    assert reason_of(ledger.replace_key("k9", key("k2"), NOW_S)) == "UNKNOWN_KEY"
+    assert reason_of(ledger.revoke_key("k9")) == reason_of(ledger.tenant_of_key("k9")) == "UNKNOWN_KEY"
+    assert [each.key_id for each in ledger.keys("acme").result()] == ["k1"]
+
+
+def test_a_key_is_revoked_once(ledger: TenantLedger, clock: SetClock) -> None:
+    ledger.create("acme", QUOTA).result()
+    ledger.add_key(key()).result()
+
+    first = ledger.revoke_key("k1").result()
+    clock.wall_s += 5.0
+
+    assert first == replace(key().key, revoked_at=NOW_S) == ledger.revoke_key("k1").result()
+
+
+def test_a_tenant_has_so_many_good_keys_and_no_more_whoever_adds_them(ledger_url: str, clock: SetClock) -> None:
+    ledgers = [open_tenant_ledger(ledger_url, clock) for _ in range(3)]
+    ledgers[0].create("acme", QUOTA).result()
+
+    def add(number: int) -> bool:
+        try:
+            ledgers[number % 3].add_key(key(f"k{number}")).result()
+        except ResourceExhausted as error:
+            assert error.reason == "TOO_MANY_KEYS"
+            return False
+        return True
+
+    with ThreadPoolExecutor(3) as threads:
+        added = list(threads.map(add, range(MAX_KEYS + 5)))
+    count = len(ledgers[0].keys("acme").result())
+    for each in ledgers:
+        each.close()
+
+    assert (added.count(True), count) == (MAX_KEYS, MAX_KEYS)
+
+
+def test_usage_adds_up_by_hour_and_counter(ledger: TenantLedger) -> None:
+    ledger.add_usage([UsageRow("a", 0, "requests", 1.0), UsageRow("a", 3600, "requests", 2.0)]).result()
+    ledger.add_usage([UsageRow("a", 3600, "requests", 3.0), UsageRow("a", 3600, "refused:QUEUE_FULL", 1.0)]).result()
+    ledger.add_usage([UsageRow("b", 3600, "requests", 7.0)]).result()
+
+    assert ledger.usage("a", 0, 3601).result() == [
+        UsageRow("a", 0, "requests", 1.0),
+        UsageRow("a", 3600, "refused:QUEUE_FULL", 1.0),
+        UsageRow("a", 3600, "requests", 5.0),
+    ]
+    assert ledger.usage("a", 1, 3600).result() == []
+
+
+def test_two_that_add_at_once_lose_nothing(ledger_url: str) -> None:
+    ledgers = [open_tenant_ledger(ledger_url) for _ in range(3)]
+    for _ in range(5):
+        for future in [each.add_usage([UsageRow("a", 0, "requests", 1.0)]) for each in ledgers]:
+            future.result()
+    (row,) = ledgers[0].usage("a", 0, 1).result()
+    for each in ledgers:
+        each.close()
+
+    assert row.amount == 15.0
+
+
+def test_what_is_old_is_forgotten(ledger: TenantLedger, clock: SetClock) -> None:
+    ledger.create("acme", QUOTA).result()
+    for name in ("revoked", "good"):
+        ledger.add_key(key(name)).result()
+    ledger.revoke_key("revoked").result()
+    ledger.add_usage([UsageRow("a", hour, "requests", 1.0) for hour in (0, 3600)]).result()
+    clock.wall_s += ENDED_KEYS_S + 1.0
+
+    assert ledger.forget(usage_before=3600.0).result() == 2
+
+    assert ledger.usage("a", 0, 7200).result() == [UsageRow("a", 3600, "requests", 1.0)]
+    assert [each.key_id for each in ledger.keys("acme").result()] == ["good"]
