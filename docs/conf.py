@@ -65,7 +65,9 @@ NAVIGATION = {
         ],
     },
     "docs/clients": {"": ["examples/*/README"]},
-    "docs/reference/README": {"": [f"docs/reference/{name}" for name in ("api", "settings", "metrics", "reasons")]},
+    "docs/reference/README": {
+        "": [f"docs/reference/{name}" for name in ("http", "api", "settings", "metrics", "reasons")],
+    },
     "docs/services": {"": ["services/*/README"]},
     "docs/adr/README": {"": ["docs/adr/0*"]},
 }

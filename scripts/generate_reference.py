@@ -4,12 +4,14 @@
     python scripts/generate_reference.py --check    # exits 1 and lists the pages that are out of date
 
 `api.md` comes from the contracts in `protos/`, `settings.md` from the settings classes of the services, `metrics.md`
-from the metrics that the processes register, `reasons.md` from `pentimento.domain.reasons`.
+from the metrics that the processes register, `reasons.md` from `pentimento.domain.reasons`, `http.md` from the API
+document of the edge, where the edge's packages are installed.
 """
 
 import argparse
 import importlib
 import importlib.resources
+import importlib.util
 import sys
 import tempfile
 import types
@@ -21,6 +23,7 @@ from typing import Any, get_args, get_origin
 
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
+from openapi_page import http_page
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -326,7 +329,14 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def edge_page() -> str:
+    """Return the page of the calls over HTTP."""
+    return http_page(HEAD, importlib.import_module("services.edge.api_document").api_document())
+
+
 PAGES = {"api.md": api_page, "settings.md": settings_page, "metrics.md": metrics_page, "reasons.md": reasons_page}
+if importlib.util.find_spec("starlette") is not None:
+    PAGES["http.md"] = edge_page
 
 
 def main() -> None:

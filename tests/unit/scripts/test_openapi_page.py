@@ -1,0 +1,84 @@
+"""What the page of an API document says of calls, fields, bounds and errors."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "openapi_page.py"
+ERROR = {"description": "wrong | late", "content": {"application/json": {"schema": {"$ref": "#/c/schemas/Error"}}}}
+DOCUMENT = {
+    "info": {"description": "A ring."},
+    "paths": {
+        "/v1/rings/{id}": {
+            "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
+            "post": {
+                "summary": "Forge it.",
+                "requestBody": {"content": {"application/json": {"schema": {"$ref": "#/c/schemas/Ring"}}}},
+                "responses": {"200": {"description": "forged"}, "400": ERROR},
+            },
+        }
+    },
+    "components": {
+        "schemas": {
+            "Ring": {
+                "type": "object",
+                "required": ["size"],
+                "additionalProperties": False,
+                "properties": {
+                    "size": {"type": "integer", "minimum": 1, "maximum": 9, "description": "in mm"},
+                    "gems": {"type": "array", "maxItems": 3, "items": {"properties": {"cut": {"enum": ["a", "b"]}}}},
+                    "worn": {"anyOf": [{"type": "boolean", "default": False}, {"type": "null"}]},
+                },
+            },
+            "Error": {"type": "object"},
+        }
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("openapi_page", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "| [`POST /v1/rings/{id}`](#post-v1ringsid) | Forge it. |",
+        "| `id` | path | text | *required* |",
+        "Body, `application/json`: [Ring](#ring)",
+        "| 200 |  | forged |",
+        "[Errors](#errors-over-http): 400.",
+        "| 400 | wrong \\| late |",
+        "| `size` | whole number, 1 to 9 | *required* | in mm |",
+        "| `gems[].cut` | `a`, `b` |  |  |",
+        "| `worn` | true or false | `false` |  |",
+        "A field that is none of these is refused by name.",
+    ],
+)
+def test_a_line_of_the_page(script: ModuleType, line: str) -> None:
+    assert line in script.http_page("", DOCUMENT).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "string", "minLength": 1, "maxLength": 8}, "text, 1 to 8 characters"),
+        ({"type": "string", "pattern": "^a"}, "text of the form `^a`"),
+        ({"type": "string", "contentEncoding": "base64"}, "base64"),
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, "whole number"),
+        ({"type": "number", "minimum": 0}, "number, at least 0"),
+        ({"type": ["string", "null"]}, "text"),
+        ({"anyOf": [{"enum": ["auto"]}, {"type": "number"}]}, "`auto` or number"),
+        ({"const": "list"}, "`list`"),
+    ],
+)
+def test_what_a_value_may_be(script: ModuleType, schema: dict[str, Any], words: str) -> None:
+    assert script.words_of(schema) == words
