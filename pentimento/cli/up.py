@@ -95,10 +95,10 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option(
     "--thinning",
-    type=click.Choice(["off", "deadline", "load"]),
+    type=click.Choice(["off", "deadline", "load", "always"]),
     default="off",
     show_default=True,
-    help="leave out steps that a model's thinning profile allows: to meet a deadline, or also under load",
+    help="leave out steps that a model's thinning profile allows: to meet a deadline, also under load, or always",
 )
 @click.option(
     "--thinning-profiles",

@@ -58,10 +58,12 @@ class WorkerClient:
         peer: tuple[str, str] | None = None,
         controlnet_endpoints: Sequence[ControlNetEndpoint] = (),
         journal_id: str = "",
+        cache_thinned_picture: bool = False,
     ) -> AsyncGenerator[ExecuteEvent, None]:
         """Run an attempt and yield started, progress, result; `deadline_remaining_ms` 0 means none. `peer`: (worker id,
         address) that computes the other half of the guidance. `controlnet_endpoints`: where the spec's ControlNets are
-        served, to be tried in this order."""
+        served, to be tried in this order. `cache_thinned_picture`: the picture is stored for the cache even if steps
+        of it are left out."""
         request = pb.ExecuteRequest(
             attempt=attempt_to_proto(attempt),
             spec=spec_to_proto(spec),
@@ -74,6 +76,7 @@ class WorkerClient:
             latent_parallel_peer=pb.LatentParallelPeer(worker_id=peer[0], address=peer[1]) if peer else None,
             controlnet_endpoints=[pb.ControlNetEndpoint(**asdict(endpoint)) for endpoint in controlnet_endpoints],
             journal_id=journal_id,
+            cache_thinned_picture=cache_thinned_picture,
         )
         call = self._stub.Execute(request)
         try:

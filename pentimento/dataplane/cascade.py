@@ -9,7 +9,7 @@ from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State, TimerKind
 from pentimento.domain.fleet import CONFIDENCE_BINS
 from pentimento.policies.light_stages import leaves_out_light, skip_bound
-from pentimento.policies.serving.entry import NOISE
+from pentimento.policies.serving.entry import IMAGE, NOISE
 
 
 def on_picture(state: State, request: Request, token: int) -> list[Effect]:
@@ -67,13 +67,14 @@ def _count_score(pool: Pool, confidence: float | None) -> None:
 
 def _threshold(state: State, request: Request) -> float | None:
     """Of the plan in force, for pictures from the request's start; None where they need no score. The operator's own
-    where the plan does not say how requests go."""
+    where the plan does not say how requests go: not of pictures refined from another one, whose quality their selector
+    profile promises, measured against the heavy model's, and of which discriminators have seen none."""
     if request.cascade_name in state.thresholds:
         stage = request.cascade[request.cascade_stage]
         return state.thresholds[request.cascade_name].get((stage, request.start))
     if state.plan is not None and state.plan.routes_requests:
         return None
-    return state.settings.confidence_threshold
+    return state.settings.confidence_threshold if request.start != IMAGE else None
 
 
 def _defer(state: State, request: Request) -> list[Effect]:

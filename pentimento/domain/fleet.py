@@ -116,11 +116,14 @@ class Replica:
 
 @dataclass(frozen=True)
 class WorkerAssignment:
+    """What a worker is to hold. `max_batch_size` 0: as many pictures share a step as fit there; `prefetch`: names of
+    LoRAs."""
+
     worker_id: str
     address: str
     model: str
     generation: int
-    max_batch_size: int = 1
+    max_batch_size: int = 0
     prefetch: tuple[str, ...] = ()
 
 

@@ -39,8 +39,8 @@ def check_plan(plan: Plan) -> None:
 def _check_assignments(plan: Plan) -> None:
     _check_once("assignments", (assignment.worker_id for assignment in plan.assignments))
     for index, assignment in enumerate(plan.assignments):
-        if assignment.max_batch_size < 1:
-            limit = f"must be at least 1, got {assignment.max_batch_size}"
+        if assignment.max_batch_size < 0:
+            limit = f"must be at least 0, got {assignment.max_batch_size}"
             raise InvalidArgument.of(f"assignments[{index}].max_batch_size", limit)
 
 

@@ -34,6 +34,20 @@ class ThresholdRule(Enum):
     MEAN = "mean"
 
 
+class RuleChoice(Enum):
+    """By which rule a deployment reads its profiles: one for all of them, or the one that each names."""
+
+    PROFILE = "profile"
+    MINIMUM = "minimum"
+    LOWER_BOUND = "lower_bound"
+    MEAN = "mean"
+
+    @property
+    def rule(self) -> ThresholdRule | None:
+        """The rule for all profiles; None for each profile's own."""
+        return None if self is RuleChoice.PROFILE else ThresholdRule(self.value)
+
+
 @dataclass(frozen=True)
 class ReuseSample:
     """One reuse: how alike donor and prompt are (cosine), the quality of the picture that came of it, and that of the

@@ -11,11 +11,13 @@ from enum import Enum
 
 
 class ThinningMode(Enum):
-    """Of a deployment: never, to meet a request's deadline, or also where more is asked for than can be painted."""
+    """Of a deployment: never, to meet a request's deadline, also where more is asked for than can be painted, or
+    always, as many as may be."""
 
     OFF = "off"
     DEADLINE = "deadline"
     LOAD = "load"
+    ALWAYS = "always"
 
 
 class WholeReason(Enum):
@@ -117,13 +119,14 @@ class Pressure:
 def choose(mode: ThinningMode, offer: ThinningOffer, pressure: Pressure) -> ThinningOption | None:
     """Return how a request's remaining steps are thinned; None where all of them are taken.
 
-    Under load the fewest steps are taken. Otherwise, where the deadline leaves time for `remaining_s / step_s` steps,
-    it is the thinning that keeps most of those that need no more; the fewest steps where none is so short.
+    The fewest steps are taken always, or under load, where the mode says so. Otherwise, where the deadline leaves time
+    for `remaining_s / step_s` steps, it is the thinning that keeps most of those that need no more; the fewest steps
+    where none is so short.
     """
     options = offer.usable
     if mode is ThinningMode.OFF or not options:
         return None
-    if mode is ThinningMode.LOAD and pressure.overloaded:
+    if mode is ThinningMode.ALWAYS or (mode is ThinningMode.LOAD and pressure.overloaded):
         return _fewest(options)
     affordable = _affordable(pressure)
     if offer.remaining_count <= affordable:

@@ -68,9 +68,8 @@ class SimulatedFleet:
             device = self.devices[assignment.worker_id]
             if not device.lost:
                 limit = self._limits[device.kind]
-                if self._scenario.policy.plans_batches:
-                    limit = min(limit, assignment.max_batch_size)
-                device.assign(self._costs[device.kind][assignment.model], limit)
+                size = min(assignment.max_batch_size or limit, limit)
+                device.assign(self._costs[device.kind][assignment.model], size)
 
     def holding(self, model: str) -> list[EmulatedDevice[AttemptKey]]:
         """Those that would take a request for it now."""

@@ -36,9 +36,9 @@ class SuiteSettings:
     cost, `selector_profiles` from which similarity on they may reuse. `unprofiled_reuse`: the others may reuse too, by
     thresholds that nobody measured. `controlnets`: the registry whose ControlNets `controlnet_copies` processes serve,
     and `pipelining_bounds` says when their residuals may be a step old; None for none and never. `loras`: the directory
-    of the LoRAs that workers paint with; None for none. `thinning`: when steps are left out (off, deadline, load), as
-    `thinning_profiles` allow. `cascade`: through which models requests go that name none; None for the default model
-    alone."""
+    of the LoRAs that workers paint with; None for none. `thinning`: when steps are left out (off, deadline, load,
+    always), as `thinning_profiles` allow. `cascade`: through which models requests go that name none; None for the
+    default model alone."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pentimento.policies.latent_pairing import PairingMode
 from pentimento.policies.residual_pipelining import PipeliningMode
+from pentimento.policies.selector_profiling import RuleChoice
 from pentimento.policies.shadow_painting import GivesWay
 from pentimento.policies.thinning import ThinningMode
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
@@ -96,14 +97,25 @@ class FrontdoorSettings:
     thinning: ThinningMode = setting(
         ThinningMode.OFF,
         help="when steps are left out of pictures whose model has a thinning profile, unless the request's number of"
-        " steps is binding: never (off), to meet a deadline (deadline), or also where more is asked for than can be"
-        " painted (load)",
+        " steps is binding: never (off), to meet a deadline (deadline), also where more is asked for than can be"
+        " painted (load), or as many as may be (always)",
     )
     thinning_profiles: tuple[Path, ...] = setting(
         (), help="files or directories that `pentimento bench thinning-profile` wrote"
     )
     thinning_alpha: float = setting(
         0.95, help="share of the full run's quality that a profile has to promise", minimum=0.01, maximum=1
+    )
+    thinning_rule: RuleChoice = setting(
+        RuleChoice.PROFILE,
+        help="by which rule thinning profiles are read: every measured picture kept its quality (minimum), surely 95 %"
+        " of them (lower_bound), surely their mean (mean), or each by the rule that it names (profile)",
+    )
+    cached_thinned_share: float = setting(
+        0.99,
+        help="pictures that left out steps enter the cache where so much of the full run's quality is kept in the mean",
+        minimum=0,
+        maximum=1,
     )
     adapter_load_s: float = setting(
         0.5, help="what it counts against a worker, in seconds, that it would have to load a LoRA first", minimum=0

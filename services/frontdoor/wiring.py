@@ -248,8 +248,9 @@ def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
 
 def thinning_offers(settings: FrontdoorSettings) -> ThinningOffers:
     """Raises InvalidArgument naming a file that is no profile."""
-    found = read_thinning_profiles(settings.thinning_profiles)
-    return ThinningOffers(settings.thinning, ThinningProfiles(found, settings.thinning_alpha))
+    found, rule = read_thinning_profiles(settings.thinning_profiles), settings.thinning_rule.rule
+    profiles = ThinningProfiles(found, settings.thinning_alpha, rule)
+    return ThinningOffers(settings.thinning, profiles, settings.cached_thinned_share)
 
 
 def part_timeouts(settings: FrontdoorSettings) -> PartTimeouts:

@@ -111,6 +111,7 @@ def _order(request: pb.ExecuteRequest) -> ExecuteOrder:
         image_format=request.image_format or "png",
         return_latents=request.return_latents,
         journal_id=request.journal_id,
+        cache_thinned_picture=request.cache_thinned_picture,
         peer=_peer(request),
         controlnet_endpoints=tuple(
             ControlNetEndpoint(endpoint.name, endpoint.address, endpoint.controlnet_digest)

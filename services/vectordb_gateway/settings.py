@@ -9,7 +9,7 @@ from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, Selec
 from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.policies.selector_profiles import ReuseKind, read_selector_profiles
-from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.policies.selector_profiling import RuleChoice
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 from pentimento.stores.vectors import IndexBuilding
@@ -27,15 +27,6 @@ class EvictionChoice(Enum):
     LCBFU = "lcbfu"
     AGED = "aged"
     NONE = "none"
-
-
-class RuleChoice(Enum):
-    """A rule of selector profiles, or whichever a profile names."""
-
-    PROFILE = "profile"
-    MINIMUM = "minimum"
-    LOWER_BOUND = "lower_bound"
-    MEAN = "mean"
 
 
 @dataclass(frozen=True)
@@ -104,11 +95,10 @@ class SelectionSettings:
     def reuse(self) -> ReuseRules:
         """Return what decides on reuse. Raises ValueError for a malformed pair, InvalidArgument naming the file for a
         profile that cannot be read."""
-        rule = None if self.selector_rule is RuleChoice.PROFILE else ThresholdRule(self.selector_rule.value)
         profiles = read_selector_profiles(map(Path, self.selector_profiles))
         given = {ReuseKind.LATENTS: self.latent_thresholds, ReuseKind.IMAGES: self.image_thresholds}
         stand = frozenset(kind for kind, thresholds in given.items() if thresholds)
-        return ReuseRules(self.rules(), profiles, rule, self.cache_bias or 0, stand)
+        return ReuseRules(self.rules(), profiles, self.selector_rule.rule, self.cache_bias or 0, stand)
 
     def rules(self) -> SelectionRules:
         """Return the rules where no profile decides. Raises ValueError for a malformed pair."""

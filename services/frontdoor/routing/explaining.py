@@ -90,8 +90,12 @@ def _of_steps(steps: ExplainedSteps) -> str:
     if option is None:
         why = "there is time for them" if pressure.step_s else "no speed is known yet that says how long they take"
         return f"steps: all are taken, ENOUGH_TIME: {why}; {least} would be allowed"
-    overloaded = steps.mode is ThinningMode.LOAD and pressure.overloaded
-    why = "OVERLOADED: more is asked for than can be painted" if overloaded else "DEADLINE: for all there is no time"
+    if steps.mode is ThinningMode.ALWAYS:
+        why = "ALWAYS: so it is set"
+    elif steps.mode is ThinningMode.LOAD and pressure.overloaded:
+        why = "OVERLOADED: more is asked for than can be painted"
+    else:
+        why = "DEADLINE: for all there is no time"
     return (
         f"steps: {offer.remaining_with(option)} of {offer.remaining_count} are taken, {why}; {least} would be allowed"
     )

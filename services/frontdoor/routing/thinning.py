@@ -11,10 +11,12 @@ from services.frontdoor.routing.starts import steps_saved
 
 @dataclass(frozen=True)
 class ThinningOffers:
-    """The deployment's mode and profiles. Off, or without a profile of the model, nothing is offered."""
+    """The deployment's mode and profiles. Off, or without a profile of the model, nothing is offered. A thinned picture
+    enters the cache where it keeps `cached_share` of the quality of all steps in the mean."""
 
     mode: ThinningMode = ThinningMode.OFF
     profiles: ThinningProfiles = field(default_factory=ThinningProfiles)
+    cached_share: float = 1.0
 
     def offer(self, resolved: ResolvedRequest, route: Route) -> ThinningOffer:
         """Return what may be left out of a request on that route."""
@@ -23,6 +25,11 @@ class ThinningOffers:
         options = self.profiles.options(resolved.spec, route)
         saved = steps_saved(route.start)
         return ThinningOffer(resolved.spec.num_inference_steps, saved, options) if options else WHOLE
+
+    def thinned_is_cached(self, offer: ThinningOffer) -> bool:
+        """Return whether the picture of a request enters the cache whichever of its options is taken: a thinning may
+        change while the picture is painted."""
+        return all(option.share >= self.cached_share for option in offer.usable)
 
     def refusal(self, resolved: ResolvedRequest, route: Route) -> ThinningRefusal | None:
         """Return why nothing of the request is left out, whatever the load; None where something may be."""

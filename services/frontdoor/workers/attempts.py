@@ -121,6 +121,7 @@ async def _execute(
     if effect.thinned_steps:
         execution.route = replace(execution.route, thinned_steps=effect.thinned_steps)
         THINNED_STEPS.inc(_left_out(execution))
+    offer = parts.thinning.offer(execution.resolved, execution.route)
     remaining_ms = max(int((effect.deadline - parts.clock.monotonic()) * 1000), 1)
     return client.execute(
         execution.attempt,
@@ -134,6 +135,7 @@ async def _execute(
         peer=execution.peer,
         controlnet_endpoints=parts.adapters.endpoints(spec.controlnets),
         journal_id=parts.identity.journal_id,
+        cache_thinned_picture=parts.thinning.thinned_is_cached(offer),
     )
 
 

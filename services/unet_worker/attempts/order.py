@@ -49,6 +49,7 @@ class ExecuteOrder:
     notes: tuple[str, ...] = ()
     # In which the attempt's epoch was claimed.
     journal_id: str = ""
+    cache_thinned_picture: bool = False
     asked_steps: MidwayThinning = field(default_factory=MidwayThinning, compare=False, repr=False)
 
 

@@ -100,7 +100,7 @@ class AttemptRunner:
         grant = order.cache_grant
         uploads = Uploads(grant, self._objects, self._store_threads) if grant is not None else None
         painted = await self._model_runner.paint(order, uploads, emit, accepted_at, deadline)
-        captured, upload_notes = await self._store(uploads, painted)
+        captured, upload_notes = await self._store(uploads, painted, order.cache_thinned_picture)
         result = AttemptResult(
             attempt=order.attempt,
             image=painted.image,
@@ -124,11 +124,13 @@ class AttemptRunner:
         count_result(result)
         return AttemptOutcome(result, painted.final_latents)
 
-    async def _store(self, uploads: Uploads | None, painted: PaintedPicture) -> tuple[CapturedEntries, tuple[str, ...]]:
-        """Store what the cache is to keep: not the picture of one that left out steps, whose loss of quality would be
-        every later picture's."""
+    async def _store(
+        self, uploads: Uploads | None, painted: PaintedPicture, cache_thinned: bool
+    ) -> tuple[CapturedEntries, tuple[str, ...]]:
+        """Store what the cache is to keep. The picture of one that left out steps is stored where the order says that
+        it lost little: its loss is that of every later picture made from it."""
         if uploads is None:
             return CapturedEntries(""), ()
-        if not painted.thinned_steps:
+        if cache_thinned or not painted.thinned_steps:
             uploads.add_image(painted.png)
         return await uploads.collect(self._upload_timeout_s)

@@ -123,6 +123,7 @@ class PlannedBackend(DeviceBackend, Protocol):
         ...
 
     def assign(self, name: str, max_batch: int) -> None:
-        """Hold this model, in batches of at most that many. What is here is painted first, and until the other one is
-        loaded nothing new is taken; a switch that has not got beyond that is called off by its own model."""
+        """Hold this model, in batches of at most that many, 0 for as many as fit. What is here is painted first, and
+        until the other one is loaded nothing new is taken; a switch that has not got beyond that is called off by its
+        own model."""
         ...

@@ -274,10 +274,11 @@ class EmulatedBackend:
         await asyncio.sleep(self.emulated.adapters.take(known, self._loop.time()))
 
     def assign(self, name: str, max_batch: int) -> None:
-        """Hold this model, in batches of at most that many. Another one is loaded once what is here is done, and takes
-        its time; until then nothing new is taken. KeyError for a stranger."""
+        """Hold this model, in batches of at most that many, 0 for as many as fit. Another one is loaded once what is
+        here is done, and takes its time; until then nothing new is taken. KeyError for a stranger."""
         model = self._fleet.model(name)
-        self.emulated.assign(costs_on(model, self._devices), min(max_batch, largest_batch(model, self._devices)))
+        largest = largest_batch(model, self._devices)
+        self.emulated.assign(costs_on(model, self._devices), min(max_batch or largest, largest))
 
     def close(self) -> None:
         """From any thread."""

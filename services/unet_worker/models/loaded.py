@@ -81,9 +81,10 @@ class LoadedModel:
         return self.engine.running_count
 
     def limit_batches(self, most: int) -> None:
-        """At most so many requests share a step from now on, and never more than were settled at the start."""
+        """At most so many requests share a step from now on, and never more than were settled at the start, which are
+        those of 0."""
         # A whole number that the engine reads before each step.
-        self.engine.limits.max_batch = max(1, min(most, self.max_batch))
+        self.engine.limits.max_batch = min(most or self.max_batch, self.max_batch)
 
     def memory(self) -> DeviceMemory:
         return device_memory(self.torch_device)

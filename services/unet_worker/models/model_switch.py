@@ -141,8 +141,9 @@ class ModelSwitch:
                 self._idle.set()
 
     def assign(self, name: str, max_batch: int) -> None:
-        """Hold this model, in batches of at most that many. What is here is painted first; a switch that has not got
-        beyond that is called off by its own model. One that could not be loaded is not tried again."""
+        """Hold this model, in batches of at most that many, 0 for as many as fit. What is here is painted first; a
+        switch that has not got beyond that is called off by its own model. One that could not be loaded is not tried
+        again."""
         if name in self._unloadable:
             return
         self._target, self._max_batch = name, max_batch

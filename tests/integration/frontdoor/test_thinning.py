@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from pentimento.policies.thinning_profiles import ThinnedRow, read_thinning_prof
 from pentimento.supervisor.models import find_model, shipped_thinning_profiles
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
 from services.unet_worker.attempts.attempt_book import AttemptBook
+from services.unet_worker.attempts.order import ExecuteOrder
+from services.unet_worker.attempts.runner import AttemptRunner
 from tests.integration.unet_worker.conftest import at_step, serve
 
 PLAIN = ImageRequest("a small yellow cross")
@@ -83,15 +86,38 @@ async def test_a_picture_that_runs_is_thinned_once_others_wait_and_is_replayed(
     assert again.image == first.image and again.provenance.replay_equal
 
 
+@pytest.mark.parametrize(("share", "is_cached"), [(0.99, True), (0.98, False)])
+async def test_always_thins_without_load_and_says_whether_the_cache_may_have_the_picture(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, share: float, is_cached: bool
+) -> None:
+    orders, run = list[ExecuteOrder](), AttemptRunner.run
+
+    def seen(runner: AttemptRunner, order: ExecuteOrder, emit: Any) -> Any:
+        orders.append(order)
+        return run(runner, order, emit)
+
+    monkeypatch.setattr(AttemptRunner, "run", seen)
+    write_profile(folder / "half.json", ThinnedRow(1, 6, 100, 100, share, (ThresholdRule.LOWER_BOUND,)))
+    async with thinning_suite(folder, folder / "half.json", ThinningMode.ALWAYS) as suite:
+        alone = await suite.paint(PLAIN)
+        explained = await suite.client.explain(PLAIN)
+
+    assert alone.provenance.route.thinned_steps == (1, 2, 4, 6, 8, 10)
+    assert "steps: 7 of 12 are taken, ALWAYS: so it is set; 7 of 12 would be allowed" in explained.reasons
+    assert [order.cache_thinned_picture for order in orders if order.route.thinned_steps] == [is_cached]
+
+
 @asynccontextmanager
-async def thinning_suite(folder: Path, profile: Path) -> AsyncIterator[FrontdoorSuite]:
-    """A frontdoor that thins under load by the profile, and a worker of tiny-light that paints one at a time."""
+async def thinning_suite(
+    folder: Path, profile: Path, mode: ThinningMode = ThinningMode.LOAD
+) -> AsyncIterator[FrontdoorSuite]:
+    """A frontdoor that thins by the profile, and a worker of tiny-light that paints one at a time."""
     async with (
         serve(find_model("tiny-light").path, folder, max_batch=1),
         running_suite(
             folder,
             worker_addresses=(f"unix:{folder / 'w'}",),
-            thinning=ThinningMode.LOAD,
+            thinning=mode,
             thinning_profiles=(profile,),
         ) as suite,
     ):

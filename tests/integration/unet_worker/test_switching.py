@@ -121,8 +121,8 @@ async def test_a_model_that_cannot_be_loaded_costs_the_switch_and_is_not_tried_a
 
 async def test_a_plan_bounds_its_batches_and_never_widens_them(worker: Served) -> None:
     limits = []
-    for most in (2, 1000):
+    for most in (2, 1000, 2, 0):
         worker.switch.assign("tiny", most)
         limits.append(worker.switch.batch_limit)
 
-    assert limits == [2, 8]
+    assert limits == [2, 8, 2, 8]

@@ -74,6 +74,17 @@ def test_the_threshold_of_the_settings_holds_where_the_plan_has_none(driver: Dri
     assert effects.ResolveRoute in kinds(driver.send(events.Scored("r1", token, 0.4)))
 
 
+@pytest.mark.parametrize(("start", "answered"), [("latent", effects.Score), ("image", effects.CommitResult)])
+def test_the_threshold_of_the_settings_is_not_for_pictures_refined_from_others(
+    start: str, answered: type[effects.Effect]
+) -> None:
+    driver = Driver(DataplaneSettings(confidence_threshold=0.5))
+    driver.worker("lw", model="light", model_digest="dl")
+    token = driver.start(driver.queue(digest="dl", pool="light", cascade=CASCADE, start=start)).fencing_token
+
+    assert answered in kinds(driver.send(events.AttemptFinished("r1", token)))
+
+
 def test_a_plan_that_routes_requests_keeps_every_light_picture_with_a_threshold_of_0() -> None:
     driver = Driver(DataplaneSettings(confidence_threshold=0.5))
     driver.worker("lw", model="light", model_digest="dl")

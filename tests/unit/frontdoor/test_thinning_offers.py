@@ -1,6 +1,7 @@
 """What the dataplane is offered of a request, and what a client's words do to it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +17,14 @@ from pentimento.domain.generation import (
     Scheduler,
 )
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, Replay, ResolvedRequest
-from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.policies.selector_profiling import RuleChoice, ThresholdRule
 from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, ThinningOption, WholeReason
-from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, ThinningProfiles
+from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, ThinningProfiles, thinning_to_json
+from pentimento.testing.frontdoor_suite import settings_of
 from pentimento.testing.held_models import HELD
 from services.frontdoor.requests.resolution import RequestLimits, resolve
 from services.frontdoor.routing.thinning import ThinningOffers
+from services.frontdoor.wiring import thinning_offers
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
 PROFILE = ThinningProfile(
@@ -93,11 +96,40 @@ def test_a_hit_is_offered_what_was_measured_of_hits_that_resume_there() -> None:
     assert offers.offer(RESOLVED, ROUTE).options == (ThinningOption(10, 10, 0.99),)
 
 
+@pytest.mark.parametrize(("rule", "least_count"), [(RuleChoice.PROFILE, 30), (RuleChoice.LOWER_BOUND, 20)])
+def test_profiles_are_read_by_the_rule_that_is_set(tmp_path: Path, rule: RuleChoice, least_count: int) -> None:
+    bounded, every = ThresholdRule.LOWER_BOUND, ThresholdRule.MINIMUM
+    rows = (ThinnedRow(20, 10, 60, 60, 0.99, (every, bounded)), ThinnedRow(10, 10, 60, 59, 0.99, (bounded,)))
+    path = tmp_path / "heavy.json"
+    path.write_text(thinning_to_json(replace(PROFILE, rule=every, rows=rows)))
+    settings = settings_of(tmp_path, thinning=ThinningMode.ALWAYS, thinning_profiles=(path,), thinning_rule=rule)
+
+    assert thinning_offers(settings).offer(RESOLVED, ROUTE).least_count == least_count
+
+
 def test_nor_of_hits_of_other_weights_or_where_it_is_off() -> None:
     assert OFFERS.offer(RESOLVED, replace(ROUTE, start=IMAGE)) == WHOLE
     assert OFFERS.offer(RESOLVED, replace(ROUTE, model_digest="sha256:other")) == WHOLE
     assert replace(OFFERS, mode=ThinningMode.OFF).offer(RESOLVED, ROUTE) == WHOLE
     assert ThinningOffers().offer(RESOLVED, ROUTE) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("shares", "next_step", "cached"),
+    [
+        ((0.995, 0.99), 0, True),
+        ((0.995, 0.989), 0, False),
+        # The second one can no longer be taken.
+        ((0.995, 0.989), 15, True),
+        ((), 0, True),
+    ],
+)
+def test_a_thinned_picture_is_cached_where_every_thinning_that_it_may_get_keeps_enough(
+    shares: tuple[float, ...], next_step: int, cached: bool
+) -> None:
+    options = tuple(ThinningOption(20 - 10 * number, 5, share) for number, share in enumerate(shares))
+
+    assert replace(OFFERS, cached_share=0.99).thinned_is_cached(ThinningOffer(50, next_step, options)) is cached
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_a_share_outside_0_to_1_is_refused(rate):
         ({"generation": 1}, "not the live one"),
         ({"address": "unix:/elsewhere"}, "not the live one"),
         ({"model": "light"}, "cannot serve"),
-        ({"max_batch_size": 0}, "at least 1"),
+        ({"max_batch_size": -1}, "at least 0"),
     ],
 )
 def test_an_assignment_that_the_worker_would_not_acknowledge_is_refused(change, message):

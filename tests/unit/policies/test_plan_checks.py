@@ -56,7 +56,7 @@ def test_a_plan_that_makes_sense_passes() -> None:
     [
         ({"admission_rate": math.nan}, "admission_rate"),
         ({"assignments": GOOD.assignments * 2}, "assignments"),
-        ({"assignments": (replace(GOOD.assignments[0], max_batch_size=0),)}, "assignments[0].max_batch_size"),
+        ({"assignments": (replace(GOOD.assignments[0], max_batch_size=-1),)}, "assignments[0].max_batch_size"),
         ({"pools": (LIGHT, replace(HEAVY, pool="light"))}, "pools"),
         ({"pools": (LIGHT, HEAVY, replace(HEAVY, pool=""))}, "pools"),
         (routed(RouteShare("hit", 1.0)), "pools[0].routes[0].route"),

@@ -53,6 +53,12 @@ def test_load_takes_the_fewest_steps_and_only_where_that_is_the_mode() -> None:
     assert choose(ThinningMode.LOAD, OFFER, Pressure(1.0, 45.0)) == LATE
 
 
+def test_always_takes_the_fewest_steps_though_there_is_time() -> None:
+    assert choose(ThinningMode.ALWAYS, OFFER, Pressure(1.0, 1000.0)) == HARD
+    assert choose(ThinningMode.ALWAYS, OFFER, Pressure(None)) == HARD
+    assert choose(ThinningMode.ALWAYS, ThinningOffer(50), Pressure(1.0, 1000.0)) is None
+
+
 def test_of_a_picture_that_runs_only_what_lies_before_it_is_left_out() -> None:
     running = ThinningOffer(50, 15, OFFER.options)
 
@@ -150,4 +156,4 @@ def test_clients_are_told_why_all_steps_are_taken_in_these_words() -> None:
 
 
 def test_operators_name_the_modes_in_these_words() -> None:
-    assert [mode.value for mode in ThinningMode] == ["off", "deadline", "load"]
+    assert [mode.value for mode in ThinningMode] == ["off", "deadline", "load", "always"]

@@ -1,6 +1,7 @@
 """What a picture that left out steps leaves to the cache."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,17 @@ class Painted:
         return PaintedPicture(HELD, b"png", "sha256:p", b"png", (), 0.0, 12, 0, 0.1, thinned_steps=self._thinned_steps)
 
 
-@pytest.mark.parametrize("thinned_steps", [(), (4, 8)])
-async def test_a_thinned_picture_is_no_donor(tmp_path: Path, thinned_steps: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("thinned_steps", "told", "is_kept"), [((), False, True), ((4, 8), False, False), ((4, 8), True, True)]
+)
+async def test_a_thinned_picture_is_a_donor_where_the_order_says_so(
+    tmp_path: Path, thinned_steps: tuple[int, ...], told: bool, is_kept: bool
+) -> None:
     objects = open_objects(f"file://{tmp_path}")
     with ThreadPoolExecutor(1) as threads:
         runner = AttemptRunner(Painted(thinned_steps), objects, threads, 10.0, lambda: None)
-        outcome = await runner.run(ORDER, lambda event: None)
+        outcome = await runner.run(replace(ORDER, cache_thinned_picture=told), lambda event: None)
 
     assert outcome.result.thinned_steps == thinned_steps
-    assert (outcome.result.captured.image is None) == bool(thinned_steps)
-    assert list(objects.keys("cache/")) == ([] if thinned_steps else ["cache/image"])
+    assert (outcome.result.captured.image is not None) is is_kept
+    assert list(objects.keys("cache/")) == (["cache/image"] if is_kept else [])

@@ -707,6 +707,7 @@ class WorkerAssignment(_message.Message):
     address: _builtins.str
     model: _builtins.str
     max_batch_size: _builtins.int
+    """0: as many as fit there."""
     generation: _builtins.int
     @_builtins.property
     def prefetch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...

@@ -296,6 +296,7 @@ class ExecuteRequest(_message.Message):
     IMAGE_FORMAT_FIELD_NUMBER: _builtins.int
     RETURN_LATENTS_FIELD_NUMBER: _builtins.int
     JOURNAL_ID_FIELD_NUMBER: _builtins.int
+    CACHE_THINNED_PICTURE_FIELD_NUMBER: _builtins.int
     worker_generation: _builtins.int
     """The generation that the dispatcher believes in."""
     deadline_remaining_ms: _builtins.int
@@ -307,6 +308,8 @@ class ExecuteRequest(_message.Message):
     """Also return the final latents (replays, tests, a next stage that resumes from them)."""
     journal_id: _builtins.str
     """As in WatchCreditsRequest."""
+    cache_thinned_picture: _builtins.bool
+    """Store the picture for the cache though steps of it were left out: it keeps enough of the quality."""
     @_builtins.property
     def attempt(self) -> _generation_pb2.Attempt: ...
     @_builtins.property
@@ -336,10 +339,11 @@ class ExecuteRequest(_message.Message):
         image_format: _builtins.str = ...,
         return_latents: _builtins.bool = ...,
         journal_id: _builtins.str = ...,
+        cache_thinned_picture: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant", "_latent_parallel_peer", b"_latent_parallel_peer", "attempt", b"attempt", "cache_grant", b"cache_grant", "latent_parallel_peer", b"latent_parallel_peer", "route", b"route", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant", "_latent_parallel_peer", b"_latent_parallel_peer", "attempt", b"attempt", "cache_grant", b"cache_grant", "controlnet_endpoints", b"controlnet_endpoints", "deadline_remaining_ms", b"deadline_remaining_ms", "image_format", b"image_format", "journal_id", b"journal_id", "latent_parallel_peer", b"latent_parallel_peer", "preview_interval_steps", b"preview_interval_steps", "return_latents", b"return_latents", "route", b"route", "spec", b"spec", "worker_generation", b"worker_generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant", "_latent_parallel_peer", b"_latent_parallel_peer", "attempt", b"attempt", "cache_grant", b"cache_grant", "cache_thinned_picture", b"cache_thinned_picture", "controlnet_endpoints", b"controlnet_endpoints", "deadline_remaining_ms", b"deadline_remaining_ms", "image_format", b"image_format", "journal_id", b"journal_id", "latent_parallel_peer", b"latent_parallel_peer", "preview_interval_steps", b"preview_interval_steps", "return_latents", b"return_latents", "route", b"route", "spec", b"spec", "worker_generation", b"worker_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_grant: _TypeAlias = _typing.Literal["cache_grant"]  # noqa: Y015
     _WhichOneofArgType__cache_grant: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant"]  # noqa: Y015

@@ -69,7 +69,7 @@ function plan({ fleet }) {
       ["Cache eviction", inForce.cache.eviction],
       ["Notes", inForce.notes.join("; ")],
     ]),
-    inForce.assignments.length ? table("Assignments", ["worker", "model", "#batch"], inForce.assignments.map((one) => [one.worker_id, one.model, one.max_batch_size])) : null,
+    inForce.assignments.length ? table("Assignments", ["worker", "model", "#batch"], inForce.assignments.map((one) => [one.worker_id, one.model, one.max_batch_size || "any"])) : null,
     fleet.unplanned.length ? notice("warn", `Not planned: ${fleet.unplanned.map((one) => `${one.model} (${one.reason})`).join(", ")}`) : null);
 }
 

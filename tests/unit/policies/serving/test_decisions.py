@@ -130,7 +130,9 @@ def test_devices_that_hold_both_models_keep_them_and_images_go_to_the_small_one(
 
     decision = decide(allocator, replace(asked(18), replicas=fleet))
 
-    assert [assignment.model for assignment in decision.assignments] == list(models)
+    assert [(assignment.model, assignment.max_batch_size) for assignment in decision.assignments] == [
+        (model, 0) for model in models
+    ]
     assert routes_of(decision) == {"sd35": {"noise", "latent"}, "sana": {"image"}, "other": set()}
 
 
