@@ -17,6 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
 from pentimento.files.private_files import close_to_others, make_private_directory
 from pentimento.stores.errors import SchemaMismatch, StoreFull, StoreUnavailable
+from pentimento.stores.ledger.prepared_write import run_by_driver
 
 # A statement of a ledger takes milliseconds: whoever waits longer waits for something broken. A url may say otherwise.
 _BUSY_TIMEOUT_S = 5
@@ -80,11 +81,12 @@ def typed_errors(store: str = "ledger") -> Iterator[None]:
 
 def insert_unless_present(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
     """Insert a row and return True; False, and nothing changed, when it collides with another on any unique key."""
-    return connection.execute(_insert_unless_present(connection.dialect.name, table), dict(row)).first() is not None
+    return connection.execute(insert_unless_present_in(connection.dialect.name, table), dict(row)).first() is not None
 
 
 @cache
-def _insert_unless_present(dialect: str, table: Table) -> Executable:
+def insert_unless_present_in(dialect: str, table: Table) -> Executable:
+    """Return the statement of `insert_unless_present` in that dialect: it answers with the new row's primary key."""
     statement: Executable = _INSERTS[dialect](table).on_conflict_do_nothing().returning(*table.primary_key)
     return statement
 
@@ -124,7 +126,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     reads_only = connection.get_execution_options().get("reads_only", False)
     # A writer takes its lock at once: upgrading a read lock later could fail beside another process.
-    connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+    run_by_driver(connection, "BEGIN" if reads_only else "BEGIN IMMEDIATE", (), lambda cursor: None)
 
 
 def _typed(store: str, error: DBAPIError) -> PentimentoError:

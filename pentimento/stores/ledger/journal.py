@@ -32,12 +32,14 @@ from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.domain.generation import Attempt
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
-from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
+from pentimento.stores.ledger.database import insert_unless_present_in, open_engine, typed_errors
 from pentimento.stores.ledger.epoch_ledger import EpochLedger
 from pentimento.stores.ledger.journal_listing import JournalListing
 from pentimento.stores.ledger.journal_objects import JournalObjects
 from pentimento.stores.ledger.journal_pins import JournalPins, pinned_requests
 from pentimento.stores.ledger.journal_rows import (
+    ROW_OF_REQUEST,
+    VALUES_OF_RESULT,
     request_of_row,
     row_of_attempt,
     row_of_request,
@@ -46,6 +48,7 @@ from pentimento.stores.ledger.journal_rows import (
 )
 from pentimento.stores.ledger.journal_webhooks import JournalWebhooks, add_webhook, untold_requests
 from pentimento.stores.ledger.migrations import migrate
+from pentimento.stores.ledger.prepared_write import PreparedWrite
 from pentimento.stores.ledger.records import (
     AcceptedRequest,
     AcceptKind,
@@ -70,31 +73,29 @@ def superseded() -> Unavailable:
 
 _IS_OPEN = _requests.c.finished_at.is_(None)
 _IS_IT = _requests.c.request_id == bindparam("id")
-# What every request does is built once: to build a statement takes longer than to run it. Columns to set come with the
-# call, whatever else it names is bound.
-_NEWEST_EPOCH = select(_epoch.c.epoch).with_for_update(read=True)
-_PIN_ROUTE = update(_requests).where(
-    _IS_IT, or_(_requests.c.route.is_(None), _requests.c.cascade_stage < bindparam("stage"))
-)
+# What every request does is compiled once: to build a statement takes longer than to run it.
+_NEWEST_EPOCH = PreparedWrite(lambda _: select(_epoch.c.epoch).with_for_update(read=True))
+_ADD_REQUEST = PreparedWrite(lambda dialect: insert_unless_present_in(dialect, _requests), ROW_OF_REQUEST)
+_MAY_PIN_ROUTE = or_(_requests.c.route.is_(None), _requests.c.cascade_stage < bindparam("stage"))
+_PIN_ROUTE = PreparedWrite(lambda _: update(_requests).where(_IS_IT, _MAY_PIN_ROUTE), ("route", "cascade_stage"))
 _PINNED_ROUTE = select(_requests.c.route).where(_IS_IT)
-_START_ATTEMPT = (
-    update(_requests)
-    .where(_IS_IT, _IS_OPEN)
-    .where(_requests.c.newest_token < bindparam("token"), _requests.c.newest_epoch <= bindparam("epoch"))
-    .values(attempt_count=_requests.c.attempt_count + 1)
+_IS_NEWER = and_(_requests.c.newest_token < bindparam("token"), _requests.c.newest_epoch <= bindparam("epoch"))
+_START_ATTEMPT = PreparedWrite(
+    lambda _: update(_requests).where(_IS_IT, _IS_OPEN, _IS_NEWER).values(attempt_count=_requests.c.attempt_count + 1),
+    ("state", "newest_token", "newest_epoch"),
 )
-_ADD_ATTEMPT = insert(tables.attempts)
+_ADD_ATTEMPT = PreparedWrite(lambda _: insert(tables.attempts), tables.attempts.c.keys())
 _IS_REPEATED = and_(_requests.c.state == RequestState.COMPLETED.value, _requests.c.image_digest == bindparam("digest"))
-_COMMIT_RESULT = update(_requests).where(
-    _IS_IT, _requests.c.newest_token == bindparam("token"), or_(_IS_OPEN, _IS_REPEATED)
-)
+_MAY_COMMIT = and_(_IS_IT, _requests.c.newest_token == bindparam("token"), or_(_IS_OPEN, _IS_REPEATED))
+_COMMIT_RESULT = PreparedWrite(lambda _: update(_requests).where(_MAY_COMMIT), VALUES_OF_RESULT)
 _OF_HOLDER: tuple[Column[Any], ...] = (
     _requests.c.request_id,
     _requests.c.tenant,
     _requests.c.body_hash,
     _requests.c.state,
 )
-_FINISH = update(_requests).where(_IS_IT, _IS_OPEN)
+_ENDED = ("state", "error_reason", "error_message", "body", "finished_at")
+_FINISH = PreparedWrite(lambda _: update(_requests).where(_IS_IT, _IS_OPEN), _ENDED)
 
 
 def open_journal(url: str, clock: Clock | None = None) -> "Journal":
@@ -178,7 +179,7 @@ class Journal(EpochLedger):
             raise InvalidArgument.of("state", f"must be failed, cancelled or expired, got {state.value}")
         values = {"id": request_id, "state": state.value, "error_reason": reason, "error_message": message, "body": b""}
         return self._submit(
-            lambda connection: connection.execute(_FINISH, {**values, "finished_at": self._clock.wall()}).rowcount == 1
+            lambda connection: _FINISH.changed_count(connection, {**values, "finished_at": self._clock.wall()}) == 1
         )
 
     def get(self, request_id: str, tenant: str) -> "Future[JournalledRequest | None]":
@@ -235,15 +236,21 @@ def _new_journal_id() -> str:
 
 def _accept(connection: Connection, record: AcceptedRequest, webhook_url: str) -> AcceptOutcome:
     # Shared lock: no epoch is claimed between this look and the commit.
-    if record.frontdoor_epoch and connection.execute(_NEWEST_EPOCH).scalar_one() > record.frontdoor_epoch:
+    if record.frontdoor_epoch and _newest_epoch(connection) > record.frontdoor_epoch:
         raise superseded()
-    if insert_unless_present(connection, _requests, row_of_request(record)):
+    if _ADD_REQUEST.first(connection, row_of_request(record)) is not None:
         if webhook_url:
             add_webhook(connection, record.request_id, webhook_url)
         return AcceptOutcome(AcceptKind.NEW, record.request_id)
     held = _outcome(connection.execute(_holder_of_key(record)).one(), record.tenant, record.body_hash)
     assert held is not None
     return held
+
+
+def _newest_epoch(connection: Connection) -> int:
+    row = _NEWEST_EPOCH.first(connection, {})
+    assert row is not None
+    return int(row[0])
 
 
 def _outcome(holder: Row[Any] | None, tenant: str, body_hash: str) -> AcceptOutcome | None:
@@ -264,7 +271,7 @@ def _holder_of_key(record: AcceptedRequest) -> Select[Any]:
 
 def _pin_route(connection: Connection, request_id: str, route: bytes, cascade_stage: int) -> bytes:
     pinned = {"id": request_id, "stage": cascade_stage, "route": route, "cascade_stage": cascade_stage}
-    if connection.execute(_PIN_ROUTE, pinned).rowcount == 1:
+    if _PIN_ROUTE.changed_count(connection, pinned) == 1:
         return route
     found = connection.execute(_PINNED_ROUTE, {"id": request_id}).scalar()
     if found is None:
@@ -276,8 +283,8 @@ def _start_attempt(connection: Connection, attempt: Attempt, row: dict[str, Any]
     token, epoch = attempt.fencing_token, attempt.frontdoor_epoch
     started = {"state": RequestState.RUNNING.value, "newest_token": token, "newest_epoch": epoch}
     bound = {"id": attempt.request_id, "token": token, "epoch": epoch}
-    if connection.execute(_START_ATTEMPT, {**started, **bound}).rowcount == 1:
-        connection.execute(_ADD_ATTEMPT, row)
+    if _START_ATTEMPT.changed_count(connection, {**started, **bound}) == 1:
+        _ADD_ATTEMPT.changed_count(connection, row)
         return True
     return _is_newest_attempt(connection, attempt, row["worker_id"])
 
@@ -295,7 +302,7 @@ def _is_newest_attempt(connection: Connection, attempt: Attempt, worker_id: str)
 
 def _commit_result(connection: Connection, attempt: Attempt, result: ResultRecord) -> bool:
     bound = {"id": attempt.request_id, "token": attempt.fencing_token, "digest": result.image.digest}
-    return connection.execute(_COMMIT_RESULT, {**values_of_result(result), **bound}).rowcount == 1
+    return _COMMIT_RESULT.changed_count(connection, {**values_of_result(result), **bound}) == 1
 
 
 def _save_plan(connection: Connection, plan: bytes) -> None:

@@ -12,6 +12,40 @@ from pentimento.stores.ledger.records import AcceptedRequest, AttemptRecord, Jou
 _requests = tables.requests
 _attempts = tables.attempts
 
+# What `row_of_request` and `values_of_result` set.
+ROW_OF_REQUEST = (
+    "request_id",
+    "tenant",
+    "idempotency_key",
+    "body_format",
+    "body",
+    "body_hash",
+    "accepted_at",
+    "deadline_at",
+    "frontdoor_id",
+    "frontdoor_epoch",
+    "state",
+    "newest_token",
+    "newest_epoch",
+    "attempt_count",
+    "cascade_stage",
+    "error_reason",
+    "error_message",
+    "detached",
+)
+VALUES_OF_RESULT = (
+    "state",
+    "body",
+    "image_key",
+    "image_digest",
+    "image_size_bytes",
+    "image_format",
+    "width_px",
+    "height_px",
+    "provenance",
+    "finished_at",
+)
+
 
 def row_of_request(record: AcceptedRequest) -> dict[str, Any]:
     """Return the row of a request that was just accepted."""

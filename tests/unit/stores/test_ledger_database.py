@@ -236,13 +236,13 @@ def test_what_sqlite_keeps_of_bytes_is_a_blob() -> None:
 
 
 def test_a_server_holds_back_who_would_claim_an_epoch_while_another_accepts() -> None:
-    statement = str(journal._NEWEST_EPOCH.compile(dialect=NotedConnection.dialect))
+    statement = journal._NEWEST_EPOCH.text(postgresql.dialect(paramstyle="pyformat"))
 
     assert statement.endswith("FOR SHARE")
 
 
 def test_a_server_inserts_what_is_not_there_yet() -> None:
-    statement = database._insert_unless_present("postgresql", journal_tables.spool)
+    statement = database.insert_unless_present_in("postgresql", journal_tables.spool)
 
     assert "ON CONFLICT DO NOTHING RETURNING" in str(statement.compile(dialect=NotedConnection.dialect))  # type: ignore[attr-defined]
 

@@ -1,0 +1,78 @@
+"""A statement of the writer's transaction that the driver runs: what it changes, and its errors as ours."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import BigInteger, Column, Connection, Engine, LargeBinary, MetaData, Table, Text, bindparam, update
+from sqlalchemy.exc import OperationalError
+
+from pentimento.domain.errors import Internal, InvalidArgument
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.ledger.database import insert_unless_present_in, open_engine, typed_errors
+from pentimento.stores.ledger.prepared_write import PreparedWrite, run_by_driver
+
+_METADATA = MetaData()
+_PARTS = Table(
+    "parts",
+    _METADATA,
+    Column("name", Text, primary_key=True),
+    Column("count", BigInteger, nullable=False),
+    Column("data", LargeBinary),
+)
+ADD = PreparedWrite(lambda dialect: insert_unless_present_in(dialect, _PARTS), ("name", "count", "data"))
+_IS_SMALL = (_PARTS.c.name == bindparam("id"), _PARTS.c.count < 5)
+RAISE = PreparedWrite(lambda _: update(_PARTS).where(*_IS_SMALL).values(count=_PARTS.c.count + 2), ("data",))
+READ = PreparedWrite(lambda _: _PARTS.select().where(_PARTS.c.name == bindparam("id")))
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    engine = open_engine(f"sqlite:///{tmp_path}/ledger.sqlite")
+    _METADATA.create_all(engine)
+    return engine
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    with engine.begin() as connection:
+        yield connection
+
+
+def test_values_find_their_places_beside_the_statements_own_constants(connection: Connection) -> None:
+    assert ADD.first(connection, {"name": "a", "count": 4, "data": b"one"}) == ("a",)
+    assert ADD.first(connection, {"name": "a", "count": 1, "data": None}) is None
+
+    assert RAISE.changed_count(connection, {"data": b"two", "id": "a"}) == 1
+    assert RAISE.changed_count(connection, {"data": b"three", "id": "a"}) == 0
+    assert READ.first(connection, {"id": "a"}) == ("a", 6, b"two")
+
+
+def test_it_is_undone_with_its_transaction(engine: Engine) -> None:
+    with pytest.raises(RuntimeError), engine.begin() as connection:
+        ADD.first(connection, {"name": "a", "count": 4, "data": None})
+        raise RuntimeError("a defect")
+
+    with engine.begin() as connection:
+        assert READ.first(connection, {"id": "a"}) is None
+
+
+def test_the_drivers_errors_are_ours_without_the_values(connection: Connection) -> None:
+    with pytest.raises(Internal) as broken, typed_errors():
+        ADD.first(connection, {"name": "secret", "count": None, "data": None})
+    with pytest.raises(InvalidArgument) as large, typed_errors():
+        ADD.first(connection, {"name": "secret", "count": 2**70, "data": None})
+    _METADATA.drop_all(connection)
+    with pytest.raises(StoreUnavailable) as gone, typed_errors():
+        READ.first(connection, {"id": "secret"})
+
+    assert "IntegrityError" in broken.value.message
+    assert "OperationalError" in gone.value.message
+    assert not any("secret" in caught.value.message for caught in (broken, large, gone))
+
+
+def test_a_writer_that_waits_in_vain_says_that_the_store_is_away(engine: Engine, tmp_path: Path) -> None:
+    other = open_engine(f"sqlite:///{tmp_path}/ledger.sqlite?timeout=0")
+
+    with engine.begin(), pytest.raises(OperationalError), other.begin() as second:
+        run_by_driver(second, "SELECT 1", (), lambda cursor: None)
