@@ -43,7 +43,7 @@ highlight_language = "text"
 # A page, and what stands below it in the navigation: captions, and under each the pages in their order.
 NAVIGATION = {
     "docs/index": {
-        "Begin": ["At a glance <README>"],
+        "Begin": ["docs/quick-start", "At a glance <README>"],
         "Use": ["docs/clients", "HTTP and the console <services/edge/README>"],
         "Run": ["docs/operations", "docs/runbook", "SECURITY"],
         "Look up": [

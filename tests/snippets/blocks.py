@@ -99,6 +99,6 @@ def commands(line: str) -> list[list[str]]:
             found.append([])
         elif token in REDIRECTIONS:
             next(tokens, None)
-        elif found[-1] or not re.fullmatch(r"[A-Z_]+=.*", token, re.DOTALL):
+        elif found[-1] or not re.fullmatch(r"[A-Za-z_]+=.*", token, re.DOTALL):
             found[-1].append(token)
     return [words for words in found if words]

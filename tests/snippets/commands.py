@@ -2,7 +2,6 @@
 parser where it is ours. Nothing is run."""
 
 import importlib
-import json
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -19,6 +18,7 @@ from pentimento.settings.errors import SettingsError
 from pentimento.settings.loading import value_of
 from pentimento.settings.sources import from_flags
 from tests.snippets.blocks import ROOT
+from tests.snippets.calls import NoSuchCall, check_curl, check_grpcurl
 
 LOADED = re.compile(r'load_settings\((\w+), "(\w+)"')
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")
@@ -43,11 +43,9 @@ OTHERS = {
     "cd",
     "cat",
     "cp",
-    "curl",
     "eval",
     "export",
     "find",
-    "grpcurl",
     "jq",
     "mkdir",
     "node",
@@ -76,9 +74,14 @@ def check(words: Sequence[str]) -> None:
         "docker": check_docker,
         "source": check_source,
         "bash": check_script,
+        "curl": check_curl,
+        "grpcurl": check_grpcurl,
     }
     if program in checkers:
-        checkers[program](rest)
+        try:
+            checkers[program](rest)
+        except NoSuchCall as error:
+            raise NotTypeable(str(error)) from error
     elif program not in OTHERS:
         raise NotTypeable(f"no page may tell a reader to type {program!r}: name it in tests/snippets/commands.py")
 
@@ -232,14 +235,3 @@ def check_compose(words: list[str]) -> None:
     for word in words[at + 1 :] if words[at] in ("up", "run", "restart", "logs", "exec") else ():
         if not word.startswith("-") and word not in known:
             raise NotTypeable(f"{', '.join(files) or 'docker-compose.yml'} has no service {word}")
-
-
-def json_body(words: Sequence[str]) -> object:
-    """Return the JSON that `curl` or `grpcurl` sends with `-d`, or None. Raise NotTypeable for what is no JSON."""
-    if "-d" not in words:
-        return None
-    try:
-        found: object = json.loads(words[list(words).index("-d") + 1])
-    except ValueError as error:
-        raise NotTypeable(f"-d is no JSON: {error}") from error
-    return found

@@ -13,6 +13,7 @@ NOT_RUN = {
     "pentimento simulate ": "takes a minute; tests/unit/simulator plays scenarios",
     "pentimento bench ": "measures for minutes, or reads what that wrote; tests/e2e/test_load.py runs small ones",
     "pentimento journal renew ": "mends a ledger that was lost; tests/faults/frontdoor does so",
+    "grpcurl ": "is not installed by any package here; its method and message are checked against the contracts",
     "npm ci": "tests/e2e/strangers runs the examples, each in a folder of its own",
     "node generate.mjs ": "tests/e2e/strangers runs the examples, each in a folder of its own",
     "pip install ": "tests/e2e/strangers installs what an example needs",

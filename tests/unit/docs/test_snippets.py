@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from tests.snippets.blocks import ROOT, Block, blocks, blocks_of, commands, of_language, shell_lines
-from tests.snippets.commands import NotTypeable, check, json_body
+from tests.snippets.calls import NoSuchCall, check_fields
+from tests.snippets.commands import NotTypeable, check
 from tests.snippets.not_run import NOT_RUN, why_not_run
 
 SHELL, PYTHON, JSON, YAML, TEXT = "sh", "python", "json", "yaml", "text"
@@ -34,7 +35,6 @@ def faults_of(text: str) -> list[str]:
         for words in commands(line):
             try:
                 check(words)
-                json_body(words)
             except NotTypeable as error:
                 found.append(str(error))
     return found
@@ -81,6 +81,12 @@ def test_commands_of_a_block_can_be_typed(block: Block) -> None:
         ("docker build -f deploy/Dockerfile --target frobnicator .", "no such target"),
         ("docker run pentimento-cli generate x --frobnicate", "No such option '--frobnicate'"),
         ("curl http://127.0.0.1/v1/jobs -d '{prompt: 1}'", "-d is no JSON"),
+        ('curl http://127.0.0.1/v1/images/generations -d \'{"promt": "a"}\'', "takes no promt"),
+        ("curl http://127.0.0.1/v1/images/edits -F image=@a.png -F frobnicate=1", "takes no frobnicate"),
+        ("curl http://127.0.0.1/v1/frobnications", "nothing is served at /v1/frobnications"),
+        ("grpcurl localhost:1 pentimento.api.image.v1.ImageService/Frobnicate", "there is no pentimento"),
+        ("grpcurl localhost:1 pentimento.api.frob.v1.FrobService/Generate", "there is no pentimento"),
+        ("grpcurl -d '{\"frob\": 1}' x:1 pentimento.api.image.v1.ImageService/Generate", "frob"),
         ("frobnicate --all", "no page may tell a reader to type 'frobnicate'"),
     ],
 )
@@ -122,8 +128,16 @@ def test_names_that_a_program_imports_of_ours_exist(block: Block) -> None:
 
 
 @of_blocks(of_language(JSON))
-def test_json_is_json(block: Block) -> None:
-    json.loads(block.text)
+def test_json_is_json_and_a_request_has_fields_that_there_are(block: Block) -> None:
+    shown = json.loads(block.text)
+
+    if "prompt" in shown:
+        check_fields("/v1/images/generations", set(shown))
+
+
+def test_an_invented_field_is_told() -> None:
+    with pytest.raises(NoSuchCall, match="takes no promt"):
+        check_fields("/v1/images/generations", {"promt"})
 
 
 @of_blocks(of_language(YAML))
