@@ -7,7 +7,8 @@
 | `cascade_problem`, `cascade_milp`, `cascades` | DiffServe's problem solved twice, its allocator and ablations |
 | `joint_problem` | one problem for every way to paint: models, cascades, hits, adapters, kinds of device |
 | `joint` and `joint_demand`, `joint_routes`, `joint_plan`, `joint_sizes`, `joint_spare` | the policy that plans by it |
-| `linear_program` | mixed integer linear programs, by HiGHS |
+| `joint_program`, `joint_choices` | its linear program, and the pools that keep the SLO |
+| `linear_program`, `branch_and_bound` | mixed integer linear programs, by HiGHS and by a search over its relaxations |
 | `mixture`, `pid` | MoDM's global monitor |
 | `proteus`, `uniform` | random split by load; one model everywhere |
 | `needs` | what each must be told; what an emulated fleet's file tells it |

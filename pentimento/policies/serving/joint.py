@@ -1,5 +1,6 @@
 """The policy that plans by the joint problem: all ways to paint at once, on every kind of device."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,8 @@ from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.entry import STARTS
 from pentimento.policies.serving.joint_demand import JointDemand, observed_demand
 from pentimento.policies.serving.joint_plan import as_planned, decision_of
-from pentimento.policies.serving.joint_problem import Component, JointProblem, JointSolution, solve_jointly
+from pentimento.policies.serving.joint_problem import Component, JointProblem, JointSolution
+from pentimento.policies.serving.joint_program import JointProgram
 from pentimento.policies.serving.joint_routes import PlannedRoute, components_of, kind_of, kinds_of, routes_of
 from pentimento.policies.serving.settings import ServingSettings
 
@@ -28,14 +30,14 @@ class JointAllocator:
     A load is paid for with the device's seconds out of `horizon_s`; devices change their models at most once in
     `dwell_s`, unless the demand cannot be carried otherwise. Demand is forecast over the longest load. What cannot be
     carried in time is not admitted, the worst routes first. Models without a profile are not planned; `notes` say so.
-    The search ends `gap` (a share) below the best, or after `most_nodes`: no clock decides which plan it is.
+    The search ends `gap` (a share) below the best, or after `most_relaxations`: no clock decides which plan it is.
     """
 
     settings: ServingSettings
     horizon_s: float = 60.0
     dwell_s: float = 30.0
-    gap: float = 2e-4
-    most_nodes: int = 300
+    gap: float = 1e-5
+    most_relaxations: int = 300
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         demand, kinds = observed_demand(context, self.settings), kinds_of(context)
@@ -75,17 +77,18 @@ class JointAllocator:
     def _solve(self, problem: JointProblem, may_load: bool) -> tuple[JointSolution, bool]:
         """The solution, and whether it serves everybody in the best way. What devices hold stays while nothing is won
         by a load, or within the dwell time while all are served."""
-        stays = solve_jointly(replace(problem, may_load=False), gap=self.gap, most_nodes=self.most_nodes)
+        program = JointProgram(problem)
+        stays = program.search(self.gap, self.most_relaxations, may_load=False)
         won = _WON * sum(problem.demand.values())
         if stays is not None and stays.objective >= problem.bound - won:
             return stays, True
         if stays is not None and stays.served_share > _SERVED and not may_load:
             return stays, False
-        moves = solve_jointly(problem, gap=self.gap, most_nodes=self.most_nodes)
-        found = [solution for solution in (stays, moves) if solution is not None]
-        if not found:
-            raise FailedPrecondition("NO_PLAN", f"no plan was found within {self.most_nodes} nodes of the search")
-        return max(found, key=lambda solution: solution.objective + won * (solution is stays)), False
+        above = stays.objective + won if stays is not None else -math.inf
+        solution = program.search(self.gap, self.most_relaxations, may_load=True, above=above) or stays
+        if solution is None:
+            raise FailedPrecondition("NO_PLAN", f"no plan was found in {self.most_relaxations} steps of the search")
+        return solution, False
 
     def _moved_at_s(self, context: AllocationContext, decision: AllocationDecision, demand: JointDemand) -> float:
         before = {assignment.worker_id: assignment.model for assignment in context.last.assignments}

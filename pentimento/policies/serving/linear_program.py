@@ -57,18 +57,19 @@ class LinearProgram:
         self._starts.append(len(self._columns))
         self._limits.append((at_least, at_most))
 
-    def solve(self, limit_s: float = math.inf, gap: float = 0.0, most_nodes: int | None = None) -> Solved | None:
+    def solve(self, limit_s: float = math.inf, gap: float = 0.0) -> Solved | None:
         """Return values within the share `gap` of the best objective, found on one thread; None where no values keep
-        all constraints, or where none were found within `limit_s` or `most_nodes` of the search."""
+        all constraints, or where none were found within `limit_s`."""
         import highspy  # 40 MB, which a process that plans without it does not need
 
         highs = highspy.Highs()  # type: ignore[no-untyped-call]
         options = {"output_flag": False, "threads": 1, "mip_rel_gap": gap, "time_limit": limit_s}
-        if most_nodes is not None:
-            options["mip_max_nodes"] = most_nodes
         for option, value in (options | dict.fromkeys(_UNUSED_HEURISTICS, False)).items():
             highs.setOptionValue(option, value)
-        highs.passModel(self._model())
+        model = self.relaxation()
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        model.integrality_ = [kinds[integer] for integer in self._integer]
+        highs.passModel(model)
         highs.run()
         status = highs.getModelStatus()
         found = highs.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
@@ -77,7 +78,8 @@ class LinearProgram:
         values = tuple(highs.getSolution().col_value)
         return Solved(values, highs.getInfo().objective_function_value, status == highspy.HighsModelStatus.kOptimal)
 
-    def _model(self) -> "highspy.HighsLp":
+    def relaxation(self) -> "highspy.HighsLp":
+        """Return the program for the solver, in which no variable has to be whole."""
         import highspy
         import numpy as np
 
@@ -87,8 +89,6 @@ class LinearProgram:
         model.col_cost_ = np.array(self._weights, dtype=np.double)
         model.col_lower_, model.col_upper_ = _columns_of(self._bounds)
         model.row_lower_, model.row_upper_ = _columns_of(self._limits)
-        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-        model.integrality_ = [kinds[integer] for integer in self._integer]
         model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
         model.a_matrix_.start_ = np.array(self._starts, dtype=np.int32)
         model.a_matrix_.index_ = np.array(self._columns, dtype=np.int32)

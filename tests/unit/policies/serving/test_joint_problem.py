@@ -11,8 +11,8 @@ from pentimento.policies.serving.joint_problem import (
     PaintingRoute,
     PlannedPool,
     Use,
-    solve_jointly,
 )
+from pentimento.policies.serving.joint_program import JointProgram, solve_jointly
 
 # A second for one, 1.6 s for four: one or two and a half a second.
 HEAVY = Component("heavy", {"gpu": (BatchCost(1, 1.0), BatchCost(4, 1.6))})
@@ -165,3 +165,31 @@ def test_of_equal_plans_the_one_that_loads_least_is_taken() -> None:
     problem = replace(PROBLEM, components=(HEAVY, twin), routes=(BY_HEAVY, by_twin), held={("gpu", "twin"): 2})
 
     assert units_by_component(problem) == {"twin": 2}
+
+
+def test_one_program_answers_with_loads_and_without() -> None:
+    """Two devices hold the heavy model and the light one; two requests a second need both for the heavy one."""
+    problem = replace(PROBLEM, devices={"gpu": 2}, held={("gpu", "heavy"): 1, ("gpu", "light"): 1})
+    program = JointProgram(problem)
+
+    def share_of_heavy(may_load: bool) -> float:
+        solution = program.search(0.0, 1_000, may_load=may_load)
+        assert solution is not None
+        return sum(rate for course, rate in solution.rates.items() if course.route == "heavy")
+
+    assert [share_of_heavy(may_load) for may_load in (False, True, False)] == pytest.approx([1.0, 2.0, 1.0])
+
+
+def test_no_plan_is_told_where_none_is_worth_more_than_what_is_known() -> None:
+    known = solved(PROBLEM)
+    program = JointProgram(PROBLEM)
+
+    assert program.search(0.0, 1_000, may_load=True, above=known.objective) is None
+    assert program.search(0.0, 1_000, may_load=True, above=known.objective - 0.1) is not None
+
+
+def test_the_solvers_own_search_finds_plans_of_the_same_worth() -> None:
+    busy = replace(PROBLEM, demand={"noise": 11.0})
+    other = JointProgram(busy).solved_by_highs(10.0, 0.0)
+
+    assert other is not None and other.objective == pytest.approx(solved(busy).objective)
