@@ -2,8 +2,11 @@
 stopped and left."""
 
 import asyncio
+import base64
+import io
+import re
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from PIL import Image
 
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
@@ -105,12 +109,17 @@ class Tab:
     async def ask(self, steps: str = STEPS) -> None:
         await self.page.get_by_label("Prompt").fill(PROMPT)
         await self.page.get_by_label("Steps").fill(steps)
-        await self.page.get_by_role("button", name="Paint").click()
+        await self.page.get_by_role("button", name="Paint", exact=True).click()
 
     async def finished(self, before: str = "") -> str:
         """Return the request of the picture that is shown, once that is another one than `before`."""
         found = await self.page.wait_for_function(SHOWN_REQUEST, arg=before)
         return str(await found.json_value())
+
+    async def marked(self, expected: Callable[[int], bool]) -> None:
+        """Wait until so many percent of an image are marked."""
+        words = await self.page.get_by_text("is painted anew, the rest stays.").first.inner_text()
+        assert expected(int(re.match(r"\d+", words)[0])), words  # type: ignore[index]
 
     async def violations(self) -> list[str]:
         """What axe finds wrong with the page as it is."""
@@ -181,6 +190,86 @@ async def test_every_page_opens_and_can_be_used_by_all(console: Console, theme: 
             await tab.open(name)
             assert (name, await tab.violations()) == (name, [])
             assert not await tab.is_too_wide(), name
+
+
+async def test_several_pictures_are_a_grid_and_each_is_explained(console: Console) -> None:
+    async with console.tab(width_px=390) as tab:
+        await tab.page.get_by_label("Pictures").fill("3")
+        await tab.ask("4")
+        picks = tab.page.locator(".several button.pick")
+        await picks.nth(2).wait_for()
+        shown = []
+        for number in range(3):
+            await picks.nth(number).click()
+            shown.append(await tab.page.locator(".facts code").inner_text())
+
+        assert len(set(shown)) == 3 and {one.rpartition("-")[2] for one in shown} == {"0", "1", "2"}
+        assert await tab.page.locator("button.pick[aria-pressed=true]").count() == 1
+        assert await tab.violations() == []
+        assert not await tab.is_too_wide()
+
+
+async def test_a_mask_is_drawn_by_pointer_and_keys_and_goes_with_the_image(console: Console) -> None:
+    async with console.tab(width_px=1440) as tab:
+        page, sent = tab.page, list[dict[str, Any]]()
+        page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/generate") else None)
+        await page.get_by_text("More").click()
+        await page.get_by_label("Start from an image").set_input_files(turned_jpeg())
+        canvas = page.get_by_label("Where to paint anew")
+        await canvas.scroll_into_view_if_needed()
+
+        # A line by the pointer, undone; then the brush from the middle to the right by keys, and the rest instead.
+        box = await canvas.bounding_box()
+        await page.mouse.move(box["x"] + 5, box["y"] + 5)
+        await page.mouse.down()
+        await page.mouse.move(box["x"] + 60, box["y"] + 5, steps=4)
+        await page.mouse.up()
+        await tab.marked(lambda share: 0 < share < 40)
+        await canvas.focus()
+        await page.keyboard.press("Control+z")
+        await page.get_by_text("Nothing is marked").wait_for()
+        await page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        await page.keyboard.down(" ")
+        for _ in range(12):
+            await page.keyboard.press("ArrowRight")
+        await page.keyboard.up(" ")
+        await page.get_by_role("button", name="Invert").click()
+        await tab.marked(lambda share: share > 60)
+        assert await tab.violations() == []
+
+        await tab.ask("4")
+        await tab.finished()
+        mask = Image.open(io.BytesIO(base64.b64decode(sent[0]["mask"]))).convert("L")
+        places = [mask.getpixel(place) for place in ((2, 2), (48, 32), (70, 32), (93, 62), (20, 32))]
+        assert (mask.size, places) == ((96, 64), [255, 0, 0, 255, 255])
+        assert set(mask.tobytes()) == {0, 255}
+
+        # A mask from a file takes its place; all of it, or nothing, is no mask.
+        await page.get_by_label("Or a mask from a file").set_input_files(half_transparent())
+        await tab.marked(lambda share: share == 50)
+        for wanted in (True, False):
+            if not wanted:
+                await page.get_by_role("button", name="Clear").click()
+            before = await page.locator(".facts code").inner_text()
+            await page.get_by_role("button", name="Paint", exact=True).click()
+            await tab.finished(before)
+            assert ("mask" in sent[-1]) is wanted
+        assert "image" in sent[-1]
+
+
+def turned_jpeg() -> dict[str, Any]:
+    """An image whose camera noted that it lies on its side, which no service heeds."""
+    buffer, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (96, 64), "red").save(buffer, "JPEG", exif=exif)
+    return {"name": "turned.jpg", "mimeType": "image/jpeg", "buffer": buffer.getvalue()}
+
+
+def half_transparent() -> dict[str, Any]:
+    buffer, mask = io.BytesIO(), Image.new("RGBA", (96, 64), "black")
+    mask.paste((0, 0, 0, 0), (0, 0, 48, 64))
+    mask.save(buffer, "PNG")
+    return {"name": "mask.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
 
 
 async def test_stop_frees_the_worker(console: Console) -> None:

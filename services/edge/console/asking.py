@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import ImageRequest, ReplayRequest
 from services.edge.console.painting import OpenEvents
 from services.edge.images.asking import asked_pictures
@@ -25,18 +26,19 @@ PREVIEW_FIELD = RequestField(
     least=0,
     most=MAX_PREVIEW_INTERVAL,
 )
-# A tab watches one picture, and all of its events.
-OF_ANSWERS = ("n", "stream", "partial_images", "response_format", "provenance")
+# A tab hears all events of its pictures.
+OF_ANSWERS = ("stream", "partial_images", "response_format", "provenance")
 PAINT_FIELDS = by_field_name(
     (
         *(field for field in EDIT_FIELDS if field.name not in OF_ANSWERS),
         RequestField("image", FieldKind.BYTES, "to start from"),
+        RequestField("mask", FieldKind.BYTES, "PNG of the image's size, white where it may change"),
         PREVIEW_FIELD,
     )
 )
 EXPLAIN_FIELDS = by_field_name(
     (
-        *PAINT_FIELDS.values(),
+        *(field for field in PAINT_FIELDS.values() if field.name != "n"),
         RequestField("neighbour_count", FieldKind.INTEGER, "of the cache's entries", least=0, most=MAX_NEIGHBOURS),
     )
 )
@@ -63,7 +65,9 @@ def asked_picture(
 ) -> tuple[ImageRequest, dict[str, Any]]:
     """Return what a call asks to paint, and its other values. InvalidArgument names what is wrong."""
     values = judged(read_json(body), fields)
-    return asked_pictures(values, values.get("image")).request, values
+    if "mask" in values and "image" not in values:
+        raise InvalidArgument.of("mask", "must come with the image that it lies on")
+    return asked_pictures(values, values.get("image"), values.get("mask", b"")).request, values
 
 
 def asked_painting(body: bytes) -> OpenEvents:

@@ -73,7 +73,6 @@ class ConsoleCalls:
             "cache": self._parts.gateway is not None,
             "controller": self._parts.controller is not None,
             "listing": listing,
-            "mask": False,
         }
         return document({"models": as_json(models), "adapters": as_json(adapters), "features": features})
 

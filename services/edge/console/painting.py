@@ -1,4 +1,5 @@
-"""A picture on its way, as the console's events: accepted, routed, progress, completed, each with all that is known."""
+"""Pictures on their way, as the console's events: accepted, routed, progress, completed, failed, each with all that is
+known, and with the index of its picture."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -12,9 +13,8 @@ from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, 
 from pentimento.domain.provenance_document import as_json, provenance_as_json
 from services.edge.http.bodies import HeldBody, read_body
 from services.edge.http.callers import token_of
-from services.edge.http.errors import error_document
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
-from services.edge.images.answering import encoded
+from services.edge.images.answering import encoded, failure_document
 from services.edge.images.events import HEARTBEAT, error_event, sse
 from services.edge.images.painting import STREAM_HEADERS, send_part, with_heartbeats
 from services.edge.images.routes import JSON_TYPE, introduce, may_be_large
@@ -27,16 +27,18 @@ def event_document(event: GenerateEvent) -> tuple[str, dict[str, Any]]:
     """Return the name and the JSON values of an event; pictures are in base64."""
     match event:
         case Accepted():
-            return "accepted", {"request_id": event.request_id, "replayed": event.replayed}
+            ids = list(event.image_request_ids)
+            return "accepted", {"request_id": event.request_id, "replayed": event.replayed, "image_request_ids": ids}
         case Routed():
-            return "routed", {"route": as_json(event.route)}
+            return "routed", {"route": as_json(event.route), "image_index": event.image_index}
         case Progress():
             steps = {"step": event.step, "step_count": event.step_count, "attempt_number": event.attempt_number}
-            return "progress", {**steps, "preview": encoded(event.preview)}
+            return "progress", {**steps, "preview": encoded(event.preview), "image_index": event.image_index}
         case Completed():
-            return "completed", {**completed_document(event), "image": encoded(event.image)}
+            picture = {**completed_document(event), "image_index": event.image_index}
+            return "completed", {**picture, "image": encoded(event.image)}
         case PictureFailed():
-            return "failed", {"request_id": event.request_id, **error_document(event.error)}
+            return "failed", failure_document(event)
 
 
 def completed_document(completed: Completed) -> dict[str, Any]:

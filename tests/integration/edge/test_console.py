@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import io
 import json
 import re
 from collections.abc import AsyncIterator
@@ -10,13 +11,21 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
+from pentimento.domain.generation import InitImage
 from pentimento.domain.requests import RequestState
 from pentimento.testing.paced_worker import picture_of
 from tests.integration.edge.conftest import EdgeUnderTest
 
 DATA = "/console/data"
 PAINT = {"prompt": "a red circle", "num_inference_steps": 4, "seed": 5, "preview_every_steps": 2}
+
+
+def png(size: tuple[int, int], colour: str) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, colour).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 @asynccontextmanager
@@ -102,6 +111,42 @@ async def test_a_picture_is_painted_again(edge: EdgeUnderTest) -> None:
     assert (again["image"], again["provenance"]["replay_equal"]) == (first["image"], True)
 
 
+async def test_several_pictures_are_told_of_each_by_itself(edge: EdgeUnderTest) -> None:
+    events = await paint(edge, **PAINT, n=3)
+
+    accepted = events[0][1]
+    completed = sorted((values for name, values in events if name == "completed"), key=lambda one: one["image_index"])
+    assert [one["request_id"] for one in completed] == accepted["image_request_ids"]
+    assert [one["provenance"]["spec"]["seed"] for one in completed] == [5, 6, 7]
+    assert len({one["image"] for one in completed}) == 3
+    assert {values["image_index"] for name, values in events if name == "routed"} == {0, 1, 2}
+
+
+async def test_one_of_several_that_fails_is_told_and_the_others_come(edge: EdgeUnderTest) -> None:
+    edge.worker.hold.clear()
+    async with painting(edge, **PAINT, n=2) as events:
+        _, accepted = await anext(events)
+        await edge.worker.wait_until(lambda: edge.worker.running)
+        await edge.suite.client.cancel(accepted["image_request_ids"][1])
+        edge.worker.hold.set()
+        rest = {name: values async for name, values in events if name in ("completed", "failed")}
+
+    assert (rest["completed"]["image_index"], rest["failed"]["image_index"]) == (0, 1)
+    assert rest["failed"]["error"]["type"] == "request_cancelled"
+
+
+async def test_an_image_and_its_mask_reach_the_worker_and_the_replay(edge: EdgeUnderTest) -> None:
+    image, mask = png((8, 4), "red"), png((8, 4), "white")
+    sent = {"image": base64.b64encode(image).decode(), "mask": base64.b64encode(mask).decode()}
+
+    first = (await paint(edge, **PAINT, **sent, strength=0.5))[-1][1]
+    inputs = [{"field": f"init_image.{name}", "data": data} for name, data in sent.items()]
+    again = (await paint(edge, "replay", request_id=first["request_id"], inputs=inputs))[-1][1]
+
+    assert [spec.init_image for spec in edge.worker.executed] == [InitImage(image, 0.5, mask)] * 2
+    assert again["image"] == first["image"]
+
+
 async def test_a_picture_that_fails_ends_its_stream_with_the_error(edge: EdgeUnderTest) -> None:
     edge.worker.hold.clear()
     async with painting(edge) as events:
@@ -150,6 +195,9 @@ async def test_what_would_be_decided_is_told(edge: EdgeUnderTest) -> None:
         ("generate", {"prompt": "x", "preview_every_steps": -1}, "preview_every_steps"),
         ("generate", {"prompt": "x", "image": "*"}, "image"),
         ("generate", {"prompt": "x", "neighbour_count": 1}, "neighbour_count"),
+        ("generate", {"prompt": "x", "n": 11}, "n"),
+        ("generate", {"prompt": "x", "mask": ""}, "mask"),
+        ("explain", {"prompt": "x", "n": 2}, "n"),
         ("explain", {"prompt": "x", "neighbour_count": 51}, "neighbour_count"),
         ("replay", {}, "request_id"),
         ("replay", {"request_id": "r", "inputs": [{"field": "init_image.image", "data": "*"}]}, "inputs[0].data"),

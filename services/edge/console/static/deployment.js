@@ -4,7 +4,7 @@ import { get } from "./api.js";
 
 let loading = null;
 
-/** {models, adapters, features: {cache, controller, listing, mask}} */
+/** {models, adapters, features: {cache, controller, listing}} */
 export function deployment() {
   loading ??= get("deployment").catch((error) => { loading = null; throw error; });
   return loading;

@@ -3,6 +3,7 @@
 import { base64Of } from "./api.js";
 import { adaptersFor } from "./deployment.js";
 import { field, freshId, h } from "./dom.js";
+import { MaskEditor } from "./mask.js";
 
 const CACHE_CHOICES = [
   ["", "Use it, and add to it"],
@@ -12,6 +13,7 @@ const CACHE_CHOICES = [
 ];
 
 const number = (attributes) => h("input", { type: "number", inputmode: "decimal", ...attributes });
+const MOST_PICTURES = 10;
 const option = ([value, label]) => h("option", { value }, label);
 
 /** A file of an image with its thumbnail. */
@@ -43,6 +45,7 @@ export class PaintForm {
     this.prompt = h("textarea", { rows: "3", required: true, maxlength: "8000", spellcheck: "true", placeholder: "a red circle left of a blue square" });
     this.negative = h("input", { type: "text", maxlength: "8000" });
     this.model = h("select", { onchange: () => this.follow() }, this.models());
+    this.count = number({ min: "1", max: String(MOST_PICTURES), step: "1", value: "1" });
     this.seed = number({ min: "0", step: "1", placeholder: "drawn" });
     this.steps = number({ min: "1", step: "1" });
     this.guidance = number({ min: "0", step: "0.1" });
@@ -55,7 +58,11 @@ export class PaintForm {
     this.strength = number({ min: "0", max: "1", step: "0.05", value: "0.8" });
     this.strengthField = field("Strength of the change", this.strength, "0 keeps the image, 1 paints anew.");
     this.strengthField.hidden = true;
-    this.image.onchange = () => { this.strengthField.hidden = !this.image.file; };
+    this.mask = new MaskEditor();
+    this.image.onchange = () => {
+      this.strengthField.hidden = !this.image.file;
+      this.mask.show(this.image.file);
+    };
     this.adapters = h("div");
     this.go = h("button", { type: "submit", class: "main" }, "Paint");
     this.stop = h("button", { type: "button", class: "stop", hidden: true, onclick: onstop }, "Stop");
@@ -70,17 +77,18 @@ export class PaintForm {
 
   build() {
     const size = h("fieldset", { class: "field" }, h("legend", null, "Size"), h("div", { class: "row" }, this.width, h("span", { "aria-hidden": "true" }, "×"), this.height));
+    this.more = h("details", null, h("summary", null, "More"),
+      h("div", { class: "more" },
+        field("Keep out", this.negative, "A negative prompt."), size,
+        h("div", { class: "pair" }, field("Scheduler", this.scheduler), field("Previews", this.previews)),
+        this.image.element, this.strengthField, this.mask.element));
     const form = h("form", { class: "paint", "aria-label": "What to paint", onsubmit: (event) => { event.preventDefault(); this.submit(); } },
       field("Prompt", this.prompt),
-      h("div", { class: "pair" }, field("Model", this.model), field("Seed", this.seed)),
-      h("div", { class: "pair" }, field("Steps", this.steps), field("Guidance", this.guidance)),
+      h("div", { class: "pair" }, field("Model", this.model), field("Pictures", this.count)),
+      h("div", { class: "triple" }, field("Seed", this.seed), field("Steps", this.steps), field("Guidance", this.guidance)),
       this.known.features.cache && field("Cache", this.cache),
       this.adapters,
-      h("details", null, h("summary", null, "More"),
-        h("div", { class: "more" },
-          field("Keep out", this.negative, "A negative prompt."), size,
-          h("div", { class: "pair" }, field("Scheduler", this.scheduler), field("Previews", this.previews)),
-          this.image.element, this.strengthField)),
+      this.more,
       h("div", { class: "row actions" }, this.go, this.stop, h("span", { class: "hint" }, "Ctrl + Enter")));
     form.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); form.requestSubmit(); }
@@ -136,6 +144,7 @@ export class PaintForm {
   async request() {
     const body = { prompt: this.prompt.value, preview_every_steps: this.previewInterval };
     if (this.model.value) body.model = this.model.value;
+    if (Number(this.count.value) > 1) body.n = Number(this.count.value);
     if (this.negative.value) body.negative_prompt = this.negative.value;
     for (const [name, input] of [["seed", this.seed], ["num_inference_steps", this.steps], ["guidance_scale", this.guidance]]) {
       if (input.value !== "") body[name] = Number(input.value);
@@ -149,6 +158,8 @@ export class PaintForm {
 
   async addImages(body) {
     if (this.image.file) Object.assign(body, { image: await base64Of(this.image.file), strength: Number(this.strength.value) });
+    const mask = await this.mask.base64();
+    if (mask) body.mask = mask;
     const loras = this.loras.filter((lora) => lora.on.checked);
     if (loras.length) body.loras = loras.map((lora) => ({ name: lora.name, scale: Number(lora.weight.value) }));
     if (this.net.value && this.netImage.file) {
@@ -166,6 +177,16 @@ export class PaintForm {
     Object.assign(this.guidance, { value: spec.guidance_scale });
     Object.assign(this.width, { value: spec.width_px });
     Object.assign(this.height, { value: spec.height_px });
+  }
+
+  /** Takes a picture to start from. */
+  startFrom(file) {
+    const taken = new DataTransfer();
+    taken.items.add(file);
+    this.image.input.files = taken.files;
+    this.image.show();
+    this.more.open = true;
+    this.image.input.focus();
   }
 
   set busy(busy) {

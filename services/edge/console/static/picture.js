@@ -20,11 +20,12 @@ export function verdict(start) {
 
 /** Which of a schedule's steps were saved, are done, are still to come. */
 export class StepTrack {
-  constructor() {
+  /** `name` says whose steps they are, where there are several. */
+  constructor(name = "") {
     this.saved = h("span", { class: "saved" });
     this.done = h("span", { class: "done" });
     this.words = h("span", { class: "words" });
-    this.bar = h("div", { class: "track", role: "progressbar", "aria-label": "Denoising steps", "aria-valuemin": "0" }, this.saved, this.done);
+    this.bar = h("div", { class: "track", role: "progressbar", "aria-label": name ? `Denoising steps of ${name}` : "Denoising steps", "aria-valuemin": "0" }, this.saved, this.done);
     this.element = h("div", { class: "steps" }, this.bar, this.words);
   }
 
@@ -133,4 +134,3 @@ export function provenanceLink(provenance) {
   const text = JSON.stringify(provenance, null, 1);
   return download("Provenance", URL.createObjectURL(new Blob([text], { type: "application/json" })), `${provenance.request_id}.json`);
 }
-

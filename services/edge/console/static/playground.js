@@ -1,108 +1,16 @@
 // The playground: ask, watch, see where it came from.
 
-import { blobOf, events } from "./api.js";
 import { deployment } from "./deployment.js";
-import { h, notice, tell } from "./dom.js";
+import { h, notice } from "./dom.js";
 import { PaintForm } from "./form.js";
-import { download, pictureView, provenanceLink, savedSteps, StepTrack, verdict, image } from "./picture.js";
-import { notePainted } from "./session.js";
+import { download, provenanceLink } from "./picture.js";
+import { Stage } from "./stage.js";
 
 const LARGEST_SEED = 2 ** 32;
-const TYPES = { png: "image/png", jpeg: "image/jpeg", webp: "image/webp" };
-
-/** Where pictures appear: what is under way, then what it became. */
-class Stage {
-  constructor() {
-    this.element = h("section", { class: "stage", "aria-label": "Picture" }, this.empty());
-    this.controller = null;
-  }
-
-  empty() {
-    return h("div", { class: "frame blank" }, h("p", { class: "hint" }, "What you ask for appears here while it is painted."));
-  }
-
-  get busy() { return this.controller !== null; }
-
-  stop() { this.controller?.abort(); }
-
-  /** Paints; resolves to {provenance, address} or null where it was stopped or failed. */
-  async paint(path, body) {
-    this.controller = new AbortController();
-    const watch = new Watch();
-    this.element.replaceChildren(watch.element);
-    try {
-      for await (const { event, data } of events(path, body, this.controller.signal)) {
-        if (event === "completed") return this.finish(data);
-        watch.show(event, data);
-      }
-      throw new Error("the stream ended without a picture");
-    } catch (error) {
-      this.fail(error, watch);
-      return null;
-    } finally {
-      this.controller = null;
-      watch.close();
-    }
-  }
-
-  finish({ request_id: requestId, format, image: data, provenance }) {
-    notePainted(requestId);
-    tell("The picture is finished.");
-    return { provenance, address: URL.createObjectURL(blobOf(data, TYPES[format])), format };
-  }
-
-  fail(error, watch) {
-    const stopped = error.name === "AbortError";
-    tell(stopped ? "Stopped." : `It failed: ${error.message}`);
-    const words = stopped ? "Stopped: the worker was freed." : error.message;
-    watch.element.replaceChildren(notice(stopped ? "" : "bad", words, error.code ? h("span", { class: "hint" }, error.code) : null));
-  }
-}
-
-/** One request while it runs. */
-class Watch {
-  constructor() {
-    this.track = new StepTrack();
-    this.words = h("span", { class: "hint" }, "Asking …");
-    this.verdict = h("span");
-    this.frame = h("div", { class: "frame blank" }, h("p", { class: "hint" }, "Waiting for a worker"));
-    this.element = h("div", { class: "watch" }, this.frame, this.track.element, h("div", { class: "row" }, this.verdict, this.words));
-    this.saved = 0;
-    this.preview = null;
-  }
-
-  show(event, data) {
-    if (event === "accepted") this.words.textContent = "Accepted";
-    else if (event === "routed") this.routed(data.route);
-    else if (event === "progress") this.progress(data);
-  }
-
-  routed(route) {
-    this.saved = savedSteps(route.start);
-    this.verdict.replaceChildren(verdict(route.start));
-    this.words.textContent = route.reason.replace(/^miss: /, "");
-  }
-
-  progress({ step, step_count: count, preview }) {
-    this.track.show(step, count, this.saved);
-    if (!preview) return;
-    this.close();
-    this.preview = URL.createObjectURL(blobOf(preview, "image/png"));
-    const shown = image(this.preview, `Preview after step ${step}`);
-    shown.dataset.preview = String(step);
-    this.frame.classList.remove("blank");
-    this.frame.replaceChildren(shown);
-  }
-
-  close() {
-    if (this.preview) URL.revokeObjectURL(this.preview);
-    this.preview = null;
-  }
-}
 
 export class Playground {
   constructor() {
-    this.stage = new Stage();
+    this.stage = new Stage((done) => this.actions(done));
     this.last = null;
   }
 
@@ -125,21 +33,22 @@ export class Playground {
   }
 
   async run(path, body) {
+    if (this.stage.busy) return;
     this.form.busy = true;
     if (matchMedia("(max-width: 800px)").matches) this.stage.element.scrollIntoView({ block: "start" });
-    const done = await this.stage.paint(path, body);
+    await this.stage.paint(path, body);
     this.form.busy = false;
-    if (done) this.show(done);
   }
 
-  show({ provenance, address, format }) {
-    const actions = [
+  actions({ provenance, address, blob, format }) {
+    const name = `${provenance.request_id}.${format}`;
+    return [
       h("button", { type: "button", onclick: () => this.vary() }, "Vary"),
       h("button", { type: "button", onclick: () => this.replay(provenance) }, "Replay"),
-      download("Download", address, `${provenance.request_id}.${format}`),
+      h("button", { type: "button", onclick: () => this.form.startFrom(new File([blob], name, { type: blob.type })) }, "Paint over"),
+      download("Download", address, name),
       provenanceLink(provenance),
     ];
-    this.stage.element.replaceChildren(pictureView(provenance, address, actions));
   }
 
   /** The same once more from another seed. */
@@ -153,6 +62,7 @@ export class Playground {
   replay(provenance) {
     const inputs = [];
     if (this.last?.image) inputs.push({ field: "init_image.image", data: this.last.image });
+    if (this.last?.mask) inputs.push({ field: "init_image.mask", data: this.last.mask });
     (this.last?.controlnets ?? []).forEach((net, index) => inputs.push({ field: `controlnets[${index}].conditioning_image`, data: net.conditioning_image }));
     return this.run("replay", { request_id: provenance.request_id, inputs, preview_every_steps: this.form.previewInterval });
   }
@@ -171,4 +81,3 @@ function takeAsked() {
   asked = null;
   return spec;
 }
-
