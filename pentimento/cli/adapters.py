@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from pentimento.cli.calls import ask_controller, controller_options
+from pentimento.cli.json_output import json_option, say
 from pentimento.clients.adapters import CHUNK_BYTES, AdapterRegistryClient
 from pentimento.domain.adapters import ADAPTED_FAMILIES, Adapter, LoraUpload
 
@@ -31,6 +32,7 @@ def adapters() -> None:
     default=0.0,
     help="share of the steps that may run without it, as `bench lora-bound` measured it",
 )
+@json_option
 @controller_options
 def add(
     file: Path,
@@ -39,30 +41,33 @@ def add(
     licence: str,
     base_digest: str,
     latest_start_fraction: float,
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Uploads FILE, a LoRA in a safetensors file, and has it served under a name."""
     size_bytes, digest = _measured(file)
     upload = LoraUpload(name, family, licence, size_bytes, digest, base_digest, latest_start_fraction)
     added = _asked(options, lambda client: client.add_lora(upload, _chunks(file)))
-    click.echo(_line(added))
+    say(_document(added), _line(added), as_json=as_json)
 
 
 @adapters.command(name="list")
+@json_option
 @controller_options
-def list_all(**options: Any) -> None:
-    """Shows the LoRAs that were uploaded."""
+def list_all(as_json: bool, **options: Any) -> None:
+    """Shows the LoRAs that were uploaded; as JSON one a line."""
     for adapter in _asked(options, lambda client: client.loras()):
-        click.echo(_line(adapter))
+        say(_document(adapter), _line(adapter), as_json=as_json)
 
 
 @adapters.command()
 @click.argument("name")
+@json_option
 @controller_options
-def remove(name: str, **options: Any) -> None:
+def remove(name: str, as_json: bool, **options: Any) -> None:
     """Takes a LoRA away: no new request may ask for it."""
     _asked(options, lambda client: client.remove_lora(name))
-    click.echo(f"{name} is not served to new requests any more")
+    say({"removed": name}, f"{name} is not served to new requests any more", as_json=as_json)
 
 
 def _asked(options: dict[str, Any], question: Callable[[AdapterRegistryClient], Awaitable[T]]) -> T:
@@ -82,6 +87,18 @@ def _chunks(file: Path) -> Iterator[bytes]:
     with file.open("rb") as opened:
         while chunk := opened.read(CHUNK_BYTES):
             yield chunk
+
+
+def _document(adapter: Adapter) -> dict[str, Any]:
+    """Return a LoRA as JSON shows it."""
+    return {
+        "name": adapter.name,
+        "family": adapter.family,
+        "base_digest": adapter.base_digest,
+        "digest": adapter.digest,
+        "size_bytes": adapter.object.size_bytes if adapter.object is not None else 0,
+        "licence": adapter.licence,
+    }
 
 
 def _line(adapter: Adapter) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pentimento.cli.connection import connection_options, frontdoor_address, read_token, token_option
+from pentimento.cli.json_output import json_option
 from pentimento.domain.errors import InvalidArgument
 from pentimento.supervisor.child import source_path
 from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_loras, find_model
@@ -135,6 +136,7 @@ def report_options(command: Any) -> Any:
 @click.option("--detailed-stages", is_flag=True, help="keep the stages inside workers apart")
 @click.option("--tenant-token", multiple=True, metavar="TENANT=TOKEN", help="tokens of tenants; @FILE as for --token")
 @report_options
+@json_option
 @connection_options
 def load(workload: Path | None, **options: Any) -> None:
     """Plays a WORKLOAD file (or Poisson arrivals) on a running suite, open-loop: nobody waits for anybody else's
@@ -149,11 +151,12 @@ def load(workload: Path | None, **options: Any) -> None:
 @bench.command()
 @click.argument("runs", type=PRESENT, nargs=-1, required=True)
 @report_options
-def report(runs: tuple[Path, ...], warm_up: float, reports: tuple[Path, ...]) -> None:
+@json_option
+def report(runs: tuple[Path, ...], warm_up: float, reports: tuple[Path, ...], as_json: bool) -> None:
     """Lays RUNS (records that `bench load --save`, an emulated fleet or a simulation wrote) side by side."""
     from pentimento.cli.bench_report import tell
 
-    tell(runs, warm_up, reports)
+    tell(runs, warm_up, reports, as_json=as_json)
 
 
 @bench.command()
@@ -188,6 +191,7 @@ def allocation(record: Path, run: Path | None, output: Path) -> None:
 @click.option(
     "-r", "--report", "reports", type=FILE, multiple=True, help="write it there too: .json, .txt, .svg or .png"
 )
+@json_option
 @token_option
 def trace_study(log: Path, **options: Any) -> None:
     """Studies a LOG of prompts (.txt, .tsv, .csv, .jsonl or a workload): what caches of any size could reuse of it, how

@@ -46,7 +46,7 @@ def run_load(path: Path | None, address: str, tokens: Mapping[str, str], options
     run = asyncio.run(run_of(workload, address, tokens, options["tls_ca_file"], settings, options["name"]))
     if options["save"] is not None:
         save_run(run, options["save"])
-    show([report_of(run, options["warm_up"])], options["reports"])
+    show([report_of(run, options["warm_up"])], options["reports"], as_json=options["as_json"])
 
 
 def make_workload(options: Mapping[str, Any]) -> Workload:

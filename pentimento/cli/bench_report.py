@@ -1,19 +1,21 @@
 """Reports on the terminal and in files, whose names say the form."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.reports import Report, Run, as_html, as_json, as_text, check_png, load_run, make_report, save_png
+from pentimento.reports import Report, Run, as_html, as_text, check_png, load_run, make_report, save_png
+from pentimento.reports import as_json as report_json
 
 FORMS = (".html", ".json", ".png", ".txt")
 
 
-def tell(runs: Sequence[Path], warm_up_s: float, files: Sequence[Path]) -> None:
+def tell(runs: Sequence[Path], warm_up_s: float, files: Sequence[Path], *, as_json: bool = False) -> None:
     check_forms(files, len(runs))
-    show([report_of(load_run(path), warm_up_s) for path in runs], files)
+    show([report_of(load_run(path), warm_up_s) for path in runs], files, as_json=as_json)
 
 
 def check_forms(files: Sequence[Path], runs: int) -> None:
@@ -37,8 +39,13 @@ def report_of(run: Run, warm_up_s: float) -> Report:
     return make_report(run.name, run.records, run.provenance, warm_up_s=warm_up_s)
 
 
-def show(reports: Sequence[Report], files: Sequence[Path]) -> None:
-    click.echo(as_text(reports), nl=False)
+def show(reports: Sequence[Report], files: Sequence[Path], *, as_json: bool = False) -> None:
+    """Print the reports, as JSON one a line, and write them to the files."""
+    if as_json:
+        for report in reports:
+            click.echo(json.dumps(json.loads(report_json(report)), ensure_ascii=False))
+    else:
+        click.echo(as_text(reports), nl=False)
     for file in files:
         if file.suffix == ".png":
             save_png(reports, file)
@@ -47,4 +54,4 @@ def show(reports: Sequence[Report], files: Sequence[Path]) -> None:
 
 
 def _json_of_one(reports: Sequence[Report]) -> str:
-    return as_json(reports[0])
+    return report_json(reports[0])

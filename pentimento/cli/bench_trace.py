@@ -53,7 +53,7 @@ def tell_study(path: Path, options: Mapping[str, Any]) -> None:
     vectors, encoder = _vectors(log, options)
     provenance = {"log_sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "encoder": encoder}
     study = make_study(log, vectors, settings, provenance)
-    click.echo(study_as_text(study), nl=False)
+    click.echo((study_as_json if options["as_json"] else study_as_text)(study), nl=False)
     for file in options["reports"]:
         write_study(study, file)
 

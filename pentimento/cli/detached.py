@@ -5,15 +5,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
-from pentimento.supervisor.state import DEFAULT_STATE, StateDirectory
+from pentimento.cli.json_output import say
+from pentimento.supervisor.state import DEFAULT_STATE, Endpoint, StateDirectory
 
 LOOK_S = 0.1
 
 
-def start_detached(state: StateDirectory) -> int:
+def start_detached(state: StateDirectory, *, as_json: bool) -> int:
     """Runs this very command without `--detach`; 0 once all serve, its exit code when it ended before."""
     state.make()
     log = state.logs / "up.log"
@@ -29,11 +31,25 @@ def start_detached(state: StateDirectory) -> int:
     while (code := supervisor.poll()) is None:
         endpoint = state.endpoint()
         if endpoint is not None and endpoint.supervisor_pid == supervisor.pid:
-            click.echo(f"serving at {endpoint.public or endpoint.frontdoor}; stop it with `{stopping(state.path)}`")
+            words = f"serving at {endpoint.public or endpoint.frontdoor}; stop it with `{stopping(state.path)}`"
+            say(serving_document(endpoint, state), words, as_json=as_json)
             return 0
         time.sleep(LOOK_S)
     click.echo(log.read_text(), nl=False, err=True)
     return code or 1
+
+
+def serving_document(endpoint: Endpoint, state: StateDirectory) -> dict[str, Any]:
+    """Return where a suite serves, as JSON tells it: "" for what it has not."""
+    return {
+        "public": endpoint.public,
+        "http": endpoint.http,
+        "frontdoor": endpoint.frontdoor,
+        "controller": endpoint.controller,
+        "gateway": endpoint.gateway,
+        "state_dir": str(state.path),
+        "supervisor_pid": endpoint.supervisor_pid,
+    }
 
 
 def stopping(path: Path) -> str:
@@ -42,7 +58,7 @@ def stopping(path: Path) -> str:
     return f"pentimento down{place}"
 
 
-def wait_until_gone(state: StateDirectory, path: Path) -> None:
+def wait_until_gone(state: StateDirectory) -> None:
+    """Return once no suite runs on this state directory."""
     while state.owner() is not None:
         time.sleep(LOOK_S)
-    click.echo(f"stopped the suite of {path}")

@@ -18,6 +18,7 @@ from pentimento.cli.calls import ask_frontdoor, frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.contact_sheet import save_contact_sheet
 from pentimento.cli.durations import duration_ms
+from pentimento.cli.json_output import json_option
 from pentimento.cli.many_pictures import Bars, Outcomes, Wish, paint_all, tell
 from pentimento.cli.terminal_pictures import PictureProtocol, show_picture, wanted_protocol
 from pentimento.domain.errors import Internal, InvalidArgument
@@ -53,7 +54,12 @@ UINT64 = click.IntRange(0, 2**64 - 1)
 @click.option(
     "--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="prompts that are asked for at once"
 )
-@click.option("--show", is_flag=True, help="show pictures and previews in the terminal (kitty, iTerm and their likes)")
+@click.option("--show", is_flag=True, help="show pictures and previews in the terminal (kitty, iTerm, sixels)")
+@click.option(
+    "--show-as",
+    type=click.Choice([protocol.value for protocol in PictureProtocol]),
+    help="show them by this protocol, whatever the terminal says of itself",
+)
 @click.option("--negative-prompt", default="", help="what the picture should not show")
 @click.option("--model", default="", help="a name of `pentimento status`; the suite's default otherwise")
 @click.option("--steps", type=INT64, metavar="N", help="denoising steps; the model's own otherwise")
@@ -97,17 +103,24 @@ UINT64 = click.IntRange(0, 2**64 - 1)
 )
 @click.option("--deadline", type=float, metavar="SECONDS", help="give up after that long")
 @click.option("--idempotency-key", default="", help="a repeated call with the same key gets the first one's picture")
-@click.option("--json", "as_json", is_flag=True, help="print the provenance as JSON instead of a summary")
+@json_option
 @connection_options
 def generate(prompts: tuple[str, ...], output: Path | None, as_json: bool, **options: Any) -> None:
     """Paints each PROMPT and saves PNGs that carry their own provenance. Ctrl-C cancels what is under way."""
     prompts = all_prompts(prompts, options["prompts_file"])
-    protocol = wanted_protocol(os.environ) if options["show"] else None
+    protocol = shown_by(options)
     if len(prompts) > 1 or options["count"] not in (None, 1) or options["contact_sheet"] is not None:
         check_for_many(output, options)
         paint_many(prompts, options, protocol, as_json=as_json)
     else:
         paint_one(prompts[0], output, options, protocol, as_json=as_json)
+
+
+def shown_by(options: dict[str, Any]) -> PictureProtocol | None:
+    """Return how pictures are shown, None for not at all."""
+    if options["show_as"] is not None:
+        return PictureProtocol(options["show_as"])
+    return wanted_protocol(os.environ) if options["show"] else None
 
 
 def paint_one(

@@ -11,6 +11,7 @@ import click
 from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.generate import generate, request_from, summary, watch
+from pentimento.cli.json_output import json_option
 from pentimento.domain.image_request import RequestStatus
 from pentimento.domain.jobs import RequestSummary
 from pentimento.domain.requests import RequestState
@@ -37,7 +38,6 @@ REQUEST_OPTIONS = frozenset(
     }
 )
 NOT_OFFERED = frozenset(str(option.name) for option in generate.params) - REQUEST_OPTIONS
-json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
 
 
 @click.group()

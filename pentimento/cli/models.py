@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pentimento.cli.calls import ask_controller, controller_options
+from pentimento.cli.json_output import json_option, say
 from pentimento.clients.models import ModelRepositoryClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.models import CascadeVariant, ModelVariant, RegisteredModels
@@ -37,8 +38,9 @@ def models() -> None:
 @click.argument("model")
 @click.option("--licence", default="", help="SPDX identifier or name; empty for that of the model's registry")
 @click.option("--profile", "profiles", multiple=True, type=FILE, help="of `bench profile`, once a kind of device")
+@json_option
 @controller_options
-def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], **options: Any) -> None:
+def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     """Registers MODEL (a registry name or a diffusers directory, safetensors only) as NAME.
 
     Its files are judged as a worker judges them, and their digest is registered; the weights stay where they are.
@@ -48,23 +50,25 @@ def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], **optio
     variant = describe(name, find_model(model).path, profiles)
     variant = replace(variant, licence=licence) if licence else variant
     call(options, lambda client: client.register_model(variant, CALL_TIMEOUT_S))
-    click.echo(f"{name}: {variant.family}, {variant.size_bytes} bytes, {variant.digest}")
+    say(to_json(variant), f"{name}: {variant.family}, {variant.size_bytes} bytes, {variant.digest}", as_json=as_json)
 
 
 @models.command("add-cascade")
 @click.argument("file", type=FILE)
+@json_option
 @controller_options
-def add_cascade(file: Path, **options: Any) -> None:
+def add_cascade(file: Path, as_json: bool, **options: Any) -> None:
     """Registers the cascade that FILE describes, as JSON: `models`, light first, and one of `handovers` for each but
     the last, with `discriminator` (`light>heavy`), `discriminator_digest`, f(t) as `thresholds` and `shares`, and where
     the next model may start from the picture before it `reuse_share`, the share of its steps that this spares."""
     cascade = read_cascade(file)
     call(options, lambda client: client.register_cascade(cascade, CALL_TIMEOUT_S))
-    click.echo(f"{cascade.name}: discriminators {', '.join(each.discriminator for each in cascade.handovers)}")
+    words = f"{cascade.name}: discriminators {', '.join(each.discriminator for each in cascade.handovers)}"
+    say({"name": cascade.name, **to_json(cascade)}, words, as_json=as_json)
 
 
 @models.command("list")
-@click.option("--json", "as_json", is_flag=True, help="one JSON document")
+@json_option
 @controller_options
 def list_registered(as_json: bool, **options: Any) -> None:
     """Lists what is registered."""
@@ -79,14 +83,15 @@ def list_registered(as_json: bool, **options: Any) -> None:
 
 @models.command()
 @click.argument("name")
+@json_option
 @controller_options
-def remove(name: str, **options: Any) -> None:
+def remove(name: str, as_json: bool, **options: Any) -> None:
     """Removes the model NAME, or the cascade of that name (`light>heavy`)."""
     if ">" in name:
         call(options, lambda client: client.remove_cascade(name, CALL_TIMEOUT_S))
     else:
         call(options, lambda client: client.remove_model(name, CALL_TIMEOUT_S))
-    click.echo(f"{name} is not registered any more")
+    say({"removed": name}, f"{name} is not registered any more", as_json=as_json)
 
 
 def call(options: dict[str, Any], question: Callable[[ModelRepositoryClient], Awaitable[T]]) -> T:

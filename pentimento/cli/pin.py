@@ -9,6 +9,7 @@ import click
 from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.durations import duration_ms
+from pentimento.cli.json_output import json_option, say
 from pentimento.cli.replay import read_file, request_id_of
 from pentimento.domain.image_request import PinnedPicture
 
@@ -16,8 +17,9 @@ from pentimento.domain.image_request import PinnedPicture
 @click.command()
 @click.argument("picture", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--for", "duration", required=True, metavar="TIME", help="from now: 30d, 12h, 90m")
+@json_option
 @connection_options
-def pin(picture: Path, duration: str, **options: Any) -> None:
+def pin(picture: Path, duration: str, as_json: bool, **options: Any) -> None:
     """Keeps what PICTURE started from, a PNG of `pentimento generate`, so that it can be replayed until then.
 
     Called again, the new time counts. What the request came with is kept only where it asked for a pin itself
@@ -25,7 +27,8 @@ def pin(picture: Path, duration: str, **options: Any) -> None:
     """
     request_id, asked_ms = request_id_of(read_file(picture)), duration_ms("for", duration)
     with frontdoor_client(options) as client:
-        click.echo(told(picture, client.pin(request_id, asked_ms)))
+        pinned = client.pin(request_id, asked_ms)
+    say({"file": str(picture), **vars(pinned)}, told(picture, pinned), as_json=as_json)
 
 
 def told(picture: Path, pinned: PinnedPicture) -> str:

@@ -10,6 +10,7 @@ import click
 from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.generate import deadline_ms, summary, watch
+from pentimento.cli.json_output import json_option
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import ReplayRequest
 from pentimento.domain.provenance_document import provenance_as_json
@@ -38,7 +39,7 @@ INIT_IMAGE, CONDITIONING_IMAGE = "init_image.image", "controlnets[{}].conditioni
     help="the image that the request's first ControlNet went by; repeated, those of the others in their order",
 )
 @click.option("--deadline", type=float, metavar="SECONDS", help="give up after that long")
-@click.option("--json", "as_json", is_flag=True, help="print the provenance as JSON instead of a summary")
+@json_option
 @connection_options
 def replay(picture: Path, output: Path | None, as_json: bool, **options: Any) -> int:
     """Paints PICTURE again, a PNG of `pentimento generate`: from the same start, on the same weights, alone.

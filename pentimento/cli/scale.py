@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from pentimento.cli.connection import running_suite, state_dir_option
+from pentimento.cli.json_output import json_option, say
 from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from pentimento.supervisor.replicas import MAX_REPLICAS, GroupStatus, ReplicaFiles
 
@@ -18,8 +19,9 @@ LOOK_S = 0.05
 @click.argument("service")
 @click.argument("count", type=click.IntRange(1, MAX_REPLICAS))
 @click.option("--timeout-s", type=click.FloatRange(min=0.0), default=120.0, show_default=True, help="0: do not wait")
+@json_option
 @state_dir_option
-def scale(service: str, count: int, timeout_s: float, state_dir: Path) -> None:
+def scale(service: str, count: int, timeout_s: float, as_json: bool, state_dir: Path) -> None:
     """Has COUNT processes of SERVICE in the suite that runs here: embedder, controlnet_svc, unet_worker (with several
     models unet_worker/MODEL). New ones start at once; those that leave take nothing more and finish what they have."""
     suite, files = running_suite(state_dir), ReplicaFiles(state_dir.resolve())
@@ -29,8 +31,10 @@ def scale(service: str, count: int, timeout_s: float, state_dir: Path) -> None:
     files.want(service, count)
     os.kill(suite.supervisor_pid, signal.SIGUSR1)
     if timeout_s:
-        status = wait_until_settled(files, service, count, groups[service], timeout_s)
-        click.echo(f"{service}: {told(len(status.states))}")
+        there = len(wait_until_settled(files, service, count, groups[service], timeout_s).states)
+        say({"service": service, "process_count": there}, f"{service}: {told(there)}", as_json=as_json)
+    elif as_json:
+        say({"service": service, "wanted_count": count}, "", as_json=True)
 
 
 def told(count: int) -> str:

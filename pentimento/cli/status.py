@@ -17,6 +17,7 @@ from rich.live import Live
 
 from pentimento.cli.calls import naming, own_token_file
 from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_ca_option, token_option
+from pentimento.cli.json_output import json_option
 from pentimento.cli.status_view import movement, render, sample_of
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.frontdoor import FrontdoorClient
@@ -42,7 +43,7 @@ NOBODY_ANSWERED = 1
     type=click.Path(dir_okay=False, path_type=Path),
     help="with --watch: a line a look, for `bench allocation`",
 )
-@click.option("--json", "as_json", is_flag=True, help="one JSON document")
+@json_option
 @click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
 @click.option("--frontdoor-address", help="likewise")
 @click.option("--gateway-address", help="likewise")

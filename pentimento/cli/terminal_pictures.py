@@ -1,13 +1,18 @@
-"""Pictures in a terminal, by the two protocols that are a line of text each: kitty's and iTerm's."""
+"""Pictures in a terminal: by the protocols of kitty and iTerm, which take a PNG, or as sixels, which are drawn here."""
 
 import base64
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 
 import click
 
+from pentimento.cli.sixel import sixel_of
+from pentimento.cli.terminal_asking import shows_sixels
+
 _KITTY_CHUNK = 4096
+# By what TERM begins with. Others are asked.
+_SIXEL_TERMINALS = ("foot", "mlterm", "contour", "yaft")
 
 
 class PictureProtocol(Enum):
@@ -15,6 +20,7 @@ class PictureProtocol(Enum):
 
     KITTY = "kitty"
     ITERM = "iterm"
+    SIXEL = "sixel"
 
 
 def protocol_of(environment: Mapping[str, str]) -> PictureProtocol | None:
@@ -22,11 +28,15 @@ def protocol_of(environment: Mapping[str, str]) -> PictureProtocol | None:
     program, kind = environment.get("TERM_PROGRAM", ""), environment.get("TERM", "")
     if environment.get("KITTY_WINDOW_ID") or "kitty" in kind or "ghostty" in (program, kind.removeprefix("xterm-")):
         return PictureProtocol.KITTY
-    return PictureProtocol.ITERM if program in ("iTerm.app", "WezTerm", "mintty") else None
+    if program in ("iTerm.app", "WezTerm", "mintty"):
+        return PictureProtocol.ITERM
+    return PictureProtocol.SIXEL if kind.startswith(_SIXEL_TERMINALS) or "sixel" in kind else None
 
 
 def escape_of(png: bytes, protocol: PictureProtocol) -> str:
     """Return what shows a PNG where the cursor is."""
+    if protocol is PictureProtocol.SIXEL:
+        return sixel_of(png)
     data = base64.b64encode(png).decode()
     if protocol is PictureProtocol.ITERM:
         return f"\x1b]1337;File=inline=1;size={len(png)};preserveAspectRatio=1:{data}\a"
@@ -41,11 +51,15 @@ def show_picture(png: bytes, protocol: PictureProtocol) -> None:
         out.flush()
 
 
-def wanted_protocol(environment: Mapping[str, str]) -> PictureProtocol:
-    """Return the terminal's protocol. Raises UsageError where it has none."""
+def wanted_protocol(environment: Mapping[str, str], asked: Callable[[], bool] = shows_sixels) -> PictureProtocol:
+    """Return the terminal's protocol: as its variables tell, or as it says itself when it is `asked` for sixels. Raises
+    UsageError where it has none."""
     protocol = protocol_of(environment)
+    if protocol is None and asked():
+        protocol = PictureProtocol.SIXEL
     if protocol is None:
-        raise click.UsageError("--show: this terminal is not known to show pictures (kitty, iTerm and their likes are)")
+        known = "kitty, iTerm, those with sixels and their likes are; --show-as names a protocol"
+        raise click.UsageError(f"--show: this terminal is not known to show pictures ({known})")
     return protocol
 
 

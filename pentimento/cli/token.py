@@ -2,6 +2,7 @@
 
 import click
 
+from pentimento.cli.json_output import json_option, say
 from pentimento.domain.identity import DEFAULT_TENANT, Role
 from pentimento.rpc.tokens import GRANTABLE, new_token, token_entry
 
@@ -16,9 +17,11 @@ def token() -> None:
 @token.command()
 @click.option("--tenant", default=DEFAULT_TENANT, show_default=True, help="whose pictures and cache entries it sees")
 @click.option("--role", "roles", type=click.Choice(ROLES), multiple=True, default=("user",), show_default=True)
-def new(tenant: str, roles: tuple[str, ...]) -> None:
+@json_option
+def new(tenant: str, roles: tuple[str, ...], as_json: bool) -> None:
     """Makes a token. It goes to stdout and is kept nowhere; the entry for the token file, a digest, goes to stderr."""
     secret = new_token()
-    click.echo(secret)
-    click.echo("# add to the file that `pentimento up --token-file` names:", err=True)
-    click.echo(token_entry(secret, tenant, frozenset(Role(role) for role in roles)), err=True)
+    entry = token_entry(secret, tenant, frozenset(Role(role) for role in roles))
+    say({"token": secret, "tenant": tenant, "roles": sorted(set(roles)), "entry": entry}, secret, as_json=as_json)
+    if not as_json:
+        click.echo(f"# add to the file that `pentimento up --token-file` names:\n{entry}", err=True)

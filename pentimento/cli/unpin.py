@@ -7,15 +7,18 @@ import click
 
 from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
+from pentimento.cli.json_output import json_option, say
 from pentimento.cli.replay import read_file, request_id_of
 
 
 @click.command()
 @click.argument("picture", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@json_option
 @connection_options
-def unpin(picture: Path, **options: Any) -> None:
+def unpin(picture: Path, as_json: bool, **options: Any) -> None:
     """Ends the pin of PICTURE: what it started from is kept no longer than what others start from."""
     request_id = request_id_of(read_file(picture))
     with frontdoor_client(options) as client:
         client.unpin(request_id)
-    click.echo(f"{picture} is not pinned any more")
+    words = f"{picture} is not pinned any more"
+    say({"file": str(picture), "request_id": request_id, "unpinned": True}, words, as_json=as_json)

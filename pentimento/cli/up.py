@@ -18,7 +18,8 @@ import click
 from click.core import ParameterSource
 
 from pentimento.cli.connection import state_dir_option
-from pentimento.cli.detached import start_detached
+from pentimento.cli.detached import serving_document, start_detached
+from pentimento.cli.json_output import json_option, say
 from pentimento.devices.emulation import EmulatedFleet, read_fleet
 from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.files.private_files import keep_files_private
@@ -157,10 +158,20 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     help="a light picture below it goes on, while the plan has no threshold",
 )
+@json_option
 @click.option("--quiet", is_flag=True, help="keep the services' logs in the state directory only")
 @click.option("--detach", is_flag=True, help="return once all serve; `pentimento down` stops it")
-def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, detach: bool, **options: Any) -> int:
-    """Starts embedder, gateway, controller, workers and frontdoor, and keeps them up. Ctrl-C drains and stops them."""
+def up(
+    models: tuple[str, ...],
+    encoder: str,
+    state_dir: Path,
+    quiet: bool,
+    detach: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Starts embedder, gateway, controller, workers and frontdoor, and keeps them up. Ctrl-C drains and stops them. As
+    JSON it prints one line once all serve: where."""
     keep_files_private()
     fleet = emulated_fleet(options["emulate"], models, options["profiles"])
     encoder_path = find_encoder(encoder).path
@@ -200,8 +211,8 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
     )
     state = StateDirectory(state_dir)
     if detach:
-        return start_detached(state)
-    return run_suite(settings, state, show_logs=not quiet)
+        return start_detached(state, as_json=as_json)
+    return run_suite(settings, state, show_logs=not quiet and not as_json, as_json=as_json)
 
 
 def check_policy(name: str) -> None:
@@ -246,7 +257,7 @@ def emulated_fleet(path: Path | None, models: tuple[str, ...], profiles: tuple[P
     return read_fleet(path)
 
 
-def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool) -> int:
+def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool, as_json: bool = False) -> int:
     """Holds the state directory while the suite runs; the exit code."""
     # Until the event loop has its own handlers: asked to stop this early, leave by way of `finally`.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -265,10 +276,12 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
         if settings.fleet is not None:
             write_profiles(settings.fleet, stores(settings, state))
         suite = plan_suite(settings, state)
-        view = LogView(state.logs, show=show_logs, width=max(len(process.name) for process in suite.processes))
+        width = max(len(process.name) for process in suite.processes)
+        # Where stdout has one document, people are told beside it.
+        view = LogView(state.logs, show=show_logs, width=width, people=sys.stderr if as_json else sys.stdout)
         if leftovers:
             view.note(f"ended {leftovers} processes that a crashed supervisor had left")
-        return asyncio.run(supervise(suite, Surroundings(str(state.path), view), settings, state, tokens))
+        return asyncio.run(supervise(suite, Surroundings(str(state.path), view), settings, state, tokens, as_json))
     finally:
         ReplicaFiles(state.path).forget()
         state.withdraw()
@@ -277,7 +290,12 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
 
 
 async def supervise(
-    suite: Suite, around: Surroundings, settings: SuiteSettings, state: StateDirectory, tokens: SuiteTokens | None
+    suite: Suite,
+    around: Surroundings,
+    settings: SuiteSettings,
+    state: StateDirectory,
+    tokens: SuiteTokens | None,
+    as_json: bool,
 ) -> int:
     supervisor = Supervisor(suite, around)
     loop = asyncio.get_running_loop()
@@ -287,7 +305,7 @@ async def supervise(
     loop.add_signal_handler(signal.SIGUSR1, supervisor.request_scaling)
     following = asyncio.create_task(tokens.follow(lambda text: around.view.note(text, error=True))) if tokens else None
     try:
-        return await supervisor.run(lambda: announce(around.view, settings, state), ReplicaFiles(state.path))
+        return await supervisor.run(lambda: announce(around.view, settings, state, as_json), ReplicaFiles(state.path))
     finally:
         if following:
             following.cancel()
@@ -296,7 +314,7 @@ async def supervise(
         around.view.close()
 
 
-def announce(view: LogView, settings: SuiteSettings, state: StateDirectory) -> None:
+def announce(view: LogView, settings: SuiteSettings, state: StateDirectory, as_json: bool) -> None:
     """From here on `generate`, `status` and `down` find the suite."""
     endpoint = Endpoint(
         frontdoor=unix_address(state, "frontdoor"),
@@ -308,6 +326,8 @@ def announce(view: LogView, settings: SuiteSettings, state: StateDirectory) -> N
         http=settings.http,
     )
     state.publish(endpoint)
+    if as_json:
+        say(serving_document(endpoint, state), "", as_json=True)
     if settings.fleet is not None:
         view.note("EMULATED devices: profiled times, and no picture is painted")
     if settings.http:

@@ -27,14 +27,14 @@ OWN_LABEL, OWN_LOG = "pentimento", "supervisor"
 
 class LogView:
     """Thread-safe; nothing here waits or raises. `show` False keeps the lines in the files only; notes of the
-    supervisor are always shown, and kept in `supervisor.log`."""
+    supervisor are always shown, and kept in `supervisor.log`. `people`: where both are shown [stdout]."""
 
-    def __init__(self, logs: Path, *, show: bool, width: int) -> None:
+    def __init__(self, logs: Path, *, show: bool, width: int, people: TextIO | None = None) -> None:
         self._show = show
         self._tails: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=KEPT_LINES))
         self._mutex = threading.Lock()
         self._unwritable: set[tuple[str, int | None]] = set()
-        self._stdout = Outlet("stdout", Terminal(sys.stdout, width).write)
+        self._stdout = Outlet("stdout", Terminal(sys.stdout if people is None else people, width).write)
         self._stderr = Outlet("stderr", Terminal(sys.stderr, width, own_colour="red").write)
         self._log_files = LogFiles(logs)
         self._files = Outlet("files", self._log_files.write, self._file_failed)

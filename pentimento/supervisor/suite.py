@@ -304,11 +304,11 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
 
 
 def edge(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
-    """Return the HTTP edge. It has no token of its own: what callers may do is theirs."""
+    """Return the HTTP edge. What callers may do is theirs; its own token is for the history of the charts alone."""
     address = unix_address(state, "edge")
     arguments: tuple[str, ...] = ("--listen", address, "--http-listen", settings.http)
     arguments += ("--frontdoor-address", unix_address(state, "frontdoor"))
-    arguments += ("--controller-address", unix_address(state, "controller"))
+    arguments += caller_arguments(settings, state)
     if settings.cached:
         arguments += ("--gateway-address", unix_address(state, "gateway"))
     if settings.signing_key_file:

@@ -20,12 +20,13 @@ async def running_edge(
     gateway_address: str = "",
     files_url: str = "",
     signing_key_file: Path | None = None,
+    service_token_file: Path | None = None,
     **http: Any,
 ) -> AsyncIterator[EdgeProcess]:
     """Listen on a free port of this machine; `http` are settings of the listener."""
     settings = EdgeSettings(
         RpcServerSettings(listen=(f"unix:{folder / 'edge'}",), drain_timeout_s=5.0),
-        RpcChannelSettings(),
+        RpcChannelSettings(service_token_file=service_token_file),
         HttpSettings(http_listen="127.0.0.1:0", **http),
         frontdoor_address=frontdoor_address,
         files_url=files_url,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.edge.caller_channels import CallerChannels
+from services.edge.history.reader import HistoryReader
 from services.edge.http.bodies import BodyBudget
 from services.edge.settings import EdgeSettings
 
@@ -10,10 +11,11 @@ from services.edge.settings import EdgeSettings
 @dataclass(frozen=True)
 class EdgeParts:
     """`frontdoor`, `controller` and `gateway` give channels that carry a caller's own token, the latter two None where
-    there is none; `bodies` bounds what requests hold together."""
+    there is none; `bodies` bounds what requests hold together. `history` is None where none is kept."""
 
     settings: EdgeSettings
     frontdoor: CallerChannels
     bodies: BodyBudget
     controller: CallerChannels | None = None
     gateway: CallerChannels | None = None
+    history: HistoryReader | None = None

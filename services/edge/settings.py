@@ -63,6 +63,12 @@ class EdgeSettings:
     )
     controller_address: str = setting("", help="controller that the console asks about the fleet; empty for none")
     gateway_address: str = setting("", help="gateway that the console asks about the cache; empty for none")
+    history_samples: int = setting(
+        720, help="looks at the suite that are kept in memory for the console's charts; 0 for none", maximum=10_000
+    )
+    history_interval_s: float = setting(
+        5.0, help="seconds between them; asked for with `service-token-file`", minimum=0.1, maximum=3600.0
+    )
     public_url: str = setting(
         "", help="how clients reach this process, such as https://images.example; empty: as they asked for it"
     )

@@ -8,6 +8,7 @@ from pentimento.rpc import RpcServer, open_channel
 from pentimento.rpc.settings import RpcChannelSettings
 from services.edge.app import edge_app
 from services.edge.caller_channels import CallerChannels
+from services.edge.history.reader import HistoryReader, SampleRing
 from services.edge.http.bodies import BodyBudget
 from services.edge.http.listener import HttpListener
 from services.edge.parts import EdgeParts
@@ -24,10 +25,20 @@ def wire(settings: EdgeSettings) -> EdgeProcess:
         if address
     }
     bodies = BodyBudget(settings.http.max_body_bytes, settings.http.max_bodies_bytes)
-    parts = EdgeParts(settings, frontdoor, bodies, **others)
+    history = history_reader(settings)
+    parts = EdgeParts(settings, frontdoor, bodies, **others, history=history)
     listener = HttpListener(edge_app(parts), settings.http, settings.rpc)
     called = (frontdoor, *others.values())
-    return EdgeProcess(server=RpcServer(settings.rpc, "edge"), listener=listener, called=called)
+    return EdgeProcess(server=RpcServer(settings.rpc, "edge"), listener=listener, called=called, history=history)
+
+
+def history_reader(settings: EdgeSettings) -> HistoryReader | None:
+    """Return what keeps the charts' past, by this process's own token; None where none is to be kept."""
+    if not settings.history_samples:
+        return None
+    frontdoor = open_channel(settings.frontdoor_address, settings.channels)
+    controller = open_channel(settings.controller_address, settings.channels) if settings.controller_address else None
+    return HistoryReader(SampleRing(settings.history_samples), settings.history_interval_s, frontdoor, controller)
 
 
 def caller_channels(settings: EdgeSettings, address: str) -> CallerChannels:

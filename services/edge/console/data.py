@@ -3,6 +3,7 @@
 Each call is made on behalf of its caller, with the caller's own token, and is judged by the service that it goes to.
 """
 
+import gzip
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.provenance_document import as_json
 from pentimento.domain.requests import RequestState
 from services.edge.console.asking import EXPLAIN_FIELDS, asked_painting, asked_picture, asked_replay
-from services.edge.console.looking import suite_document
+from services.edge.console.looking import history_document, suite_document
 from services.edge.console.painting import PaintCall, completed_document, json_body
 from services.edge.http.callers import token_of
 from services.edge.parts import EdgeParts
@@ -26,6 +27,10 @@ CALL_TIMEOUT_S = 10.0
 DATA = "/console/data"
 PRIVATE = {"Cache-Control": "no-store"}
 MAX_DIGITS = 6
+TIME_DIGITS = 15
+JSON = "application/json"
+# More takes longer and saves little.
+COMPRESSION = 5
 FINISHED = RequestQuery(states=frozenset({RequestState.COMPLETED}))
 MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 
@@ -37,6 +42,7 @@ def data_routes(parts: EdgeParts) -> list[BaseRoute]:
         Route(f"{DATA}/access", calls.access),
         Route(f"{DATA}/deployment", calls.deployment),
         Route(f"{DATA}/status", calls.status),
+        Route(f"{DATA}/history", calls.history),
         Route(f"{DATA}/generate", PaintCall(parts, asked_painting), methods=["POST"]),
         Route(f"{DATA}/replay", PaintCall(parts, asked_replay), methods=["POST"]),
         Route(f"{DATA}/explain", calls.explain, methods=["POST"]),
@@ -80,6 +86,15 @@ class ConsoleCalls:
         """Tell the suite's status, to whoever may ask each of its parts."""
         return document(await suite_document(self._parts, token_of(request)))
 
+    async def history(self, request: Request) -> Response:
+        """Tell what was seen of the suite later than `after`, to whoever may ask for its status."""
+        after_ms = number_of(request, "after", TIME_DIGITS)
+        told = await history_document(self._parts, token_of(request), after_ms)
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(told, media_type=JSON, headers=PRIVATE)
+        headers = {**PRIVATE, "Content-Encoding": "gzip"}
+        return Response(gzip.compress(told, COMPRESSION, mtime=0), media_type=JSON, headers=headers)
+
     async def explain(self, request: Request) -> Response:
         """Tell what would be decided of a request now, and what the cache has near it."""
         with self._parts.bodies.held() as held:
@@ -91,11 +106,8 @@ class ConsoleCalls:
 
     async def requests(self, request: Request) -> Response:
         """List the caller's finished pictures, newest first."""
-        asked = request.query_params
-        size = asked.get("page_size", "0")
-        if not size.isdecimal() or len(size) > MAX_DIGITS:
-            raise InvalidArgument.of("page_size", "must be a number")
-        query = replace(FINISHED, page_size=int(size), page_token=asked.get("page_token", ""))
+        page_token = request.query_params.get("page_token", "")
+        query = replace(FINISHED, page_size=number_of(request, "page_size"), page_token=page_token)
         async with self._parts.frontdoor.channel(token_of(request)) as channel:
             page = await ImageClient(channel).list_requests(query, CALL_TIMEOUT_S)
         return document(as_json(page))
@@ -113,6 +125,14 @@ class ConsoleCalls:
         async with self._parts.frontdoor.channel(token_of(request)) as channel:
             asked = (request.path_params["request_id"], omit_image, CALL_TIMEOUT_S)
             return completed_of(await ImageClient(channel).get_request(*asked))
+
+
+def number_of(request: Request, name: str, max_digits: int = MAX_DIGITS) -> int:
+    """Return a number of the address; 0 where it is not there. InvalidArgument for anything else."""
+    given = request.query_params.get(name, "0")
+    if not (given.isascii() and given.isdecimal()) or len(given) > max_digits:
+        raise InvalidArgument.of(name, "must be a number")
+    return int(given)
 
 
 async def lists_requests(client: ImageClient) -> bool:

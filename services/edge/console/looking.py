@@ -1,5 +1,7 @@
 """The suite's status, asked of each of its parts on behalf of a caller."""
 
+import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -8,18 +10,38 @@ from grpc.aio import Channel
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.gateway import GatewayClient
-from pentimento.clients.suite_status import as_document, gathered
+from pentimento.clients.suite_status import SuiteStatus, as_document, gathered
 from pentimento.domain.errors import PermissionDenied, Unauthenticated
 from services.edge.caller_channels import CallerChannels
+from services.edge.history.samples import sample_of
 from services.edge.parts import EdgeParts
 
 T = TypeVar("T")
 STATUS_TIMEOUT_S = 2.0
+# How often a page looks where nobody does it for all.
+UNKEPT_MS = 2000
 
 
 async def suite_document(parts: EdgeParts, token: str | None) -> dict[str, Any]:
     """Return the status as JSON values; a part that does not answer is named under `unanswered`. PermissionDenied and
-    Unauthenticated where the caller may not ask the frontdoor."""
+    Unauthenticated where the caller may not ask."""
+    return as_document(await suite_status(parts, token))
+
+
+async def history_document(parts: EdgeParts, token: str | None, after_ms: int) -> bytes:
+    """Return what was seen of the suite after a time, as JSON; only a look of now where this process cannot look by
+    itself. Raises as `suite_document`, by the frontdoor's judgement."""
+    history = parts.history
+    if history is not None and history.reads:
+        async with parts.frontdoor.channel(token) as channel:
+            await FrontdoorClient(channel).status(STATUS_TIMEOUT_S)
+        return b'{"interval_ms":%d,"samples":%s}' % (round(history.interval_s * 1000), history.ring.after(after_ms))
+    sample = sample_of(await suite_status(parts, token), time.time_ns() // 1_000_000)
+    return b'{"interval_ms":%d,"samples":%s}' % (UNKEPT_MS, json.dumps([sample] if sample else []).encode())
+
+
+async def suite_status(parts: EdgeParts, token: str | None) -> SuiteStatus:
+    """Return the status. Raises as `suite_document`."""
     refused: list[PermissionDenied | Unauthenticated] = []
 
     async def ask(channels: CallerChannels | None, question: Callable[[Channel], Awaitable[T]]) -> T | None:
@@ -39,4 +61,4 @@ async def suite_document(parts: EdgeParts, token: str | None) -> dict[str, Any]:
     )
     if refused:
         raise refused[0]
-    return as_document(status)
+    return status

@@ -11,6 +11,7 @@ from pentimento.testing.paced_worker import PacedWorker
 from tests.edge_packages import missing
 
 if TYPE_CHECKING:
+    from services.edge.history.reader import HistoryReader
     from services.edge.http.listener import HttpListener
 
 collect_ignore_glob = ["test_*.py"] if missing() else []
@@ -25,6 +26,7 @@ class EdgeUnderTest:
     http: httpx.AsyncClient
     url: str
     listener: "HttpListener"
+    history: "HistoryReader | None" = None
 
     async def generate(self, **values: object) -> httpx.Response:
         return await self.http.post("/v1/images/generations", json={"prompt": "a red circle", **values})
@@ -43,4 +45,4 @@ async def edge(folder: Path, worker: PacedWorker, limits: dict[str, Any]) -> Asy
     async with running_suite(folder) as suite, running_edge(folder, f"unix:{folder / 'f'}", **limits) as running:
         url = f"http://{running.listener.address}"
         async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-            yield EdgeUnderTest(suite, worker, http, url, running.listener)
+            yield EdgeUnderTest(suite, worker, http, url, running.listener, running.history)

@@ -40,10 +40,17 @@ async def edge(folder: Path, worker: PacedWorker) -> AsyncIterator[EdgeUnderTest
     tokens.write_text("\n".join([*entries, token_entry("other", "other", frozenset({Role.USER}))]))
     async with (
         running_suite(folder, token_file=tokens) as suite,
-        running_edge(folder, f"unix:{folder / 'f'}") as running,
+        running_edge(folder, f"unix:{folder / 'f'}", service_token_file=own_token(folder, "service")) as running,
         httpx.AsyncClient(base_url=f"http://{running.listener.address}", timeout=60) as http,
     ):
-        yield EdgeUnderTest(suite, worker, http, str(http.base_url), running.listener)
+        yield EdgeUnderTest(suite, worker, http, str(http.base_url), running.listener, running.history)
+
+
+def own_token(folder: Path, secret: str) -> Path:
+    """The file of a token that the edge has of its own."""
+    path = folder / f"token-{secret}"
+    path.write_text(secret)
+    return path
 
 
 def shown(caller: str) -> dict[str, str]:
@@ -64,6 +71,40 @@ async def test_every_route_by_every_role(edge: EdgeUnderTest) -> None:
     }
 
     assert told == ROUTES
+
+
+CONSOLE = {"deployment": FOR_USERS, "requests": FOR_USERS, "status": FOR_OPERATORS, "history": FOR_OPERATORS}
+
+
+async def test_the_consoles_data_is_for_whom_the_services_answer(edge: EdgeUnderTest) -> None:
+    """What the edge knows by its own token is for nobody who could not ask for it by theirs."""
+    assert edge.history is not None
+    await edge.history.look()
+    assert edge.history.reads
+
+    told = {
+        name: {caller: await ask(edge, "GET", f"/console/data/{name}", caller) for caller in CALLERS}
+        for name in CONSOLE
+    }
+
+    assert told == CONSOLE
+
+
+async def test_an_edge_that_may_not_look_keeps_no_history_and_pages_look_by_their_callers_token(
+    edge: EdgeUnderTest, tmp_path: Path
+) -> None:
+    frontdoor = f"unix:{edge.suite.folder / 'f'}"
+    async with (
+        running_edge(tmp_path, frontdoor, service_token_file=own_token(tmp_path, "unknown")) as other,
+        httpx.AsyncClient(base_url=f"http://{other.listener.address}", timeout=60) as http,
+    ):
+        assert other.history is not None
+        await other.history.look()
+        answers = {name: await http.get("/console/data/history", headers=shown(name)) for name in CALLERS}
+
+        assert (other.history.reads, len(other.history.ring)) == (False, 0)
+        assert {name: answer.status_code for name, answer in answers.items()} == FOR_OPERATORS
+        assert [sample["completed"] for sample in answers["admin"].json()["samples"]] == [0]
 
 
 async def test_the_table_has_every_route_of_the_api(edge: EdgeUnderTest) -> None:

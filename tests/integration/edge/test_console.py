@@ -178,6 +178,21 @@ async def test_status_has_the_frontdoors_part_and_what_charts_are_made_of(edge: 
     assert status["frontdoor"]["latencies"][-1]["upper_bound_s"] == "Infinity"
 
 
+async def test_charts_begin_before_anybody_looked(edge: EdgeUnderTest) -> None:
+    assert edge.history is not None
+    before = (await edge.http.get(f"{DATA}/history")).json()["samples"]
+    await paint(edge)
+    await edge.history.look()
+
+    told = (await edge.http.get(f"{DATA}/history", params={"after": before[-1]["at"]})).json()
+    wrong = await edge.http.get(f"{DATA}/history?after=now")
+
+    assert told["samples"][-1] in json.loads(edge.history.ring.after(before[-1]["at"]))
+    assert (told["samples"][-1]["completed"], told["samples"][-1]["starts"]) == (1, [["noise", 0, 1]])
+    assert told["interval_ms"] == 5000
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "after")
+
+
 async def test_what_would_be_decided_is_told(edge: EdgeUnderTest) -> None:
     body = {"prompt": "a red circle", "neighbour_count": 5}
 

@@ -17,10 +17,10 @@ APART_MS = 40_000
 
 def look(at_ms: int, **more: Any) -> dict[str, Any]:
     """A look at a frontdoor that has done nothing, but for `more`."""
-    pool = {"pool": "p", "late_count": 0, "scored_count": 0, "deferred_count": 0} | more.pop("pool", {})
-    totals = dict.fromkeys(("accepted", "completed", "failed", "rejected", "run", "saved"), 0)
+    names = ("accepted", "completed", "failed", "rejected", "late", "scored", "deferred", "run", "saved")
+    totals = {"epoch": "f 1", **dict.fromkeys(names, 0)}
     empty = {"latencies": [[0.5, 0], [1.0, 0], ["Infinity", 0]], "starts": [], "workers": {}, "thresholds": {}}
-    return {"at": at_ms, "pools": [pool], **totals, **empty, **more}
+    return {"at": at_ms, **totals, **empty, **more}
 
 
 def shown(expression: str, *looks: dict[str, Any]) -> Any:
@@ -51,7 +51,9 @@ def test_every_chart_is_the_growth_of_totals_between_two_looks() -> None:
         run=300,
         saved=65,
         latencies=[[0.5, 2], [1.0, 2], ["Infinity", 0]],
-        pool={"late_count": 1, "scored_count": 4, "deferred_count": 1},
+        late=1,
+        scored=4,
+        deferred=1,
     )
 
     values = shown(
@@ -83,6 +85,21 @@ def test_a_window_reaches_back_no_further_than_it_says() -> None:
     looks = [look(at_ms, accepted=count) for at_ms, count in ((0, 0), (30_000, 300), (60_000, 300))]
 
     assert shown('figures.rate(looks, "accepted").map(([, value]) => value)', *looks) == [10, 0]
+
+
+def test_totals_of_two_lives_of_a_frontdoor_are_not_compared() -> None:
+    looks = [look(0, accepted=100), look(5_000, epoch="f 2", accepted=4), look(10_000, epoch="f 2", accepted=9)]
+
+    assert shown('figures.rate(looks, "accepted").map(([, value]) => value)', *looks) == [None, 1]
+
+
+def test_hit_rate_by_k_is_of_all_pictures_and_names_the_most_frequent() -> None:
+    before = look(0, starts=[["noise", 0, 5], ["latent", 15, 1], ["latent", 5, 2], ["image", 10, 1]])
+    after = look(APART_MS, starts=[["noise", 0, 7], ["latent", 15, 2], ["latent", 5, 7], ["image", 10, 1]])
+
+    found = shown("figures.hitRateByK(looks, 2).map(({ name, points }) => [name, points[0][1]])", before, after)
+
+    assert found == [["latent, K = 5", 0.625], ["latent, K = 15", 0.125]]
 
 
 def test_names_that_come_later_were_absent_before() -> None:

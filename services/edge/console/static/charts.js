@@ -1,9 +1,9 @@
-// What the deployment does, over the last quarter of an hour that this tab looked at it.
+// What the deployment does, and did before anybody looked: the edge remembers.
 
 import { bars, LineChart } from "./chart.js";
 import { duration, h, notice, percent } from "./dom.js";
-import { attainment, byName, computeSaved, deferrals, hitRate, latency, rate } from "./figures.js";
-import { samples, watch, wrongToken } from "./looks.js";
+import { attainment, byName, computeSaved, deferrals, hitRate, hitRateByK, latency, rate } from "./figures.js";
+import { samples, watchHistory, wrongToken } from "./looks.js";
 
 const AVERAGED = "over the last 30 s";
 const SHARE = { format: percent, top: 1 };
@@ -14,6 +14,7 @@ const CHARTS = [
     [["p50", 0.5], ["p90", 0.9], ["p99", 0.99]].map(([name, wanted]) => ({ name, points: latency(all, wanted) }))],
   [() => new LineChart("Hit rate and compute saved", { ...SHARE, hint: AVERAGED }), (all) => [
     { name: "pictures from the cache", points: hitRate(all) }, { name: "steps saved", points: computeSaved(all) }]],
+  [() => new LineChart("Hit rate by K", { ...SHARE, hint: `share of all pictures, by the steps K that their start saved, ${AVERAGED}` }), (all) => hitRateByK(all)],
   [() => new LineChart("SLO attainment", { ...SHARE, hint: `neither late, nor refused, nor failed, ${AVERAGED}` }), (all) => [{ name: "attained", points: attainment(all) }]],
   [() => new LineChart("Allocation", { hint: "workers by the plan" }), (all) => byName(all, "workers", 0)],
   [() => new LineChart("Admission", { ...SHARE, hint: "share of the demand that the plan admits" }), (all) => [{ name: "admitted", points: all.map((one) => [one.at, one.admission]) }]],
@@ -23,7 +24,7 @@ const CASCADE = [
   [() => new LineChart("Confidence threshold", { top: 1, hint: "by the plan" }), (all) => byName(all, "thresholds", NaN)],
 ];
 
-const isCascaded = (sample) => Object.keys(sample.thresholds).length > 0 || sample.pools.some((pool) => pool.scored_count > 0);
+const isCascaded = (sample) => Object.keys(sample.thresholds).length > 0 || sample.scored > 0;
 
 export class Charts {
   async open(main) {
@@ -34,7 +35,7 @@ export class Charts {
     main.append(h("h1", null, "Charts"), this.problem, this.grid);
     this.add(CHARTS);
     this.grid.append(this.starts);
-    this.watching = watch(() => this.show(), (error) => this.problem.replaceChildren(notice("bad", wrongToken(error))));
+    this.watching = watchHistory(() => this.show(), (error) => this.problem.replaceChildren(notice("bad", wrongToken(error))));
     await this.watching.first;
   }
 

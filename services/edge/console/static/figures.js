@@ -2,19 +2,20 @@
 
 export const WINDOW_MS = 30_000;
 
-const pairs = (samples, value) => samples.slice(1).map((sample, index) => [sample.at, value(samples[index], sample, index + 1)]);
 const share = (part, whole) => (whole > 0 ? part / whole : NaN);
-const sumOf = (sample, name) => sample.pools.reduce((total, pool) => total + (pool[name] ?? 0), 0);
 
-/** The look from which a window that ends at `index` begins. */
+/** The look from which a window that ends at `index` begins; totals of another frontdoor's life are not compared. */
 function windowStart(samples, index) {
-  const from = samples[index].at - WINDOW_MS;
-  let start = index - 1;
-  while (start > 0 && samples[start].at > from) start -= 1;
+  const { at, epoch } = samples[index];
+  let start = index;
+  while (start > 0 && samples[start - 1].epoch === epoch && (start === index || samples[start].at > at - WINDOW_MS)) start -= 1;
   return samples[start];
 }
 
-const windowed = (samples, value) => pairs(samples, (_, now, index) => value(windowStart(samples, index), now));
+const windowed = (samples, value) => samples.slice(1).map((now, index) => {
+  const before = windowStart(samples, index + 1);
+  return [now.at, before === now ? NaN : value(before, now)];
+});
 
 /** A total's growth a second. */
 export const rate = (samples, name) => windowed(samples, (before, now) => ((now[name] - before[name]) / (now.at - before.at)) * 1000);
@@ -41,17 +42,30 @@ const pictures = (sample) => sample.starts.reduce((total, [, , count]) => total 
 
 export const hitRate = (samples) => windowed(samples, (before, now) => share(hits(now) - hits(before), pictures(now) - pictures(before)));
 
+const startName = ([kind, saved]) => `${kind}, K = ${saved}`;
+const countOf = (sample, name) => sample.starts.reduce((total, start) => total + (startName(start) === name ? start[2] : 0), 0);
+
+/** The share of a window's pictures that each K has, by kind of start: the most frequent ones, the smallest K first. */
+export function hitRateByK(samples, most = 6) {
+  const found = (samples.at(-1)?.starts ?? []).filter(([kind]) => kind !== "noise");
+  const shown = [...found].sort((one, other) => other[2] - one[2]).slice(0, most).sort((one, other) => one[1] - other[1]);
+  return shown.map((start) => {
+    const name = startName(start);
+    return { name, points: windowed(samples, (before, now) => share(countOf(now, name) - countOf(before, name), pictures(now) - pictures(before))) };
+  });
+}
+
 export const computeSaved = (samples) =>
   windowed(samples, (before, now) => share(now.saved - before.saved, now.saved - before.saved + now.run - before.run));
 
 export const deferrals = (samples) =>
-  windowed(samples, (before, now) => share(sumOf(now, "deferred_count") - sumOf(before, "deferred_count"), sumOf(now, "scored_count") - sumOf(before, "scored_count")));
+  windowed(samples, (before, now) => share(now.deferred - before.deferred, now.scored - before.scored));
 
 /** The share of arrivals of a window that were neither refused, nor failed, nor late. */
 export function attainment(samples) {
   return windowed(samples, (before, now) => {
     const arrived = now.accepted + now.rejected - before.accepted - before.rejected;
-    const violated = now.failed + now.rejected + sumOf(now, "late_count") - (before.failed + before.rejected + sumOf(before, "late_count"));
+    const violated = now.failed + now.rejected + now.late - (before.failed + before.rejected + before.late);
     return arrived > 0 ? Math.max(1 - violated / arrived, 0) : NaN;
   });
 }

@@ -1,70 +1,57 @@
-// The deployment's status, looked at again and again while somebody watches; earlier looks stay with the tab.
+// The deployment's status and its past, asked for again and again while somebody watches.
 
 import { get } from "./api.js";
 
 const EVERY_MS = 2000;
-const KEY = "pentimento.looks";
-const MOST = 450;
+const MOST = 2000;
 
-/** Looks as charts need them; see `sampleOf`. */
-export const samples = load();
+/** What charts are made of, oldest first; services/edge/history/samples.py says what each holds. */
+export const samples = [];
 
-function load() {
-  try { return JSON.parse(sessionStorage.getItem(KEY) ?? "[]"); } catch { return []; }
-}
+const number = (bound) => (bound === "Infinity" ? Infinity : bound);
 
-/** What charts need of a look: totals since the frontdoor's start, and the plan of now. */
-function sampleOf(status, at) {
-  const { frontdoor, fleet } = status;
-  const workers = {};
-  for (const assignment of fleet?.plan.assignments ?? []) workers[assignment.model] = (workers[assignment.model] ?? 0) + 1;
-  const thresholds = {};
-  for (const cascade of fleet?.plan.cascades ?? []) {
-    for (const stage of cascade.stages) {
-      const found = stage.thresholds.map((each) => each.confidence);
-      if (found.length) thresholds[`${cascade.cascade} ${stage.pool}`] = Math.max(...found);
-    }
+function keep(found) {
+  for (const sample of found) {
+    if (sample.at <= (samples.at(-1)?.at ?? 0)) continue;
+    samples.push({ ...sample, latencies: sample.latencies.map(([bound, count]) => [number(bound), count]) });
   }
-  const pools = (frontdoor?.pools ?? []).map((pool) => Object.fromEntries(Object.entries(pool).map(([name, value]) => [name, name === "pool" ? value : Number(value)])));
-  const total = (name) => Number(frontdoor?.[name] ?? 0);
-  return {
-    at, epoch: `${frontdoor?.frontdoor_id} ${frontdoor?.frontdoor_epoch}`, workers, thresholds, pools,
-    accepted: total("accepted_count"), completed: total("completed_count"), failed: total("failed_count"), rejected: total("rejected_count"),
-    run: total("steps_run"), saved: total("steps_saved"),
-    starts: (frontdoor?.starts ?? []).map((start) => [start.kind, Number(start.saved_steps ?? 0), Number(start.picture_count)]),
-    latencies: (frontdoor?.latencies ?? []).map((bucket) => [bucket.upper_bound_s === "Infinity" ? Infinity : Number(bucket.upper_bound_s), Number(bucket.request_count ?? 0)]),
-    admission: fleet?.plan.admission_rate ?? 1,
-  };
+  if (samples.length > MOST) samples.splice(0, samples.length - MOST);
 }
 
-function keep(sample) {
-  const last = samples.at(-1);
-  if (last && last.epoch !== sample.epoch) samples.length = 0;
-  samples.push(sample);
-  if (samples.length > MOST) samples.shift();
-  try {
-    sessionStorage.setItem(KEY, JSON.stringify(samples, (_, value) => (value === Infinity ? "Infinity" : value)));
-  } catch { /* There is no room: the looks stay in memory. */ }
-}
-
-/** Calls `onstatus` or `onerror` now and every two seconds, until the returned function is called. */
-export function watch(onstatus, onerror) {
+/** Calls `ask`, and again as many milliseconds after its answer as it resolves to, until stopped; errors go to `onerror`. */
+function again(ask, onerror) {
   const controller = new AbortController();
   let timer = 0;
-  async function look() {
+  async function once() {
+    let wait = EVERY_MS;
     try {
-      const status = await get("status", controller.signal);
-      if (status.frontdoor) keep(sampleOf(status, Date.now()));
-      onstatus(status);
+      wait = await ask(controller.signal);
     } catch (error) {
       if (controller.signal.aborted) return;
       onerror(error);
       if (error.status === 401 || error.status === 403) return;
     }
-    if (!controller.signal.aborted) timer = setTimeout(look, document.hidden ? 5 * EVERY_MS : EVERY_MS);
+    if (!controller.signal.aborted) timer = setTimeout(once, document.hidden ? 5 * wait : wait);
   }
-  const first = look();
-  return { first, stop: () => { controller.abort(); clearTimeout(timer); } };
+  return { first: once(), stop: () => { controller.abort(); clearTimeout(timer); } };
+}
+
+/** Calls `onstatus` with the status of now and every two seconds. */
+export function watch(onstatus, onerror) {
+  return again(async (signal) => {
+    onstatus(await get("status", signal));
+    return EVERY_MS;
+  }, onerror);
+}
+
+/** Calls `onsamples` whenever `samples` may have grown. The edge looks for all pages; each asks for what it has not. */
+export function watchHistory(onsamples, onerror) {
+  return again(async (signal) => {
+    const { samples: found, interval_ms: wait } = await get(`history?after=${samples.at(-1)?.at ?? 0}`, signal);
+    keep(found);
+    onsamples();
+    return wait;
+  }, onerror);
 }
 
 export function wrongToken(error) {

@@ -21,6 +21,20 @@ function paintedOf(pixels) {
   return pixels;
 }
 
+/** The image as its bytes have it: services do not turn a JPEG by what its camera noted, which browsers do. */
+async function unturned(file) {
+  const data = new Uint8Array(await file.arrayBuffer());
+  if (data[0] !== 0xff || data[1] !== 0xd8) return file;
+  const kept = [data.subarray(0, 2)];
+  let at = 2;
+  while (at + 4 <= data.length && data[at] === 0xff && data[at + 1] !== 0xda) {
+    const end = at + 2 + data[at + 2] * 256 + data[at + 3];
+    if (data[at + 1] !== 0xe1) kept.push(data.subarray(at, end));
+    at = end;
+  }
+  return new Blob([...kept, data.subarray(at)], { type: file.type });
+}
+
 function canvasOf(width, height) {
   const canvas = document.createElement("canvas");
   Object.assign(canvas, { width, height });
@@ -116,14 +130,13 @@ export class MaskEditor {
     this.file.value = "";
     this.problem.replaceChildren();
     if (!file) return;
-    this.picture.src = URL.createObjectURL(file);
     try {
+      this.picture.src = URL.createObjectURL(await unturned(file));
       await this.picture.decode();
     } catch {
       return;
     }
     this.element.hidden = false;
-    // As the image's bytes have them: a service does not turn a picture by what its camera noted.
     const [width, height] = [this.picture.naturalWidth, this.picture.naturalHeight];
     Object.assign(this.canvas, { width, height });
     this.overlay.setAttribute("viewBox", `0 0 ${width} ${height}`);

@@ -1,0 +1,1 @@
+"""What the suite did before a page of the console was opened."""

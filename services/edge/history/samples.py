@@ -1,0 +1,51 @@
+"""What charts are made of: the totals of a look at the suite, and the plan in force. Pure."""
+
+import math
+from collections import Counter
+from typing import Any
+
+from pentimento.clients.suite_status import SuiteStatus
+from pentimento.domain.fleet import Plan
+
+COUNTS = ("accepted", "completed", "failed", "rejected")
+POOL_COUNTS = ("late", "scored", "deferred")
+
+
+def sample_of(status: SuiteStatus, at_ms: int) -> dict[str, Any] | None:
+    """Return a look as JSON values, its totals since the start of the frontdoor that `epoch` names: requests; `late`,
+    `scored` and `deferred` pictures of all pools; steps `run` and `saved`; pictures by start and K; completed requests
+    by latency in seconds; and of the plan workers by model, thresholds by stage, the share that is admitted. None where
+    the frontdoor did not answer."""
+    frontdoor = status.frontdoor
+    if frontdoor is None:
+        return None
+    return {
+        "at": at_ms,
+        "epoch": f"{frontdoor.frontdoor_id} {frontdoor.frontdoor_epoch}",
+        **{name: getattr(frontdoor, f"{name}_count") for name in COUNTS},
+        **{name: sum(getattr(pool, f"{name}_count") for pool in frontdoor.pools) for name in POOL_COUNTS},
+        "run": frontdoor.steps_run,
+        "saved": frontdoor.steps_saved,
+        "starts": [[one.kind, one.saved_steps, one.picture_count] for one in frontdoor.starts],
+        "latencies": [[bound_of(one.upper_bound_s), one.request_count] for one in frontdoor.latencies],
+        **plan_sample(status.fleet.plan if status.fleet is not None else None),
+    }
+
+
+def bound_of(seconds: float) -> float | str:
+    """Return a bucket's bound as JSON can say it."""
+    return seconds if math.isfinite(seconds) else "Infinity"
+
+
+def plan_sample(plan: Plan | None) -> dict[str, Any]:
+    """Return the part of a sample that is the plan's; without one everybody is admitted."""
+    if plan is None:
+        return {"workers": {}, "thresholds": {}, "admission": 1.0}
+    thresholds = {
+        f"{cascade.cascade} {stage.pool}": max(one.confidence for one in stage.thresholds)
+        for cascade in plan.cascades
+        for stage in cascade.stages
+        if stage.thresholds
+    }
+    workers = Counter(assignment.model for assignment in plan.assignments)
+    return {"workers": dict(workers), "thresholds": thresholds, "admission": plan.admission_rate}

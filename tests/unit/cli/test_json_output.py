@@ -1,0 +1,104 @@
+"""Every command that prints something prints JSON where it is asked to, under names that are written down."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pentimento.cli import SUBCOMMANDS, adapters, bench_report, cli, detached, models, token
+from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.generation import ObjectReference
+from pentimento.domain.image_request import PinnedPicture
+from pentimento.reports import Run
+from pentimento.supervisor.state import Endpoint, StateDirectory
+
+PAGE = Path(__file__).parents[3] / "docs" / "command-json.md"
+# Commands that have no --json of their own, and why.
+WITHOUT_JSON = {
+    "completion": "prints a program for a shell",
+    "serve": "becomes the service, whose log is on its stderr",
+    "simulate": "becomes `python -m pentimento.simulator`, which takes --json itself",
+    "journal renew": "becomes `python -m services.frontdoor.renewal`",
+    "bench profile": "becomes `python -m services.unet_worker.profile`, which writes a JSON file",
+    "bench selector-profile": "becomes `python -m services.unet_worker.selector_profile`, which writes a JSON file",
+    "bench thinning-profile": "becomes `python -m services.unet_worker.thinning_profile`, which writes a JSON file",
+    "bench lora-bound": "becomes `python -m services.unet_worker.lora_bound`, which writes a JSON file",
+    "bench allocation": "prints nothing: it draws a file",
+    **{f"zoo {name}": "becomes a program of the zoo" for name in ("list", "train", "export", "prompt-head")},
+    **{f"zoo {name}": "becomes a program of the zoo" for name in ("eval", "sample", "cards")},
+}
+
+
+def commands(group: click.Group = cli, above: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Every command that does something, by its words."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None, name
+        if isinstance(command, click.Group):
+            yield from commands(command, (*above, name))
+        else:
+            yield " ".join((*above, name)), command
+
+
+COMMANDS = dict(commands())
+
+
+def has_json(command: click.Command) -> bool:
+    return any(isinstance(option, click.Option) and option.opts == ["--json"] for option in command.params)
+
+
+def test_every_command_prints_json_or_says_why_not() -> None:
+    assert {name for name, command in COMMANDS.items() if not has_json(command)} == WITHOUT_JSON.keys()
+    # Whole groups are walked.
+    assert {name.split()[0] for name in COMMANDS} == SUBCOMMANDS.keys()
+
+
+def test_the_page_names_every_command_that_prints_json() -> None:
+    named = {name for line in PAGE.read_text().splitlines() for name in re.findall(r"^\| `([a-z -]+)`", line)}
+
+    assert named == COMMANDS.keys() - WITHOUT_JSON.keys()
+
+
+def fields_of(command: str) -> list[str]:
+    """The fields that the page names for a command."""
+    line = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{command}`"))
+    return re.findall(r"`([a-z_]+)`", line.split("|")[3])
+
+
+def test_a_token_is_one_document_and_nothing_else() -> None:
+    done = CliRunner().invoke(token.new, ["--tenant", "acme", "--role", "admin", "--json"])
+
+    document = json.loads(done.stdout)
+    assert sorted(document) == sorted(fields_of("token new"))
+    assert (document["tenant"], document["roles"], done.stderr) == ("acme", ["admin"], "")
+    assert document["token"] not in document["entry"]
+
+
+def test_documents_have_the_fields_that_the_page_names(tmp_path: Path) -> None:
+    endpoint = Endpoint("unix:/f", "127.0.0.1:1", "unix:/c", "", "", 7)
+    adapter = Adapter("style", AdapterKind.LORA, "sha256:1", "sd", object=ObjectReference("k", "sha256:1", 5))
+
+    assert list(detached.serving_document(endpoint, StateDirectory(tmp_path))) == fields_of("up")
+    assert list(adapters._document(adapter)) == fields_of("adapters list") == fields_of("adapters add")
+    assert ["file", *vars(PinnedPicture("r", 1, 2, True))] == fields_of("pin")
+
+
+def test_reports_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    reports = [bench_report.report_of(Run(name, {}, ()), 0.0) for name in ("one", "two")]
+
+    bench_report.show(reports, (), as_json=True)
+
+    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["one", "two"]
+
+
+def test_a_model_that_is_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "call", lambda options, question: None)
+
+    done = CliRunner().invoke(models.remove, ["tiny-heavy", "--json"])
+
+    assert json.loads(done.output) == {"removed": "tiny-heavy"}
