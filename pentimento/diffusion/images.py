@@ -17,8 +17,11 @@ CONDITION_FIELD = "controlnet.conditioning_image"
 IMAGE_FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
 
 
-def encode_pixels(pixels: Tensor, image_format: str, max_side_px: int | None = None) -> bytes:
+def encode_pixels(
+    pixels: Tensor, image_format: str, max_side_px: int | None = None, quality: int | None = None
+) -> bytes:
     """Return pixels (1, 3, height, width) in -1..1 as one of IMAGE_FORMATS, shrunk to `max_side_px` if that is given.
+    `quality`: how much of them JPEG and WebP keep, 0 to 100; None is Pillow's own, 75 and 80.
 
     Raises ValueError when a pixel is not finite.
     """
@@ -28,7 +31,7 @@ def encode_pixels(pixels: Tensor, image_format: str, max_side_px: int | None = N
     if max_side_px is not None:
         image.thumbnail((max_side_px, max_side_px))
     buffer = io.BytesIO()
-    image.save(buffer, IMAGE_FORMATS[image_format])
+    image.save(buffer, IMAGE_FORMATS[image_format], **({} if quality is None else {"quality": quality}))
     return buffer.getvalue()
 
 

@@ -262,3 +262,5 @@ class Provenance:
     inputs: tuple[SpecInput, ...] = ()
     # Of a replay: whether its bytes are those of the picture that it paints again; None otherwise, or where unknown.
     replay_equal: bool | None = None
+    # How much of the picture its file was to keep, 0 to 100, of JPEG and WebP; None: the encoder's own.
+    encoding_quality: int | None = None

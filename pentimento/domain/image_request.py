@@ -55,7 +55,8 @@ class AskedControlNet:
 class ImageRequest:
     """As it was sent, unjudged; None and "" take the model's or the deployment's default. `repr` holds no prompt.
     `binding_steps`: no step is left out, whatever the load; None says so where `num_inference_steps` is there.
-    `image_count`: pictures that differ by their seeds alone; None means 1."""
+    `image_count`: pictures that differ by their seeds alone; None means 1. `encoding_quality`: how much of it a JPEG or
+    WebP file keeps, 0 to 100; None is the encoder's own."""
 
     prompt: str = field(repr=False)
     negative_prompt: str = field(default="", repr=False)
@@ -78,6 +79,7 @@ class ImageRequest:
     pin_ms: int | None = None
     binding_steps: bool | None = None
     image_count: int | None = None
+    encoding_quality: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class ResolvedRequest:
     `inputs`: the bytes of `spec` that are kept apart from it. `replay` None: the cache and the plan decide its route.
     `pin_ms`: for how long its picture is to stay replayable; 0 for no longer than others. `may_thin`: steps may be left
     out of it, as far as its model's profile allows. `image_index`: of several pictures of one call which one it is.
+    `encoding_quality`: how much of it a JPEG or WebP file keeps, 0 to 100; None is the encoder's own.
     """
 
     spec: GenerationSpec
@@ -118,6 +121,7 @@ class ResolvedRequest:
     pin_ms: int = 0
     may_thin: bool = False
     image_index: int = 0
+    encoding_quality: int | None = None
 
     @property
     def cost(self) -> float:

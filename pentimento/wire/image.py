@@ -51,6 +51,7 @@ _OPTIONAL = (
     "pin_ms",
     "binding_steps",
     "image_count",
+    "encoding_quality",
 )
 
 

@@ -36,6 +36,7 @@ def journalled_to_proto(resolved: ResolvedRequest) -> pb.JournalledRequest:
         pin_ms=resolved.pin_ms,
         may_thin=resolved.may_thin,
         image_index=resolved.image_index,
+        encoding_quality=resolved.encoding_quality,
     )
 
 
@@ -52,6 +53,7 @@ def journalled_from_proto(message: pb.JournalledRequest) -> ResolvedRequest:
         pin_ms=message.pin_ms,
         may_thin=message.may_thin,
         image_index=message.image_index,
+        encoding_quality=message.encoding_quality if message.HasField("encoding_quality") else None,
     )
 
 

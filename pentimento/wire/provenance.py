@@ -39,6 +39,7 @@ def provenance_to_proto(provenance: Provenance) -> pb.Provenance:
         notes=provenance.notes,
         inputs=[input_to_proto(part) for part in provenance.inputs],
         replay_equal=provenance.replay_equal,
+        encoding_quality=provenance.encoding_quality,
     )
 
 
@@ -62,6 +63,7 @@ def provenance_from_proto(message: pb.Provenance) -> Provenance:
         notes=tuple(message.notes),
         inputs=tuple(input_from_proto(part) for part in message.inputs),
         replay_equal=message.replay_equal if message.HasField("replay_equal") else None,
+        encoding_quality=message.encoding_quality if message.HasField("encoding_quality") else None,
     )
 
 

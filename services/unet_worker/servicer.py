@@ -109,6 +109,7 @@ def _order(request: pb.ExecuteRequest) -> ExecuteOrder:
         preview_interval_steps=request.preview_interval_steps,
         cache_grant=grant_from_proto(request.cache_grant) if request.HasField("cache_grant") else None,
         image_format=request.image_format or "png",
+        encoding_quality=request.encoding_quality if request.HasField("encoding_quality") else None,
         return_latents=request.return_latents,
         journal_id=request.journal_id,
         cache_thinned_picture=request.cache_thinned_picture,

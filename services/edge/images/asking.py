@@ -28,7 +28,9 @@ API_NAMES = {
     "preview_interval_steps": "partial_images",
     "init_image.mask": "mask",
     "image_count": "n",
+    "encoding_quality": "output_compression",
     "idempotency_key": "Idempotency-Key",
+    "page_token": "after",
 }
 
 
@@ -68,6 +70,7 @@ def asked_pictures(values: Mapping[str, Any], image: bytes | None = None, mask: 
         max_cost=values.get("max_cost"),
         # One picture is what a request without a count asks for: both have the same digest under a key.
         image_count=values["n"] if values.get("n", 1) != 1 else None,
+        encoding_quality=encoding_quality(values),
     )
     return AskedPictures(
         request,
@@ -78,13 +81,22 @@ def asked_pictures(values: Mapping[str, Any], image: bytes | None = None, mask: 
     )
 
 
+def encoding_quality(values: Mapping[str, Any]) -> int | None:
+    """Return how much of a picture its file keeps, 0 to 100; None for a PNG. InvalidArgument for a PNG that is to keep
+    less than all of it."""
+    asked: int = values.get("output_compression", 100)
+    if values.get("output_format", "png") != "png":
+        return asked
+    if asked != 100:
+        raise InvalidArgument.of("output_compression", f"must be 100 where output_format is png, got {asked}")
+    return None
+
+
 def check_unserved(values: Mapping[str, Any]) -> None:
     """InvalidArgument for what OpenAI's clients may ask and no model here can do."""
     if values.get("background") == "transparent":
         raise InvalidArgument.of("background", "must be auto or opaque: no model here paints transparent pictures")
     if values.get("response_format") == "url" and values.get("stream"):
         raise InvalidArgument.of("response_format", "must be b64_json where stream is true")
-    if values.get("output_compression", 100) != 100:
-        raise InvalidArgument.of("output_compression", "must be 100")
     if values.get("partial_images") and not values.get("stream"):
         raise InvalidArgument.of("partial_images", "must be 0 where stream is false")

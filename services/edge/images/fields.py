@@ -84,7 +84,12 @@ OPENAI_FIELDS = (
         "output_format", FieldKind.WORD, "the picture's file format", words=("png", "jpeg", "webp"), default="png"
     ),
     RequestField(
-        "output_compression", FieldKind.INTEGER, "quality of JPEG and WebP; 100 alone", least=0, most=100, default=100
+        "output_compression",
+        FieldKind.INTEGER,
+        "how much of the picture a JPEG or WebP file keeps, in percent; of PNG, which keeps all of it, 100 alone",
+        least=0,
+        most=100,
+        default=100,
     ),
     RequestField(
         "background",

@@ -112,6 +112,7 @@ class Results:
             notes=(*job.notes, *result.notes),
             inputs=tuple(replace(part, object=replace(part.object, key="")) for part in execution.resolved.inputs),
             replay_equal=result.image_digest == replay.image_digest if replay and replay.image_digest else None,
+            encoding_quality=job.request.resolved.encoding_quality,
         )
 
 

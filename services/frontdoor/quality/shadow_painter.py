@@ -96,6 +96,7 @@ class ShadowPainter:
             # Its own: the plan's model is as whichever worker told of it last.
             link.worker_generation,
             image_format=plan.format.value,
+            encoding_quality=plan.provenance.encoding_quality,
             journal_id=self._identity.journal_id,
         )
         async with aclosing(stream) as events:

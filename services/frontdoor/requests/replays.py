@@ -51,6 +51,7 @@ def resolve_replay(
         deadline_ms=deadline_ms,
         preview_interval_steps=interval,
         replay=Replay(route, recorded.image_digest),
+        encoding_quality=provenance.encoding_quality,
     )
     check_cost(resolved.cost, None, limits)
     return resolved

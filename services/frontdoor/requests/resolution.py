@@ -60,6 +60,7 @@ def resolve(
         preview_interval_steps=interval,
         pin_ms=request.pin_ms or 0,
         may_thin=not _binds_steps(request),
+        encoding_quality=_resolve_encoding_quality(request),
     )
     check_cost(resolved.cost * count, request.max_cost, limits, count)
     return resolved
@@ -75,6 +76,17 @@ def _binds_steps(request: ImageRequest) -> bool:
     """Whoever names a number of steps means it, unless they say otherwise."""
     stated = request.num_inference_steps is not None
     return stated if request.binding_steps is None else request.binding_steps
+
+
+def _resolve_encoding_quality(request: ImageRequest) -> int | None:
+    if request.encoding_quality is None:
+        return None
+    quality = int(_in_range("encoding_quality", request.encoding_quality, 0, 100))
+    if request.format in (ImageFormat.JPEG, ImageFormat.WEBP):
+        return quality
+    if quality != 100:
+        raise InvalidArgument.of("encoding_quality", f"must be 100 for a PNG, which keeps all of it, got {quality}")
+    return None
 
 
 def check_idempotency_key(key: str, limits: RequestLimits) -> None:

@@ -132,6 +132,7 @@ async def _execute(
         preview_interval_steps=execution.resolved.preview_interval_steps,
         cache_grant=execution.grant,
         image_format=execution.resolved.format.value,
+        encoding_quality=execution.resolved.encoding_quality,
         peer=execution.peer,
         controlnet_endpoints=parts.adapters.endpoints(spec.controlnets),
         journal_id=parts.identity.journal_id,

@@ -35,10 +35,12 @@ class Finisher:
             1, thread_name_prefix="finisher", initializer=torch.set_num_threads, initargs=(threads,)
         )
 
-    def finish(self, latent: Tensor, image_format: str, keep_png: bool) -> "Future[FinishedPicture]":
+    def finish(
+        self, latent: Tensor, image_format: str, keep_png: bool, encoding_quality: int | None = None
+    ) -> "Future[FinishedPicture]":
         """The picture of a final latent; Internal NON_FINITE_LATENT when it holds NaN or infinities, ResourceExhausted
         when the device has no memory to decode it."""
-        return self._executor.submit(self._finish, latent, image_format, keep_png)
+        return self._executor.submit(self._finish, latent, image_format, keep_png, encoding_quality)
 
     def preview(self, predicted_clean: Tensor) -> "Future[bytes]":
         """A small PNG of what the model now expects; empty when that is not finite."""
@@ -48,12 +50,14 @@ class Finisher:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     @torch.inference_mode()
-    def _finish(self, latent: Tensor, image_format: str, keep_png: bool) -> FinishedPicture:
+    def _finish(
+        self, latent: Tensor, image_format: str, keep_png: bool, encoding_quality: int | None
+    ) -> FinishedPicture:
         started_at = time.monotonic()
         pixels = self._decode(latent)
         decoded_at = time.monotonic()
         try:
-            image = encode_pixels(pixels, image_format)
+            image = encode_pixels(pixels, image_format, quality=encoding_quality)
             png = image if image_format == "png" or not keep_png else encode_pixels(pixels, "png")
         except ValueError:
             raise Internal("NON_FINITE_PIXELS", "the autoencoder produced values that are not finite") from None

@@ -41,6 +41,8 @@ class ExecuteOrder:
     preview_interval_steps: int = 0
     cache_grant: CacheGrant | None = None
     image_format: str = "png"
+    # How much a JPEG or WebP file keeps, 0 to 100; None: the encoder's own.
+    encoding_quality: int | None = None
     return_latents: bool = False
     # Who computes the other half of the guidance; None for nobody.
     peer: LatentParallelPeer | None = None

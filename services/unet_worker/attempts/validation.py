@@ -58,6 +58,8 @@ def check_order(
     _check_thinning(order.route, order.spec.num_inference_steps)
     if order.image_format not in IMAGE_FORMATS:
         raise InvalidArgument.of("image_format", f"must be one of {', '.join(IMAGE_FORMATS)}")
+    if order.encoding_quality is not None and order.encoding_quality > 100:
+        raise InvalidArgument.of("encoding_quality", f"must be between 0 and 100, got {order.encoding_quality}")
     if order.deadline_remaining_ms < 0:
         raise InvalidArgument.of("deadline_remaining_ms", f"must be at least 0, got {order.deadline_remaining_ms}")
 

@@ -9,6 +9,7 @@ import pytest
 from pentimento.domain.requests import RequestState
 from pentimento.testing.paced_worker import picture_of
 from tests.integration.edge.conftest import EdgeUnderTest
+from tests.integration.frontdoor.inputs import png
 
 
 def client(edge: EdgeUnderTest) -> openai.AsyncOpenAI:
@@ -41,6 +42,20 @@ async def test_extensions_reach_the_frontdoor(edge: EdgeUnderTest) -> None:
     assert document["data"][0]["provenance"]["steps_run"] == 2
 
 
+async def test_a_file_keeps_as_much_as_every_kind_of_call_asks(edge: EdgeUnderTest) -> None:
+    asked = {"prompt": "x", "num_inference_steps": 1, "output_format": "webp"}
+    form = {"files": {"image": png()}, "data": {**asked, "output_compression": "3", "num_inference_steps": "2"}}
+    await edge.http.post("/v1/images/generations", json={**asked, "output_compression": 0})
+    await edge.http.post("/v1/images/generations", json={**asked, "output_compression": 2, "stream": True})
+    await edge.http.post("/v1/images/edits", **form)  # type: ignore[arg-type]
+    job = await edge.http.post("/v1/jobs", json={**asked, "output_compression": 4})
+    await edge.http.get(f"/v1/jobs/{job.json()['id']}/events")
+    await edge.http.post("/v1/images/generations", json=asked)
+
+    asked_for = [(order.image_format, order.encoding_quality) for order in edge.worker.orders]
+    assert asked_for == [("webp", 0), ("webp", 2), ("webp", 3), ("webp", 4), ("webp", 100)]
+
+
 async def test_a_stream_ends_with_the_picture(edge: EdgeUnderTest) -> None:
     async with client(edge) as ai:
         stream = await ai.images.generate(prompt="a red circle", stream=True, extra_body={"num_inference_steps": 4})
@@ -63,6 +78,9 @@ WRONG_FIELDS: tuple[tuple[dict[str, object], str, str], ...] = (
     ({"seed": -1}, "seed", "between 0 and"),
     ({"background": "transparent"}, "background", "no model here"),
     ({"quality": "ultra"}, "quality", "must be one of auto"),
+    ({"output_compression": 99}, "output_compression", "must be 100 where output_format is png, got 99"),
+    ({"output_format": "jpeg", "output_compression": 101}, "output_compression", "between 0 and 100"),
+    ({"output_format": "webp", "output_compression": "9"}, "output_compression", "must be an integer"),
     ({"deadline_ms": -5}, "deadline_ms", "between 1 and"),
     ({"max_cost": 1}, "max_cost", "at least the request's cost"),
     ({"loras": [{"scale": 1}]}, "loras[0].name", "is required"),

@@ -48,6 +48,16 @@ async def test_a_replay_is_asked_for_as_it_was_the_first_time(suite: FrontdoorSu
     assert again.provenance.route.start == FromNoise()
 
 
+async def test_a_replay_is_encoded_as_it_was_the_first_time(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    first = await suite.paint(replace(REQUEST, format=ImageFormat.JPEG, encoding_quality=0))
+
+    again = await last_of(suite.client.replay(ReplayRequest(first.request_id)))
+
+    assert [(order.image_format, order.encoding_quality) for order in worker.orders] == [("jpeg", 0)] * 2
+    assert [order.HasField("encoding_quality") for order in worker.orders] == [True, True]
+    assert first.provenance.encoding_quality == again.provenance.encoding_quality == 0
+
+
 async def test_a_replay_neither_asks_the_cache_nor_writes_to_it(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     first = await suite.paint(replace(REQUEST, cache=CacheMode.READ_WRITE))
     worker.hold.clear()

@@ -51,6 +51,15 @@ async def test_the_picture_comes_in_the_format_asked_for(worker: Served, image_f
     assert size_of(result.image) == (32, 32)
 
 
+async def test_a_file_keeps_as_much_as_it_is_asked_to(worker: Served) -> None:
+    sizes = []
+    for token, kept in enumerate((0, None, 100), start=1):
+        ordered = execute(worker, attempt=attempt(token), image_format="jpeg", encoding_quality=kept)
+        sizes.append(len((await result_of(ordered)).image))
+
+    assert sizes[0] < sizes[1] < sizes[2]
+
+
 async def test_sides_may_differ(worker: Served) -> None:
     result = await result_of(execute(worker, spec=spec_with(width_px=64, height_px=40)))
 

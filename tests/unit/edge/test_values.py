@@ -65,6 +65,20 @@ def test_quality_is_a_word_or_a_share(word: object, asked: float | None) -> None
     assert asked_pictures(judged({"prompt": "x", "quality": word}, FIELDS)).request.quality == asked
 
 
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ({}, None),
+        ({"output_compression": 100}, None),
+        ({"output_format": "jpeg"}, 100),
+        ({"output_format": "webp", "output_compression": 0}, 0),
+        ({"output_format": "jpeg", "output_compression": 99}, 99),
+    ],
+)
+def test_a_file_keeps_all_of_a_picture_unless_it_is_asked_for_less(values: dict[str, object], kept: int | None) -> None:
+    assert asked_pictures(judged({"prompt": "x", **values}, FIELDS)).request.encoding_quality == kept
+
+
 def test_null_is_absent() -> None:
     request = asked_pictures(judged({"prompt": "x", "n": None, "seed": None, "size": None}, FIELDS)).request
 

@@ -67,6 +67,7 @@ def test_zero_is_not_the_same_as_not_said() -> None:
         ("scheduler", "dpmpp_2m"),
         *[("quality", quality) for quality in (math.nan, -0.1, 1.1)],
         *[("deadline_ms", deadline) for deadline in (0, -1, 3_600_001, 2**62)],
+        *[("encoding_quality", quality) for quality in (-1, 101, 2**62)],
         *[("max_cost", cost) for cost in (math.nan, -1.0, 0.0, 1.0, math.inf)],
     ],
 )
@@ -76,6 +77,19 @@ def test_what_is_out_of_bounds_is_refused_by_name(field: str, value: object) -> 
 
     assert [violation.field for violation in caught.value.violations] == [field]
     assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("asked", [ImageFormat.JPEG, ImageFormat.WEBP])
+def test_jpeg_and_webp_keep_as_much_as_they_are_asked_to(asked: ImageFormat) -> None:
+    assert [resolved(format=asked, encoding_quality=kept).encoding_quality for kept in (None, 0, 100)] == [None, 0, 100]
+
+
+@pytest.mark.parametrize("asked", [None, ImageFormat.PNG])
+def test_a_png_keeps_all_of_its_picture(asked: ImageFormat | None) -> None:
+    with pytest.raises(InvalidArgument, match="encoding_quality: must be 100 for a PNG"):
+        resolved(format=asked, encoding_quality=99)
+
+    assert resolved(format=asked, encoding_quality=100) == resolved(format=asked)
 
 
 def test_the_error_states_the_limit() -> None:

@@ -1,9 +1,11 @@
 """What goes wrong in decoding, as the errors that a request gets."""
 
+import io
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from pentimento.domain.errors import Internal, ResourceExhausted
 from services.unet_worker.attempts.finishing import Finisher
@@ -33,6 +35,16 @@ def test_a_picture_in_half_precision_becomes_a_png() -> None:
 
     assert picture.image.startswith(b"\x89PNG")
     assert picture.started_at <= picture.decoded_at <= picture.encoded_at
+
+
+def test_a_file_keeps_as_much_as_it_is_asked_to() -> None:
+    jpegs = [finisher().finish(LATENT, "jpeg", True, quality).result() for quality in (None, 75, 100, 0)]
+
+    tables = [Image.open(io.BytesIO(one.image)).quantization for one in jpegs]  # type: ignore[attr-defined]
+    assert tables[0] == tables[1]
+    assert {factor for table in tables[2].values() for factor in table} == {1}
+    assert {factor for table in tables[3].values() for factor in table} == {255}
+    assert all(one.png.startswith(b"\x89PNG") for one in jpegs)
 
 
 def test_a_decoder_without_memory_fails_its_own_picture_alone() -> None:

@@ -42,6 +42,8 @@ def check(order: ExecuteOrder) -> None:
         order_with(init_image=InitImage(b"png", 0.5)),
         order_with(init_image=InitImage(b"png", 0.5, b"png")),
         replace(ORDER, image_format="webp", deadline_remaining_ms=1),
+        replace(ORDER, image_format="jpeg", encoding_quality=0),
+        replace(ORDER, image_format="webp", encoding_quality=100),
     ],
 )
 def test_sound_orders_are_taken(order: ExecuteOrder) -> None:
@@ -91,6 +93,7 @@ def test_sound_orders_are_taken(order: ExecuteOrder) -> None:
         (order_with(start=replace(FROM_IMAGE, start_step=8)), "route.start.image.start_step"),
         (order_with(start=replace(FROM_IMAGE, noise_form=NoiseForm.FLOW_MATCHING)), "route.start.image.noise_form"),
         (replace(ORDER, image_format="gif"), "image_format"),
+        (replace(ORDER, image_format="jpeg", encoding_quality=101), "encoding_quality"),
         (replace(ORDER, deadline_remaining_ms=-1), "deadline_remaining_ms"),
         (replace(ORDER, peer=LatentParallelPeer("peer", "")), "latent_parallel_peer.address"),
     ],

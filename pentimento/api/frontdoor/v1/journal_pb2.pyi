@@ -39,6 +39,7 @@ class JournalledRequest(_message.Message):
     PIN_MS_FIELD_NUMBER: _builtins.int
     MAY_THIN_FIELD_NUMBER: _builtins.int
     IMAGE_INDEX_FIELD_NUMBER: _builtins.int
+    ENCODING_QUALITY_FIELD_NUMBER: _builtins.int
     cache: _image_service_pb2.CacheMode.ValueType
     format: _image_service_pb2.ImageFormat.ValueType
     quality: _builtins.float
@@ -51,6 +52,8 @@ class JournalledRequest(_message.Message):
     """Steps may be left out of it, as far as its model's profile allows."""
     image_index: _builtins.int
     """Of several pictures of one call which one it is, from 0."""
+    encoding_quality: _builtins.int
+    """0..100, of JPEG and WebP; absent: the encoder's own."""
     @_builtins.property
     def spec(self) -> _generation_pb2.GenerationSpec:
         """Everything that changes the picture; bytes that are kept apart are left out of it."""
@@ -77,15 +80,20 @@ class JournalledRequest(_message.Message):
         pin_ms: _builtins.int = ...,
         may_thin: _builtins.bool = ...,
         image_index: _builtins.int = ...,
+        encoding_quality: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "_replay", b"_replay", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_encoding_quality", b"_encoding_quality", "_quality", b"_quality", "_replay", b"_replay", "encoding_quality", b"encoding_quality", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "_replay", b"_replay", "cache", b"cache", "deadline_ms", b"deadline_ms", "format", b"format", "image_index", b"image_index", "inputs", b"inputs", "may_thin", b"may_thin", "pin_ms", b"pin_ms", "preview_interval_steps", b"preview_interval_steps", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_encoding_quality", b"_encoding_quality", "_quality", b"_quality", "_replay", b"_replay", "cache", b"cache", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "format", b"format", "image_index", b"image_index", "inputs", b"inputs", "may_thin", b"may_thin", "pin_ms", b"pin_ms", "preview_interval_steps", b"preview_interval_steps", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__encoding_quality: _TypeAlias = _typing.Literal["encoding_quality"]  # noqa: Y015
+    _WhichOneofArgType__encoding_quality: _TypeAlias = _typing.Literal["_encoding_quality", b"_encoding_quality"]  # noqa: Y015
     _WhichOneofReturnType__quality: _TypeAlias = _typing.Literal["quality"]  # noqa: Y015
     _WhichOneofArgType__quality: _TypeAlias = _typing.Literal["_quality", b"_quality"]  # noqa: Y015
     _WhichOneofReturnType__replay: _TypeAlias = _typing.Literal["replay"]  # noqa: Y015
     _WhichOneofArgType__replay: _TypeAlias = _typing.Literal["_replay", b"_replay"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__encoding_quality) -> _WhichOneofReturnType__encoding_quality | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__quality) -> _WhichOneofReturnType__quality | None: ...
     @_typing.overload

@@ -991,6 +991,7 @@ class Provenance(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     REPLAY_EQUAL_FIELD_NUMBER: _builtins.int
+    ENCODING_QUALITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model_digest: _builtins.str
     worker_id: _builtins.str
@@ -1005,6 +1006,8 @@ class Provenance(_message.Message):
     energy_joules: _builtins.float
     replay_equal: _builtins.bool
     """Of a replay: whether its bytes are those of the picture that it paints again. Absent otherwise, or where unknown."""
+    encoding_quality: _builtins.int
+    """How much of the picture its file was to keep, 0..100, of JPEG and WebP. Absent: the encoder's own."""
     @_builtins.property
     def spec(self) -> Global___GenerationSpec: ...
     @_builtins.property
@@ -1039,19 +1042,24 @@ class Provenance(_message.Message):
         notes: _abc.Iterable[_builtins.str] | None = ...,
         inputs: _abc.Iterable[Global___SpecInput] | None = ...,
         replay_equal: _builtins.bool | None = ...,
+        encoding_quality: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_energy_joules", b"_energy_joules", "_replay_equal", b"_replay_equal", "discriminator_confidence", b"discriminator_confidence", "energy_joules", b"energy_joules", "replay_equal", b"replay_equal", "route", b"route", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_encoding_quality", b"_encoding_quality", "_energy_joules", b"_energy_joules", "_replay_equal", b"_replay_equal", "discriminator_confidence", b"discriminator_confidence", "encoding_quality", b"encoding_quality", "energy_joules", b"energy_joules", "replay_equal", b"replay_equal", "route", b"route", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_energy_joules", b"_energy_joules", "_replay_equal", b"_replay_equal", "attempt_number", b"attempt_number", "build_version", b"build_version", "device_seconds", b"device_seconds", "discriminator_confidence", b"discriminator_confidence", "energy_joules", b"energy_joules", "inputs", b"inputs", "model_digest", b"model_digest", "notes", b"notes", "replay_equal", b"replay_equal", "request_id", b"request_id", "route", b"route", "spec", b"spec", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "worker_generation", b"worker_generation", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_encoding_quality", b"_encoding_quality", "_energy_joules", b"_energy_joules", "_replay_equal", b"_replay_equal", "attempt_number", b"attempt_number", "build_version", b"build_version", "device_seconds", b"device_seconds", "discriminator_confidence", b"discriminator_confidence", "encoding_quality", b"encoding_quality", "energy_joules", b"energy_joules", "inputs", b"inputs", "model_digest", b"model_digest", "notes", b"notes", "replay_equal", b"replay_equal", "request_id", b"request_id", "route", b"route", "spec", b"spec", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "worker_generation", b"worker_generation", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__discriminator_confidence: _TypeAlias = _typing.Literal["discriminator_confidence"]  # noqa: Y015
     _WhichOneofArgType__discriminator_confidence: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence"]  # noqa: Y015
+    _WhichOneofReturnType__encoding_quality: _TypeAlias = _typing.Literal["encoding_quality"]  # noqa: Y015
+    _WhichOneofArgType__encoding_quality: _TypeAlias = _typing.Literal["_encoding_quality", b"_encoding_quality"]  # noqa: Y015
     _WhichOneofReturnType__energy_joules: _TypeAlias = _typing.Literal["energy_joules"]  # noqa: Y015
     _WhichOneofArgType__energy_joules: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules"]  # noqa: Y015
     _WhichOneofReturnType__replay_equal: _TypeAlias = _typing.Literal["replay_equal"]  # noqa: Y015
     _WhichOneofArgType__replay_equal: _TypeAlias = _typing.Literal["_replay_equal", b"_replay_equal"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__discriminator_confidence) -> _WhichOneofReturnType__discriminator_confidence | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__encoding_quality) -> _WhichOneofReturnType__encoding_quality | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_joules) -> _WhichOneofReturnType__energy_joules | None: ...
     @_typing.overload

@@ -297,6 +297,7 @@ class ExecuteRequest(_message.Message):
     RETURN_LATENTS_FIELD_NUMBER: _builtins.int
     JOURNAL_ID_FIELD_NUMBER: _builtins.int
     CACHE_THINNED_PICTURE_FIELD_NUMBER: _builtins.int
+    ENCODING_QUALITY_FIELD_NUMBER: _builtins.int
     worker_generation: _builtins.int
     """The generation that the dispatcher believes in."""
     deadline_remaining_ms: _builtins.int
@@ -310,6 +311,8 @@ class ExecuteRequest(_message.Message):
     """As in WatchCreditsRequest."""
     cache_thinned_picture: _builtins.bool
     """Store the picture for the cache though steps of it were left out: it keeps enough of the quality."""
+    encoding_quality: _builtins.int
+    """How much of the picture a JPEG or WebP file keeps, 0..100. Absent: the encoder's own."""
     @_builtins.property
     def attempt(self) -> _generation_pb2.Attempt: ...
     @_builtins.property
@@ -340,17 +343,22 @@ class ExecuteRequest(_message.Message):
         return_latents: _builtins.bool = ...,
         journal_id: _builtins.str = ...,
         cache_thinned_picture: _builtins.bool = ...,
+        encoding_quality: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant", "_latent_parallel_peer", b"_latent_parallel_peer", "attempt", b"attempt", "cache_grant", b"cache_grant", "latent_parallel_peer", b"latent_parallel_peer", "route", b"route", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant", "_encoding_quality", b"_encoding_quality", "_latent_parallel_peer", b"_latent_parallel_peer", "attempt", b"attempt", "cache_grant", b"cache_grant", "encoding_quality", b"encoding_quality", "latent_parallel_peer", b"latent_parallel_peer", "route", b"route", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant", "_latent_parallel_peer", b"_latent_parallel_peer", "attempt", b"attempt", "cache_grant", b"cache_grant", "cache_thinned_picture", b"cache_thinned_picture", "controlnet_endpoints", b"controlnet_endpoints", "deadline_remaining_ms", b"deadline_remaining_ms", "image_format", b"image_format", "journal_id", b"journal_id", "latent_parallel_peer", b"latent_parallel_peer", "preview_interval_steps", b"preview_interval_steps", "return_latents", b"return_latents", "route", b"route", "spec", b"spec", "worker_generation", b"worker_generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant", "_encoding_quality", b"_encoding_quality", "_latent_parallel_peer", b"_latent_parallel_peer", "attempt", b"attempt", "cache_grant", b"cache_grant", "cache_thinned_picture", b"cache_thinned_picture", "controlnet_endpoints", b"controlnet_endpoints", "deadline_remaining_ms", b"deadline_remaining_ms", "encoding_quality", b"encoding_quality", "image_format", b"image_format", "journal_id", b"journal_id", "latent_parallel_peer", b"latent_parallel_peer", "preview_interval_steps", b"preview_interval_steps", "return_latents", b"return_latents", "route", b"route", "spec", b"spec", "worker_generation", b"worker_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_grant: _TypeAlias = _typing.Literal["cache_grant"]  # noqa: Y015
     _WhichOneofArgType__cache_grant: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant"]  # noqa: Y015
+    _WhichOneofReturnType__encoding_quality: _TypeAlias = _typing.Literal["encoding_quality"]  # noqa: Y015
+    _WhichOneofArgType__encoding_quality: _TypeAlias = _typing.Literal["_encoding_quality", b"_encoding_quality"]  # noqa: Y015
     _WhichOneofReturnType__latent_parallel_peer: _TypeAlias = _typing.Literal["latent_parallel_peer"]  # noqa: Y015
     _WhichOneofArgType__latent_parallel_peer: _TypeAlias = _typing.Literal["_latent_parallel_peer", b"_latent_parallel_peer"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_grant) -> _WhichOneofReturnType__cache_grant | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__encoding_quality) -> _WhichOneofReturnType__encoding_quality | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__latent_parallel_peer) -> _WhichOneofReturnType__latent_parallel_peer | None: ...
 
