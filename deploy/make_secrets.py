@@ -13,6 +13,11 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent / "secrets"
 FOR_CONTAINERS, FOR_PEOPLE = 0o644, 0o600
+# Of the object store: where its key pair lies, and what it may do.
+IDENTITIES = {
+    "pentimento": ("s3_credentials", ["Admin", "Read", "List", "Tagging", "Write"]),
+    "edge": ("s3_reader_credentials", ["Read:pentimento"]),
+}
 ROLES = {"user_token": ("demo", "user"), "admin_token": ("operations", "admin"), "service_token": ("suite", "service")}
 
 
@@ -54,20 +59,29 @@ def make_ledger(folder: Path) -> None:
     keep_or_write(folder / "ledger.toml", tables, FOR_CONTAINERS)
 
 
+def make_signing_key(folder: Path) -> None:
+    """What the frontdoor signs addresses of pictures with, and the edge knows them by."""
+    keep_or_write(folder / "signing_key", secrets.token_hex(32) + "\n", FOR_CONTAINERS)
+
+
 def make_objects(folder: Path) -> None:
-    """One key pair for the object store, as boto3 reads it and as SeaweedFS does."""
-    key, secret = secrets.token_hex(10), secrets.token_hex(20)
-    identity = {
-        "name": "pentimento",
-        "credentials": [{"accessKey": key, "secretKey": secret}],
-        "actions": ["Admin", "Read", "List", "Tagging", "Write"],
-    }
-    written = keep_or_write(
-        folder / "s3_identities.json", json.dumps({"identities": [identity]}, indent=2), FOR_CONTAINERS
-    )
-    pair = json.loads(written)["identities"][0]["credentials"][0]
-    profile = f"[default]\naws_access_key_id = {pair['accessKey']}\naws_secret_access_key = {pair['secretKey']}\n"
-    keep_or_write(folder / "s3_credentials", profile, FOR_CONTAINERS)
+    """A key pair for those who write to the object store, and one for the edge, which only reads: each as boto3 reads
+    it, and both as SeaweedFS does."""
+    path = folder / "s3_identities.json"
+    keep_or_write(path, json.dumps({"identities": []}), FOR_CONTAINERS)
+    identities = json.loads(path.read_text())["identities"]
+    known = {one["name"]: one for one in identities}
+    for name, (_, actions) in IDENTITIES.items():
+        if name not in known:
+            pair = {"accessKey": secrets.token_hex(10), "secretKey": secrets.token_hex(20)}
+            known[name] = {"name": name, "credentials": [pair], "actions": actions}
+    if len(known) > len(identities):
+        path.write_text(json.dumps({"identities": list(known.values())}, indent=2))
+    for name, (file, _) in IDENTITIES.items():
+        pair = known[name]["credentials"][0]
+        keys = {"aws_access_key_id": pair["accessKey"], "aws_secret_access_key": pair["secretKey"]}
+        profile = "".join(f"{key} = {value}\n" for key, value in keys.items())
+        keep_or_write(folder / file, f"[default]\n{profile}", FOR_CONTAINERS)
 
 
 def make_vectors(folder: Path) -> None:
@@ -80,6 +94,7 @@ def main(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_tokens(folder)
     make_grant_key(folder)
+    make_signing_key(folder)
     make_ledger(folder)
     make_objects(folder)
     make_vectors(folder)

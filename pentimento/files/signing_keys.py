@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from pentimento.domain.errors import InvalidArgument
@@ -13,6 +14,22 @@ MAX_KEY_COUNT = 8
 def new_signing_key() -> str:
     """Return a line of such a file."""
     return secrets.token_hex(32)
+
+
+def keep_signing_keys(path: Path) -> None:
+    """Make such a file of one key, closed to others, where there is none. Of two who do so at once both find the same.
+    Raises InvalidArgument that names the file."""
+    if path.exists():
+        return
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        draft.touch(mode=0o600, exist_ok=False)
+        draft.write_text(new_signing_key() + "\n")
+        with suppress(FileExistsError):
+            path.hardlink_to(draft)
+        draft.unlink()
+    except OSError as error:
+        raise InvalidArgument.of(str(path), f"cannot be made: {type(error).__name__}") from None
 
 
 def read_signing_keys(path: Path) -> tuple[bytes, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pentimento.domain.identity import DEFAULT_TENANT, Role
-from pentimento.files.signing_keys import new_signing_key
+from pentimento.files.signing_keys import keep_signing_keys
 from pentimento.rpc.tokens import new_token, parse_tokens, token_entry
 from pentimento.settings import SettingsError
 
@@ -59,8 +59,7 @@ def keep_signing_key(directory: Path) -> Path:
     """The file of the key that addresses of pictures and webhooks are signed with. Made where there is none: what was
     signed is believed after the next start too."""
     path = directory / "signing-key"
-    if not path.exists():
-        write_private(path, new_signing_key() + "\n")
+    keep_signing_keys(path)
     return path
 
 

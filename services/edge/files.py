@@ -28,7 +28,8 @@ def file_routes(parts: EdgeParts) -> list[BaseRoute]:
     if not settings.files_url or settings.signing_key_file is None:
         return []
     signer = PathSigner(*read_signing_keys(settings.signing_key_file))
-    return [Route(f"{FILES_PATH}{{key:path}}", SignedFiles(open_objects(settings.files_url), signer))]
+    files = SignedFiles(open_objects(settings.files_url, read_only=True), signer)
+    return [Route(f"{FILES_PATH}{{key:path}}", files, methods=["GET"])]
 
 
 class SignedFiles:

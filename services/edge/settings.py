@@ -73,7 +73,8 @@ class EdgeSettings:
         "", help="how clients reach this process, such as https://images.example; empty: as they asked for it"
     )
     files_url: str = setting(
-        "", help="object store whose pictures this process serves under signed addresses, file:///…; empty for none"
+        "",
+        help="object store of the pictures that are served here by signed addresses, file:///… or s3://…; empty: none",
     )
     signing_key_file: Path | None = setting(
         None, help="the frontdoor's file of keys that such addresses are signed with"

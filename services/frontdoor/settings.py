@@ -163,6 +163,7 @@ class FrontdoorSettings:
         None,
         help="file of 64 hexadecimal digits, or several lines: addresses of pictures and webhooks are signed with it",
     )
+    make_signing_key: bool = setting(False, help="make that file where there is none")
     result_url_s: float = setting(
         3600.0, help="for how long the address of a picture lives that names no time", minimum=1
     )
@@ -193,6 +194,8 @@ class FrontdoorSettings:
             raise ValueError("--default-deadline-s must be at most --max-deadline-s")
         if self.webhook_hosts and self.signing_key_file is None:
             raise ValueError("--webhook-hosts needs --signing-key-file")
+        if self.make_signing_key and self.signing_key_file is None:
+            raise ValueError("--make-signing-key needs --signing-key-file")
         if not self.frontdoor_id:
             raise ValueError("--frontdoor-id must not be empty")
 

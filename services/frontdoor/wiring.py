@@ -18,7 +18,7 @@ from pentimento.clients.registration import Registration
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ReplicaKind
-from pentimento.files.signing_keys import read_signing_keys
+from pentimento.files.signing_keys import keep_signing_keys, read_signing_keys
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.residual_pipelining import PipeliningRule
 from pentimento.policies.thinning_profiles import ThinningProfiles, read_thinning_profiles
@@ -91,11 +91,20 @@ PERFORMERS: Mapping[type, Callable[[FrontdoorParts, Any], None]] = {
 }
 
 
+def signing_keys(settings: FrontdoorSettings) -> tuple[bytes, ...]:
+    """Return what addresses and webhooks are signed with; none without a file."""
+    if settings.signing_key_file is None:
+        return ()
+    if settings.make_signing_key:
+        keep_signing_keys(settings.signing_key_file)
+    return read_signing_keys(settings.signing_key_file)
+
+
 def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor:
     """Call it inside the event loop that the process runs on. `epoch` 0: a standby, until `Frontdoor.warm` is done."""
     server = RpcServer(settings.rpc, "frontdoor")
     interpreter = Interpreter(Dataplane(epoch, dataplane_settings(settings)), SystemClock())
-    keys = read_signing_keys(settings.signing_key_file) if settings.signing_key_file else ()
+    keys = signing_keys(settings)
     signer = PathSigner(*keys) if keys else None
     keeper = ObjectKeeper(lambda: open_objects(settings.objects_url, signer), journal.objects, keeping_limits(settings))
     parts = _parts(settings, journal, Identity(settings.frontdoor_id, epoch), interpreter, keeper)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -40,11 +41,12 @@ class Composition:
     """docker-compose files as one project with its own port; a command that fails is an AssertionError."""
 
     def __init__(self, command: Sequence[str], *files: str, **surroundings: str) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address, self.http_address = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         self._command = [*command, "--project-name", f"pentimento-test-{os.getpid()}"]
         for file in files:
             self._command += ["--file", str(ROOT / file)]
-        own = {"BUILD_NETWORK": "host", "PENTIMENTO_TAG": "test", "PENTIMENTO_PUBLISH": self.address}
+        own = {"BUILD_NETWORK": "host", "PENTIMENTO_TAG": "test"}
+        own |= {"PENTIMENTO_PUBLISH": self.address, "PENTIMENTO_PUBLISH_HTTP": self.http_address}
         self._environment = os.environ | own | surroundings
 
     def run(self, *arguments: str, limit_s: float = 60) -> str:
@@ -77,6 +79,17 @@ class Composition:
         """What `pentimento generate` on the host prints, through the published port."""
         command = [sys.executable, "-m", "pentimento.cli", "generate", "a red circle on a white background", *options]
         return succeed([*command, "--address", self.address, "--output", str(picture)], self._environment, 120)
+
+    def picture_by_address(self, token: str = "") -> bytes:
+        """What is behind the address of a picture that was asked for over HTTP, through the published port."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        asked = {"prompt": "a red circle", "response_format": "url"}
+        with httpx.Client(base_url=f"http://{self.http_address}", timeout=120) as http:
+            answer = http.post("/v1/images/generations", json=asked, headers=headers)
+            assert answer.status_code == 200, answer.text
+            read = http.get(answer.json()["data"][0]["url"])
+        assert read.status_code == 200, read.text
+        return read.content
 
     def _wait_until_healthy(self, service: str) -> None:
         """Follows the engine's events since the container's last start."""

@@ -1,5 +1,6 @@
 """docker-compose.embedded.yml, for real: images built, containers up, pictures through the published port."""
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,11 @@ def test_a_request_that_names_no_model_goes_through_the_cascade(suite: Compositi
     assert [stage["model"] for stage in answer["route"]["stages"]] == ["tiny-light", "tiny-heavy"]
     assert not any("unscored" in note.lower() for note in answer["notes"])
     assert (answer["discriminator_confidence"] is not None) == (answer["spec"]["model"] == "tiny-light")
+
+
+def test_a_picture_asked_for_over_http_may_be_read_by_its_address(suite: Composition) -> None:
+    with Image.open(io.BytesIO(suite.picture_by_address())) as picture:
+        assert picture.format == "PNG"
 
 
 @pytest.mark.parametrize("service", SERVICES)

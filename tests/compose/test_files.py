@@ -1,6 +1,7 @@
 """What every docker-compose file must hold to, shown without an engine."""
 
 import importlib
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_images_of_third_parties_are_pinned_by_tag() -> None:
 def test_the_edge_has_no_token_that_a_caller_could_borrow() -> None:
     edge = services(REAL)["edge"]
 
-    assert "secrets" not in edge
+    assert edge["secrets"] == ["signing_key", "s3_reader_credentials"]
     assert not [name for name in edge["environment"] if "TOKEN" in name]
 
 
@@ -138,6 +139,67 @@ def test_in_the_real_form_gateway_and_workers_share_the_key_of_grants_and_nobody
     assert holders == {"vectordb-gateway", "unet-worker-heavy", "unet-worker-light"}
     for name in holders:
         assert services(REAL)[name]["environment"]["PENTIMENTO_COMMON_GRANT_KEY_FILE"] == "/run/secrets/grant_key"
+
+
+@pytest.mark.parametrize("file", [EMBEDDED, REAL])
+def test_frontdoor_and_edge_share_the_key_of_addresses_and_nobody_else_has_it(file: str) -> None:
+    found = services(file)
+    holders = {
+        name: service["environment"][key]
+        for name, service in found.items()
+        for key in service.get("environment", {})
+        if key.endswith("_SIGNING_KEY_FILE")
+    }
+
+    assert set(holders) == {"frontdoor", "edge"}
+    assert len(set(holders.values())) == 1
+    reaching = {name for name, service in found.items() if "signing_key" in service.get("secrets", ())}
+    assert reaching == (set(holders) if file == REAL else set())
+
+
+@pytest.mark.parametrize("file", [EMBEDDED, REAL])
+def test_the_edge_serves_the_pictures_of_the_frontdoor_s_store(file: str) -> None:
+    found = services(file)
+    url, volumes = object_store(found["frontdoor"])
+    served = found["edge"]["environment"]["PENTIMENTO_EDGE_FILES_URL"]
+
+    assert served.partition("?")[0] == url.partition("?")[0]
+    assert url.startswith("file:") or "addresses=edge" in url
+    mounted = {volume.split(":")[0]: volume.split(":")[-1] for volume in found["edge"].get("volumes", ())}
+    assert {name: mounted[name] for name in volumes} == dict.fromkeys(volumes, "ro")
+
+
+def test_in_the_embedded_form_the_frontdoor_makes_the_key_of_addresses_in_a_volume_that_it_may_write_to() -> None:
+    frontdoor, edge = services(EMBEDDED)["frontdoor"], services(EMBEDDED)["edge"]
+    folder = str(Path(frontdoor["environment"]["PENTIMENTO_FRONTDOOR_SIGNING_KEY_FILE"]).parent)
+
+    assert frontdoor["environment"]["PENTIMENTO_FRONTDOOR_MAKE_SIGNING_KEY"] == "true"
+    assert f"keys:{folder}" in frontdoor["volumes"] and f"keys:{folder}:ro" in edge["volumes"]
+    assert "keys" in read(EMBEDDED)["volumes"] and folder in directories_of_images()
+
+
+def test_in_the_real_form_the_edge_may_only_read_the_object_store(secrets: Path) -> None:
+    identities = json.loads((secrets / "s3_identities.json").read_text())["identities"]
+    actions = {one["credentials"][0]["accessKey"]: one["actions"] for one in identities}
+    profile = (secrets / "s3_reader_credentials").read_text()
+
+    (shown,) = [key for key in actions if key in profile]
+    assert actions[shown] == ["Read:pentimento"]
+    assert services(REAL)["edge"]["environment"]["AWS_SHARED_CREDENTIALS_FILE"] == "/run/secrets/s3_reader_credentials"
+    assert "s3_credentials" not in services(REAL)["edge"]["secrets"]
+    assert any(requirement.startswith("boto3") for requirement in requirements_of(["edge"]))
+
+
+def test_secrets_of_before_get_what_is_new_and_keep_what_they_had(secrets: Path) -> None:
+    identities = json.loads((secrets / "s3_identities.json").read_text())["identities"]
+    (secrets / "s3_identities.json").write_text(json.dumps({"identities": identities[:1]}))
+    (secrets / "s3_reader_credentials").unlink()
+
+    make_secrets(secrets)
+
+    now = json.loads((secrets / "s3_identities.json").read_text())["identities"]
+    assert (now[0], [one["name"] for one in now]) == (identities[0], ["pentimento", "edge"])
+    assert now[1]["credentials"][0]["secretKey"] in (secrets / "s3_reader_credentials").read_text()
 
 
 def object_store(service: Service) -> tuple[str, set[str]]:
@@ -177,11 +239,16 @@ def test_the_controller_has_the_memory_for_the_largest_lora_that_it_takes(file: 
     assert int(limit[:-1]) * UNITS[limit[-1]] >= largest_bytes + 256 * 2**20
 
 
-@pytest.mark.parametrize("file", [EMBEDDED, REAL])
-def test_workers_keep_uploaded_loras_in_a_volume_that_they_may_write_to(file: str) -> None:
+def directories_of_images() -> set[str]:
+    """Return the directories that a process may write to where a named volume is mounted over them."""
     made = re.search(r"for directory in (.*?); do install -d -o pentimento", (ROOT / "deploy/Dockerfile").read_text())
     assert made is not None
-    owned = {f"/var/lib/pentimento/{name}" for name in made[1].split()}
+    return {f"/var/lib/pentimento/{name}" for name in made[1].split()}
+
+
+@pytest.mark.parametrize("file", [EMBEDDED, REAL])
+def test_workers_keep_uploaded_loras_in_a_volume_that_they_may_write_to(file: str) -> None:
+    owned = directories_of_images()
     for name in ("unet-worker-heavy", "unet-worker-light"):
         service = services(file)[name]
         directory = service["environment"]["PENTIMENTO_UNET_WORKER_LORA_CACHE_DIR"]

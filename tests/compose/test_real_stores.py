@@ -1,5 +1,6 @@
 """docker-compose.yml, for real, but for the images of third parties: standins.yml says what takes their place."""
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,13 @@ def test_generate_paints_a_picture_for_who_has_a_token(suite: Composition, secre
 
     with Image.open(tmp_path / "picture.png") as picture:
         assert picture.size == size_px()
+
+
+def test_a_picture_of_the_object_store_may_be_read_by_an_address_of_the_edge(suite: Composition, secrets: Path) -> None:
+    token = (secrets / "user_token").read_text()
+
+    with Image.open(io.BytesIO(suite.picture_by_address(token))) as picture:
+        assert picture.format == "PNG"
 
 
 def test_nobody_else_is_served(suite: Composition, secrets: Path, tmp_path: Path) -> None:

@@ -10,21 +10,22 @@ from pentimento.stores.objects.store import ObjectStore
 __all__ = ["ObjectStore", "open_objects"]
 
 
-def open_objects(url: str, signer: PathSigner | None = None) -> ObjectStore:
+def open_objects(url: str, signer: PathSigner | None = None, *, read_only: bool = False) -> ObjectStore:
     """Return the store at `file:///directory` or `s3://bucket/prefix`; raises InvalidArgument for any other url.
-    `signer`: what addresses of files are signed with; S3 signs its own.
+    `signer`: what addresses of files are signed with; S3 signs its own. `read_only`: nothing is made or swept.
 
-    Options of S3 are the query: `endpoint`, `region`, `create_bucket=true`. Its credentials come from boto3's own chain
-    (environment, files, instance role).
+    Options of S3 are the query: `endpoint`, `region`, `create_bucket=true`, `part_mib`, and `addresses=edge`: its
+    objects have addresses as files have, for a store that clients do not reach. Its credentials come from boto3's own
+    chain (environment, files, instance role).
     """
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.path and not parts.netloc and not parts.query:
         from pentimento.stores.objects.filesystem import FilesystemObjectStore
 
-        return FilesystemObjectStore(Path(unquote(parts.path)), signer)
+        return FilesystemObjectStore(Path(unquote(parts.path)), signer, read_only=read_only)
     if parts.scheme == "s3" and parts.netloc:
         from pentimento.stores.objects.s3 import S3ObjectStore
 
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        return S3ObjectStore.from_options(parts.netloc, parts.path.strip("/"), options)
+        return S3ObjectStore.from_options(parts.netloc, parts.path.strip("/"), options, signer)
     raise InvalidArgument.of("objects_url", f"must be file:///directory or s3://bucket/prefix, got {url!r}")

@@ -44,12 +44,15 @@ class FilesystemObjectStore:
 
     backend = "filesystem"
 
-    def __init__(self, root: Path, signer: PathSigner | None = None) -> None:
-        """`signer`: what `presign` signs with; None where nobody serves these files."""
+    def __init__(self, root: Path, signer: PathSigner | None = None, *, read_only: bool = False) -> None:
+        """`signer`: what `presign` signs with; None where nobody serves these files. `read_only`: its directories are
+        another's, who makes and sweeps them."""
         self._signer = signer
         self._objects = root / "objects"
         self._staging = root / "staging"
         self._quarantine = root / "quarantine"
+        if read_only:
+            return
         with _typed_errors():
             make_private_directory(self._objects)
             make_private_directory(self._staging)

@@ -9,10 +9,11 @@ The last corrupt ones are kept under `quarantine/`, for whoever looks into them;
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 
 import boto3
@@ -22,6 +23,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
+from pentimento.stores.objects.signed_paths import PathSigner, presigned_path
 from pentimento.stores.objects.store import (
     StoreUsage,
     aside_name,
@@ -35,7 +37,8 @@ from pentimento.stores.objects.store import (
 
 _PAGE_COUNT = 1000
 _QUARANTINE = "quarantine/"
-_OPTIONS = frozenset({"endpoint", "region", "create_bucket", "part_mib"})
+_OPTIONS = frozenset({"endpoint", "region", "create_bucket", "part_mib", "addresses"})
+_ADDRESSES = ("store", "edge")
 _MEBIBYTE = 2**20
 # S3 takes no smaller parts, but for the last one, and no larger ones.
 _LEAST_PART_MIB, _MOST_PART_MIB = 5, 5 * 1024
@@ -61,21 +64,32 @@ class S3ObjectStore:
 
     backend = "s3"
 
-    def __init__(self, client: Any, bucket: str, prefix: str, part_bytes: int = _DEFAULT_PART_MIB * _MEBIBYTE) -> None:
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        prefix: str,
+        part_bytes: int = _DEFAULT_PART_MIB * _MEBIBYTE,
+        presigner: Callable[[ObjectReference, str, int], str] | None = None,
+    ) -> None:
+        """`presigner` makes addresses of somebody else's; None: the store's own."""
+        self._presigner = presigner
         self._client = client
         self._bucket = bucket
         self._part_bytes = part_bytes
         self._prefix = f"{prefix}/" if prefix else ""
 
     @classmethod
-    def from_options(cls, bucket: str, prefix: str, options: Mapping[str, str]) -> "S3ObjectStore":
+    def from_options(
+        cls, bucket: str, prefix: str, options: Mapping[str, str], signer: PathSigner | None = None
+    ) -> "S3ObjectStore":
         """Build a store from the query of an `s3:` url. Raises StoreUnavailable only where it is asked to create the
         bucket."""
         if unknown := set(options) - _OPTIONS:
             raise InvalidArgument.of("objects_url", f"s3 urls take {sorted(_OPTIONS)}, got {sorted(unknown)}")
         region = options.get("region", "us-east-1")
         client = boto3.client("s3", endpoint_url=options.get("endpoint"), region_name=region, config=_CONFIG)
-        store = cls(client, bucket, prefix, _part_bytes(options))
+        store = cls(client, bucket, prefix, _part_bytes(options), _presigner(options, signer))
         if options.get("create_bucket") == "true":
             store._create_bucket()
         return store
@@ -102,8 +116,10 @@ class S3ObjectStore:
 
     def presign(self, reference: ObjectReference, media_type: str, expires_at: int) -> str:
         """Return an address of the store itself, signed in its query. Of credentials that end sooner it ends with
-        them."""
+        them. Where another serves it: that one's."""
         place = self._place(check_key(reference.key))
+        if self._presigner is not None:
+            return self._presigner(reference, media_type, expires_at)
         # What the browser of a stranger is told is signed as well.
         shown = {"ResponseContentType": media_type, "ResponseContentDisposition": "inline"}
         # S3 takes 1 second to 7 days.
@@ -227,6 +243,15 @@ class S3ObjectStore:
             pass
         except (BotoCoreError, ClientError) as error:
             raise StoreUnavailable("object store", type(error).__name__) from error
+
+
+def _presigner(
+    options: Mapping[str, str], signer: PathSigner | None
+) -> Callable[[ObjectReference, str, int], str] | None:
+    addresses = options.get("addresses", "store")
+    if addresses not in _ADDRESSES:
+        raise InvalidArgument.of("objects_url", f"addresses must be {' or '.join(_ADDRESSES)}, got {addresses!r}")
+    return partial(presigned_path, signer) if addresses == "edge" else None
 
 
 def _part_bytes(options: Mapping[str, str]) -> int:

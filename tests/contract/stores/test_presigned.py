@@ -62,6 +62,31 @@ def test_a_files_path_reads_back_under_the_same_key(tmp_path: Path) -> None:
     assert store.get(found.reference) == b"a picture"
 
 
+def test_s3_that_clients_do_not_reach_has_addresses_of_the_edge(s3_endpoint: str) -> None:
+    url = f"s3://behind-an-edge/p?endpoint={s3_endpoint}&create_bucket=true"
+    reference = open_objects(url).put("results/0a1b", b"a picture")
+
+    path = open_objects(f"{url}&addresses=edge", SIGNER).presign(reference, "image/png", 2_000_000_000)
+
+    key, _, query = path.removeprefix(FILES_PATH).partition("?")
+    found = SIGNER.verify(key, query, 1_999_999_999)
+    assert open_objects(url, read_only=True).get(found.reference) == b"a picture"
+    with pytest.raises(FailedPrecondition, match="no key"):
+        open_objects(f"{url}&addresses=edge").presign(reference, "image/png", 2_000_000_000)
+    with pytest.raises(InvalidArgument, match="store or edge"):
+        open_objects(f"{url}&addresses=other", SIGNER)
+
+
+def test_who_only_reads_makes_no_directory_and_finds_what_another_writes(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/objects"
+    reader = open_objects(url, read_only=True)
+    assert not (tmp_path / "objects").exists()
+
+    reference = open_objects(url).put("results/0a1b", b"a picture")
+
+    assert reader.get(reference) == b"a picture"
+
+
 def test_files_without_a_key_have_no_addresses(tmp_path: Path) -> None:
     store = open_objects(f"file://{tmp_path}/objects")
     reference = store.put("results/0a1b", b"a picture")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from pentimento.files.signing_keys import new_signing_key
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.testing.paced_worker import PacedWorker
 from tests.edge_packages import missing
@@ -42,7 +43,38 @@ def limits() -> dict[str, Any]:
 async def edge(folder: Path, worker: PacedWorker, limits: dict[str, Any]) -> AsyncIterator[EdgeUnderTest]:
     from pentimento.testing.edge_suite import running_edge
 
-    async with running_suite(folder) as suite, running_edge(folder, f"unix:{folder / 'f'}", **limits) as running:
+    async with (
+        running_suite(folder, signing_key_file=folder / "keys", make_signing_key=True) as suite,
+        running_edge(folder, f"unix:{folder / 'f'}", **files_of(folder), **limits) as running,
+    ):
         url = f"http://{running.listener.address}"
         async with httpx.AsyncClient(base_url=url, timeout=60) as http:
             yield EdgeUnderTest(suite, worker, http, url, running.listener, running.history)
+
+
+def signing_keys(folder: Path) -> Path:
+    """Return a file of keys that addresses of pictures are signed with, made where there is none yet."""
+    keys = folder / "keys"
+    if not keys.exists():
+        keys.write_text(new_signing_key())
+    return keys
+
+
+def files_of(folder: Path) -> dict[str, Any]:
+    """Return the settings of an edge that serves the pictures of the suite in this folder."""
+    return {"files_url": f"file://{folder / 'objects'}", "signing_key_file": signing_keys(folder)}
+
+
+def routes_of(folder: Path, console: bool = False) -> set[tuple[str, str]]:
+    """Return method and path of every route of an edge that serves files: the API's, or the console's too."""
+    from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+    from services.edge.app import api_routes
+    from services.edge.console import console_routes
+    from services.edge.parts import EdgeParts
+    from services.edge.settings import EdgeSettings, HttpSettings
+
+    settings = EdgeSettings(RpcServerSettings(), RpcChannelSettings(), HttpSettings(), **files_of(folder))
+    unused: Any = None
+    parts = EdgeParts(settings, unused, unused)
+    routes: list[Any] = [*api_routes(parts), *(console_routes(parts) if console else ())]
+    return {(method, route.path) for route in routes for method in (route.methods or {"ANY"}) - {"HEAD"}}

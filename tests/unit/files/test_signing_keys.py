@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.signing_keys import new_signing_key, read_signing_keys
+from pentimento.files.signing_keys import keep_signing_keys, new_signing_key, read_signing_keys
 
 
 def test_keys_are_read_in_their_order(tmp_path: Path) -> None:
@@ -36,3 +36,19 @@ def test_a_file_without_keys_is_refused_and_no_key_is_told(tmp_path: Path, text:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="nowhere"):
         read_signing_keys(tmp_path / "nowhere")
+
+
+def test_a_file_is_made_once_and_closed_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    keep_signing_keys(path)
+    made = read_signing_keys(path)
+    keep_signing_keys(path)
+
+    assert read_signing_keys(path) == made and len(made) == 1
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="nowhere/keys: cannot be made"):
+        keep_signing_keys(tmp_path / "nowhere" / "keys")
