@@ -43,10 +43,15 @@ PREFLIGHT = {
 def edge_app(parts: EdgeParts) -> "EdgeApp":
     """Return the ASGI application: API first, then the console's pages and data."""
     http = parts.settings.http
-    api = [*health_routes(parts), *document_routes(), *model_routes(parts), *image_routes(parts)]
-    api += [*job_routes(parts), *file_routes(parts)]
-    routes = [*api, *console_routes(parts)]
+    routes = [*api_routes(parts), *console_routes(parts)]
     return EdgeApp(routes, origin_rule(http.http_listen, http.allowed_hosts, http.allowed_origins))
+
+
+def api_routes(parts: EdgeParts) -> list[BaseRoute]:
+    """Return the routes of the API."""
+    files = file_routes(parts)
+    api = [*health_routes(parts), *document_routes(bool(files)), *model_routes(parts), *image_routes(parts)]
+    return [*api, *job_routes(parts), *files]
 
 
 class EdgeApp:

@@ -62,6 +62,7 @@ class HeldBody:
 async def read_body(request: Request, held: HeldBody, max_body_bytes: int) -> bytes:
     """Return the whole body. What says of itself that it is too large is refused before it is read."""
     check_declared_size(request, max_body_bytes)
+    check_encoding(request)
     chunks = []
     try:
         async for chunk in request.stream():
@@ -79,3 +80,9 @@ def check_declared_size(request: Request, max_body_bytes: int) -> None:
         raise InvalidArgument.of("Content-Length", "must be a number of bytes")
     if len(declared) > 18 or int(declared) > max_body_bytes:
         raise too_large(max_body_bytes)
+
+
+def check_encoding(request: Request) -> None:
+    """Raise for a body that is compressed: nothing is unpacked here, so that nothing grows."""
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise InvalidArgument.of("Content-Encoding", "must be identity: no compressed body is taken")

@@ -2,10 +2,12 @@
 
 from starlette.requests import HTTPConnection
 
-from pentimento.domain.errors import Unauthenticated
+from pentimento.domain.errors import InvalidArgument, Unauthenticated
 
 SCHEME = "bearer "
 MAX_TOKEN_CHARS = 1024
+KEY_HEADER = "Idempotency-Key"
+MAX_KEY_CHARS = 128
 
 
 def token_of(request: HTTPConnection) -> str | None:
@@ -18,3 +20,16 @@ def token_of(request: HTTPConnection) -> str | None:
     if len(given) > 1 or not well_formed or not 0 < len(token) <= MAX_TOKEN_CHARS:
         raise Unauthenticated("MALFORMED_TOKEN", "the header Authorization must be `Bearer <token>`, once")
     return token
+
+
+def idempotency_key_of(request: HTTPConnection) -> str:
+    """Return the key of a call, "" without one. InvalidArgument for what can be none."""
+    given = request.headers.getlist(KEY_HEADER)
+    if not given:
+        return ""
+    key = given[0]
+    if len(given) > 1 or not 1 <= len(key) <= MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
+        raise InvalidArgument.of(
+            KEY_HEADER, f"must be there once, with 1 to {MAX_KEY_CHARS} printable characters of ASCII"
+        )
+    return key

@@ -10,7 +10,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from pentimento.domain.errors import Cancelled, InvalidArgument
-from services.edge.http.bodies import HeldBody, check_declared_size
+from services.edge.http.bodies import HeldBody, check_declared_size, check_encoding
 
 MAX_NAME_BYTES = 128
 MAX_BOUNDARY_BYTES = 70
@@ -30,6 +30,7 @@ class FormPart:
 async def read_form(request: Request, held: HeldBody, max_body_bytes: int, max_parts: int) -> list[FormPart]:
     """Return the parts. InvalidArgument for what is no form, has too many parts, or names none."""
     check_declared_size(request, max_body_bytes)
+    check_encoding(request)
     collector = PartCollector(max_parts)
     parser = collector.parser(boundary_of(request))
     try:

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
-from pentimento.domain.errors import PermissionDenied
+from pentimento.domain.errors import InvalidArgument, PermissionDenied
 from pentimento.rpc.settings import LOOPBACK_HOSTS, is_local
 
 
@@ -19,8 +19,10 @@ class OriginRule:
 
     def check(self, request: HTTPConnection) -> None:
         """PermissionDenied WRONG_HOST for a name that is none of ours (a page may point its own name here, DNS
-        rebinding), WRONG_ORIGIN for the page of somebody else."""
+        rebinding), WRONG_ORIGIN for the page of somebody else. InvalidArgument for two names at once."""
         headers = request.headers
+        if len(headers.getlist("host")) > 1:
+            raise InvalidArgument.of("Host", "must be there once")
         host = headers.get("host", "")
         if self.hosts and host_name(host) not in self.hosts:
             raise PermissionDenied("WRONG_HOST", "the header Host names no host that is served here")

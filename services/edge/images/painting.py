@@ -10,6 +10,7 @@ from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Internal, PentimentoError
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
+from services.edge.images.addresses import urls_of
 from services.edge.images.asking import AskedPictures
 from services.edge.images.events import HEARTBEAT, PictureEvents, error_event
 from services.edge.images.previews import UsualSteps, preview_interval
@@ -60,9 +61,7 @@ class PictureErrand:
     async def urls(self, painted: EndedPictures, origin: str) -> list[str]:
         """Return an address for each picture; those of this process begin with its `origin`."""
         async with self.parts.frontdoor.channel(self.token) as channel:
-            client = ImageClient(channel)
-            found = [(await client.result_url(one.request_id)).url for one in painted.completed]
-        return [origin + url if url.startswith("/") else url for url in found]
+            return await urls_of(ImageClient(channel), painted.completed, origin)
 
     async def finished(self, receive: Receive) -> EndedPictures:
         """Return what came of the call. Cancelled CLIENT_LEFT, and the request with it, where the client leaves

@@ -11,9 +11,10 @@ from starlette.routing import BaseRoute, Route
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import InvalidArgument
 from services.edge.http.bodies import HeldBody, read_body
-from services.edge.http.callers import token_of
+from services.edge.http.callers import idempotency_key_of, token_of
 from services.edge.http.forms import read_form
 from services.edge.http.leaving import Receive, Scope, Send
+from services.edge.images.addresses import origin_of
 from services.edge.images.answering import pictures_document
 from services.edge.images.asking import AskedPictures, asked_pictures
 from services.edge.images.fields import EDIT_FIELDS, GENERATION_FIELDS, by_field_name
@@ -25,7 +26,6 @@ from services.edge.parts import EdgeParts
 
 GENERATION_FIELDS_BY_NAME = by_field_name(GENERATION_FIELDS)
 EDIT_FIELDS_BY_NAME = by_field_name(EDIT_FIELDS)
-KEY_HEADER = "idempotency-key"
 JSON_TYPE = "application/json"
 # What a stranger may make the process read.
 LARGE_BODY_BYTES = 64 * 1024
@@ -57,12 +57,11 @@ class PictureCall:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        token = token_of(request)
+        token, key = token_of(request), idempotency_key_of(request)
         if may_be_large(request):
             await introduce(self.parts, token)
         with self.parts.bodies.held() as held:
             asked = await self.read(self.parts, request, held)
-            key = request.headers.get(KEY_HEADER, "")
             painting = PictureErrand(self.parts, self.usual_steps, token, key, asked, scope)
             if asked.stream:
                 await PictureStream(painting, self.kind)(scope, receive, send)
@@ -71,11 +70,6 @@ class PictureCall:
         urls = await painting.urls(painted, origin_of(request, self.parts)) if asked.as_urls else ()
         document = pictures_document(painted.completed, painted.failed, int(time.time()), asked.provenance, urls)
         await JSONResponse(document)(scope, receive, send)
-
-
-def origin_of(request: Request, parts: EdgeParts) -> str:
-    """Return where addresses of this process begin: as clients reach it, or as this one did."""
-    return parts.settings.public_url.rstrip("/") or f"{request.url.scheme}://{request.headers.get('host', '')}"
 
 
 def may_be_large(request: Request) -> bool:

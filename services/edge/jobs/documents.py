@@ -1,11 +1,14 @@
 """Jobs as HTTP clients read them, and what their queries say. Pure."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed, Progress, RequestStatus
-from pentimento.domain.jobs import DEFAULT_PAGE_SIZE, RequestPage, RequestQuery, RequestSummary
+from pentimento.domain.jobs import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, RequestPage, RequestQuery, RequestSummary
 from pentimento.domain.requests import RequestState
 from services.edge.http.errors import error_document
 from services.edge.images.answering import encoded, failure_document
@@ -13,8 +16,8 @@ from services.edge.images.asking import API_NAMES
 from services.edge.images.events import sse
 
 STATES = {state.value: state for state in RequestState}
-QUERY_NAMES = frozenset({"limit", "after", "status", "jobs_only"})
-_MAX_LIMIT_DIGITS = 9
+RESPONSE_FORMATS = ("b64_json", "url")
+_LIMIT = re.compile("[1-9][0-9]{0,8}", re.ASCII)
 
 
 def job_document(summary: RequestSummary, status: RequestStatus | None = None) -> dict[str, Any]:
@@ -45,41 +48,83 @@ def job_document(summary: RequestSummary, status: RequestStatus | None = None) -
 
 
 def jobs_document(page: RequestPage) -> dict[str, Any]:
-    """Return a page; `last_id` is what `after` takes for the next one."""
+    """Return a page; `next` is what `after` takes for the one behind it."""
     data = [job_document(summary) for summary in page.requests]
     token = page.next_page_token or None
     return {"object": "list", "data": data, "has_more": token is not None, "next": token}
 
 
-def submitted_document(accepted: Accepted) -> dict[str, Any]:
-    """Return what a submission is answered with."""
+def submitted_document(accepted: Accepted, result: str = "") -> dict[str, Any]:
+    """Return what a submission is answered with; `result` is the path of its pictures."""
     document: dict[str, Any] = {
         "id": accepted.request_id,
         "object": "job",
         "status": RequestState.ACCEPTED.value,
         "replayed": accepted.replayed,
     }
+    if result:
+        document["result"] = result
     if accepted.image_request_ids:
         document["image_request_ids"] = list(accepted.image_request_ids)
     return document
 
 
-def query_of(given: Mapping[str, str]) -> RequestQuery:
+def query_of(pairs: Iterable[tuple[str, str]]) -> RequestQuery:
     """Return the query that an address asks. Raises InvalidArgument naming the parameter."""
-    for name in given:
-        if name not in QUERY_NAMES:
-            raise InvalidArgument.of("query", "takes limit, after, status and jobs_only alone")
+    given = single_values(pairs, ("limit", "after", "status", "jobs_only"))
     limit = given.get("limit", str(DEFAULT_PAGE_SIZE))
-    if not (limit.isascii() and limit.isdecimal() and len(limit) <= _MAX_LIMIT_DIGITS and int(limit)):
-        raise InvalidArgument.of("limit", "must be a number above 0")
+    if not _LIMIT.fullmatch(limit) or int(limit) > MAX_PAGE_SIZE:
+        raise InvalidArgument.of("limit", f"must be a number from 1 to {MAX_PAGE_SIZE}")
     words = given["status"].split(",") if "status" in given else []
     if not set(words) <= set(STATES):
         raise InvalidArgument.of("status", f"must be of {', '.join(STATES)}, with commas between them")
-    jobs_only = given.get("jobs_only", "true")
-    if jobs_only not in ("true", "false"):
-        raise InvalidArgument.of("jobs_only", "must be true or false")
     states = frozenset(STATES[word] for word in words)
-    return RequestQuery(states, jobs_only == "true", int(limit), given.get("after", ""))
+    return RequestQuery(states, truth(given, "jobs_only", True), int(limit), given.get("after", ""))
+
+
+@dataclass(frozen=True)
+class WantedResult:
+    """How the pictures of a job are to come."""
+
+    as_urls: bool = False
+    provenance: bool = False
+
+    def path(self, job_id: str) -> str:
+        """Return where they come so."""
+        words = {"response_format": "url"} if self.as_urls else {}
+        if self.provenance:
+            words["provenance"] = "true"
+        query = f"?{urlencode(words)}" if words else ""
+        return f"/v1/jobs/{job_id}/result{query}"
+
+
+def wanted_result(pairs: Iterable[tuple[str, str]]) -> WantedResult:
+    """Return what an address of pictures asks. Raises InvalidArgument naming the parameter."""
+    given = single_values(pairs, ("response_format", "provenance"))
+    response_format = given.get("response_format", "b64_json")
+    if response_format not in RESPONSE_FORMATS:
+        raise InvalidArgument.of("response_format", f"must be one of {', '.join(RESPONSE_FORMATS)}")
+    return WantedResult(response_format == "url", truth(given, "provenance", False))
+
+
+def single_values(pairs: Iterable[tuple[str, str]], names: tuple[str, ...]) -> dict[str, str]:
+    """Return the values of a query by name. Raises InvalidArgument for other names, and for one that is there twice."""
+    given: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in names:
+            raise InvalidArgument.of("query", f"takes {', '.join(names)} alone")
+        if name in given:
+            raise InvalidArgument.of(name, "must be there once")
+        given[name] = value
+    return given
+
+
+def truth(given: Mapping[str, str], name: str, default: bool) -> bool:
+    """Return what a parameter says that is true or false."""
+    value = given.get(name, str(default).lower())
+    if value not in ("true", "false"):
+        raise InvalidArgument.of(name, "must be true or false")
+    return value == "true"
 
 
 def webhook_url_of(given: Any) -> str:

@@ -12,22 +12,25 @@ from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
 from pentimento.domain.image_request import Completed, RequestStatus
 from services.edge.http.bodies import read_body
-from services.edge.http.callers import token_of
+from services.edge.http.callers import idempotency_key_of, token_of
 from services.edge.http.errors import as_known
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
+from services.edge.images.addresses import origin_of, urls_of, whole_url
 from services.edge.images.answering import pictures_document
 from services.edge.images.asking import AskedPictures, asked_pictures
 from services.edge.images.events import HEARTBEAT
 from services.edge.images.painting import STREAM_HEADERS, send_part, with_heartbeats
-from services.edge.images.routes import GENERATION_FIELDS_BY_NAME, JSON_TYPE, KEY_HEADER, introduce, may_be_large
+from services.edge.images.routes import GENERATION_FIELDS_BY_NAME, JSON_TYPE, introduce, may_be_large
 from services.edge.images.values import judged, read_json
 from services.edge.jobs.documents import (
+    WantedResult,
     event_of,
     failed_event,
     job_document,
     jobs_document,
     query_of,
     submitted_document,
+    wanted_result,
     webhook_url_of,
 )
 from services.edge.parts import EdgeParts
@@ -45,7 +48,7 @@ def job_routes(parts: EdgeParts) -> list[BaseRoute]:
         Route("/v1/jobs/{id}/cancel", calls.cancel, methods=["POST"]),
         Route("/v1/jobs/{id}/result", calls.result),
         Route("/v1/jobs/{id}/url", calls.url, methods=["POST"]),
-        Route("/v1/jobs/{id}/events", JobEvents(parts)),
+        Route("/v1/jobs/{id}/events", JobEvents(parts), methods=["GET"]),
     ]
 
 
@@ -57,6 +60,7 @@ class JobRoutes:
 
     async def submit(self, request: Request) -> Response:
         """Take what `/v1/images/generations` takes, and answer once it is accepted."""
+        key = idempotency_key_of(request)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
             raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE}")
         if may_be_large(request):
@@ -65,14 +69,14 @@ class JobRoutes:
             body = await read_body(request, held, self._parts.settings.http.max_body_bytes)
             asked, webhook_url = asked_job(body)
             async with self._client(request) as client:
-                key = request.headers.get(KEY_HEADER, "")
                 accepted = await client.submit(asked.request, key, webhook_url=webhook_url)
+        result = WantedResult(asked.as_urls, asked.provenance).path(accepted.request_id)
         headers = {"Location": f"/v1/jobs/{accepted.request_id}"}
-        return JSONResponse(submitted_document(accepted), 202, headers)
+        return JSONResponse(submitted_document(accepted, result), 202, headers)
 
     async def page(self, request: Request) -> Response:
         """List them, newest first."""
-        query = query_of(request.query_params)
+        query = query_of(request.query_params.multi_items())
         async with self._client(request) as client:
             return JSONResponse(jobs_document(await client.list_requests(query, CALL_TIMEOUT_S)))
 
@@ -91,15 +95,18 @@ class JobRoutes:
 
     async def result(self, request: Request) -> Response:
         """Give the pictures of one that is completed."""
+        wanted = wanted_result(request.query_params.multi_items())
         async with self._client(request) as client:
-            pictures = await completed_pictures(client, request.path_params["id"])
-        return JSONResponse(pictures_document(pictures, [], int(time.time())))
+            pictures = await completed_pictures(client, request.path_params["id"], wanted.as_urls)
+            urls = await urls_of(client, pictures, origin_of(request, self._parts)) if wanted.as_urls else ()
+        return JSONResponse(pictures_document(pictures, [], int(time.time()), wanted.provenance, urls))
 
     async def url(self, request: Request) -> Response:
         """Give an address of its picture that expires."""
         async with self._client(request) as client:
             result = await client.result_url(request.path_params["id"], None, CALL_TIMEOUT_S)
-        return JSONResponse({"url": result.url, "expires_at": result.expires_at_ms // 1000})
+        url = whole_url(result, origin_of(request, self._parts))
+        return JSONResponse({"url": url, "expires_at": result.expires_at_ms // 1000})
 
     @asynccontextmanager
     async def _client(self, request: Request) -> AsyncIterator[ImageClient]:
@@ -125,8 +132,9 @@ class JobEvents:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             await send_part(send, event_of(first))
             try:
-                async for event in with_heartbeats(events):
-                    await send_part(send, HEARTBEAT if event is None else event_of(event))
+                async with aclosing(with_heartbeats(events)) as beating:
+                    async for event in beating:
+                        await send_part(send, HEARTBEAT if event is None else event_of(event))
             except PentimentoError as error:
                 await send_part(send, failed_event(as_known(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -142,13 +150,13 @@ def asked_job(body: bytes) -> tuple[AskedPictures, str]:
     return asked, webhook_url
 
 
-async def completed_pictures(client: ImageClient, request_id: str) -> list[Completed]:
+async def completed_pictures(client: ImageClient, request_id: str, omit_image: bool) -> list[Completed]:
     """Return the pictures of a request, at least one. Raises FailedPrecondition NOT_COMPLETED where there is none."""
-    status = await client.get_request(request_id, timeout_s=CALL_TIMEOUT_S)
+    status = await client.get_request(request_id, omit_image, CALL_TIMEOUT_S)
     found = [status]
     if status.pictures:
         there = [one.request_id for one in status.pictures if one.state.value == "completed"]
-        found = [await client.get_request(one, timeout_s=CALL_TIMEOUT_S) for one in there]
+        found = [await client.get_request(one, omit_image, CALL_TIMEOUT_S) for one in there]
     pictures = [one.completed for one in found if one.completed is not None]
     if not pictures:
         raise not_completed(status)

@@ -1,18 +1,21 @@
 """Every route by every role: the frontdoor judges the caller's own token, and what has no route is closed."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from pentimento.domain.errors import Internal
 from pentimento.domain.identity import Role
 from pentimento.rpc import token_entry
 from pentimento.testing.edge_suite import running_edge
 from pentimento.testing.frontdoor_suite import running_suite
 from pentimento.testing.paced_worker import PacedWorker
-from tests.integration.edge.conftest import EdgeUnderTest
+from tests.integration.edge.conftest import EdgeUnderTest, files_of, routes_of, signing_keys
 
 ROLES = {"user": Role.USER, "service": Role.SERVICE, "admin": Role.ADMIN}
 CALLERS = ("nobody", "unknown", *ROLES)
@@ -29,6 +32,15 @@ ROUTES = {
     ("GET", "/v1/models/{model}"): FOR_USERS,
     ("POST", "/v1/images/generations"): FOR_USERS,
     ("POST", "/v1/images/edits"): {**FOR_USERS, "user": 400, "admin": 400},
+    ("POST", "/v1/jobs"): {**FOR_USERS, "user": 202, "admin": 202},
+    ("GET", "/v1/jobs"): FOR_USERS,
+    ("GET", "/v1/jobs/{id}"): FOR_USERS,
+    ("GET", "/v1/jobs/{id}/events"): FOR_USERS,
+    ("GET", "/v1/jobs/{id}/result"): FOR_USERS,
+    ("POST", "/v1/jobs/{id}/cancel"): FOR_USERS,
+    ("POST", "/v1/jobs/{id}/url"): FOR_USERS,
+    # Whoever has an address may read by it.
+    ("GET", "/v1/files/{key:path}"): OPEN,
 }
 
 
@@ -39,8 +51,10 @@ async def edge(folder: Path, worker: PacedWorker) -> AsyncIterator[EdgeUnderTest
     entries = [token_entry(name, "acme", frozenset({role})) for name, role in ROLES.items()]
     tokens.write_text("\n".join([*entries, token_entry("other", "other", frozenset({Role.USER}))]))
     async with (
-        running_suite(folder, token_file=tokens) as suite,
-        running_edge(folder, f"unix:{folder / 'f'}", service_token_file=own_token(folder, "service")) as running,
+        running_suite(folder, token_file=tokens, signing_key_file=signing_keys(folder)) as suite,
+        running_edge(
+            folder, f"unix:{folder / 'f'}", service_token_file=own_token(folder, "service"), **files_of(folder)
+        ) as running,
         httpx.AsyncClient(base_url=f"http://{running.listener.address}", timeout=60) as http,
     ):
         yield EdgeUnderTest(suite, worker, http, str(http.base_url), running.listener, running.history)
@@ -58,17 +72,32 @@ def shown(caller: str) -> dict[str, str]:
 
 
 async def ask(edge: EdgeUnderTest, method: str, path: str, caller: str) -> int:
-    model = path.replace("{model}", edge.worker.held.model)
-    body = {"prompt": "x", "num_inference_steps": 1} if path.endswith("generations") else None
+    posts_prompt = method == "POST" and path.endswith(("generations", "jobs"))
+    body = {"prompt": "x", "num_inference_steps": 1} if posts_prompt else None
     form = {"files": {"image": b"GIF"}, "data": {"prompt": "x"}} if path.endswith("edits") else {}
-    answer = await edge.http.request(method, model, headers=shown(caller), json=body, **form)  # type: ignore[arg-type]
+    answer = await edge.http.request(method, path, headers=shown(caller), json=body, **form)  # type: ignore[arg-type]
     return answer.status_code
 
 
+async def places(edge: EdgeUnderTest) -> dict[str, str]:
+    """Return what stands for each name of a path: a model, a job of the user's that is done, its picture's key."""
+    as_user = {"headers": shown("user")}
+    job = (await edge.http.post("/v1/jobs", json={"prompt": "x", "num_inference_steps": 1}, **as_user)).json()["id"]
+    await edge.http.get(f"/v1/jobs/{job}/events", **as_user)
+    url = (await edge.http.post(f"/v1/jobs/{job}/url", **as_user)).json()["url"]
+    key = url.partition("/v1/files/")[2]
+    return {"{model}": edge.worker.held.model, "{id}": job, "{key:path}": key}
+
+
 async def test_every_route_by_every_role(edge: EdgeUnderTest) -> None:
-    told = {
-        (method, path): {caller: await ask(edge, method, path, caller) for caller in CALLERS} for method, path in ROUTES
-    }
+    found = await places(edge)
+
+    told = {}
+    for method, path in ROUTES:
+        place = path
+        for name, value in found.items():
+            place = place.replace(name, value)
+        told[method, path] = {caller: await ask(edge, method, place, caller) for caller in CALLERS}
 
     assert told == ROUTES
 
@@ -107,20 +136,22 @@ async def test_an_edge_that_may_not_look_keeps_no_history_and_pages_look_by_thei
         assert [sample["completed"] for sample in answers["admin"].json()["samples"]] == [0]
 
 
-async def test_the_table_has_every_route_of_the_api(edge: EdgeUnderTest) -> None:
-    listed = {path for _, path in ROUTES}
-
-    assert listed == {route.path for route in api_routes()}
+def test_the_table_has_every_route_of_the_api(folder: Path) -> None:
+    assert set(ROUTES) == routes_of(folder)
 
 
-def api_routes() -> list[object]:
-    from services.edge.api_document import document_routes
-    from services.edge.health import health_routes
-    from services.edge.images import image_routes
-    from services.edge.model_list import model_routes
+def test_the_api_document_has_every_route_but_itself_and_metrics(folder: Path) -> None:
+    from services.edge.api_document import api_document
 
-    parts = object()
-    return [*health_routes(parts), *document_routes(), *model_routes(parts), *image_routes(parts)]  # type: ignore[arg-type]
+    listed = {(method, path.replace(":path", "")) for method, path in routes_of(folder)}
+
+    assert listed - told_by(api_document()) == {("GET", "/openapi.json"), ("GET", "/metrics")}
+    assert told_by(api_document()) <= listed
+    assert told_by(api_document()) - told_by(api_document(serves_files=False)) == {("GET", "/v1/files/{key}")}
+
+
+def told_by(document: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(method.upper(), path) for path, calls in document["paths"].items() for method in calls}
 
 
 async def test_a_key_of_one_tenant_finds_nothing_of_another(edge: EdgeUnderTest) -> None:
@@ -133,6 +164,37 @@ async def test_a_key_of_one_tenant_finds_nothing_of_another(edge: EdgeUnderTest)
 
     ids = [answer.headers["x-request-id"] for answer in answers]
     assert ids[0] == ids[1] != ids[2]
+
+
+async def test_a_job_of_one_tenant_is_there_for_nobody_else(edge: EdgeUnderTest) -> None:
+    job = (await places(edge))["{id}"]
+    of_a_job = [(method, path.replace("{id}", job)) for method, path in ROUTES if "{id}" in path]
+
+    answers = [await edge.http.request(method, path, headers=shown("other")) for method, path in of_a_job]
+    listed = await edge.http.get("/v1/jobs", headers=shown("other"))
+
+    assert len(answers) == 5
+    assert {(answer.status_code, answer.json()["error"]["code"]) for answer in answers} == {(404, "UNKNOWN_REQUEST")}
+    assert listed.json()["data"] == []
+
+
+async def test_prompts_and_tokens_are_in_no_log_no_metric_and_no_error(
+    edge: EdgeUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    prompt, as_user = "zebra-under-a-canary", {"headers": shown("user")}
+    asked = {"prompt": prompt, "negative_prompt": prompt, "user": prompt, "num_inference_steps": 1}
+    edge.worker.fail_with = Internal("BROKEN", "the attempt broke")
+
+    answers = [await edge.http.post("/v1/images/generations", json=asked, **as_user) for _ in range(2)]
+    answers.append(await edge.http.post("/v1/images/generations", json={**asked, "max_cost": 0}, **as_user))
+    answers.append(await edge.http.post("/v1/jobs", json={**asked, "stream": True}, **as_user))
+    answers.append(await edge.http.post("/v1/images/generations", json=asked, headers=shown("canary-token")))
+    answers.append(await edge.http.get("/metrics", headers=shown("admin")))
+
+    told = [*(answer.text for answer in answers), caplog.text, *(str(vars(one)) for one in caplog.records)]
+    assert [answer.status_code for answer in answers[2:]] == [400, 400, 401, 200]
+    assert not [text for text in told if prompt in text or "canary-token" in text]
 
 
 async def test_many_strangers_leave_the_user_alone(edge: EdgeUnderTest) -> None:

@@ -8,13 +8,14 @@ import openai
 import pytest
 from PIL import Image
 
+from pentimento.domain.generation import InitImage
 from pentimento.testing.paced_worker import picture_of
 from tests.integration.edge.conftest import EdgeUnderTest
 
 
-def png(width: int = 64, height: int = 64) -> bytes:
+def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
     buffer = io.BytesIO()
-    Image.new("RGB", (width, height), "red").save(buffer, "PNG")
+    Image.new("RGB", (width, height), colour).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -41,6 +42,47 @@ async def test_a_streamed_edit_ends_with_its_picture(edge: EdgeUnderTest) -> Non
         events = [event async for event in stream]
 
     assert [event.type for event in events] == ["image_edit.completed"]
+
+
+@pytest.mark.parametrize("image", [png(), [png()]], ids=["image", "image[]"])
+async def test_a_mask_goes_with_its_image(edge: EdgeUnderTest, image: bytes | list[bytes]) -> None:
+    mask = png(colour="white")
+
+    answer = await edit(edge, image=image, mask=mask, extra_body={"strength": 1.0, "num_inference_steps": 2})
+
+    spec = edge.worker.executed[-1]
+    assert spec.init_image == InitImage(png(), 1.0, mask)
+    assert base64.b64decode(answer.data[0].b64_json) == picture_of(spec)
+
+
+def jpeg() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (64, 64)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+WRONG_MASKS: tuple[tuple[list[bytes], str], ...] = (
+    ([png(width=32)], "must be of the image's size, 64 x 64, got 32 x 64"),
+    ([jpeg()], "must be a PNG image, got JPEG"),
+    ([b"GIF89a no picture"], "PNG"),
+    ([png(), png()], "must be one file, got 2"),
+)
+
+
+async def test_a_wrong_mask_is_named(edge: EdgeUnderTest) -> None:
+    for masks, says in WRONG_MASKS:
+        files = [("image[]", png()), *(("mask", mask) for mask in masks)]
+        answer = await edge.http.post("/v1/images/edits", data={"prompt": "x"}, files=files)
+
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "mask") and says in error["message"]
+    assert edge.worker.executed == []
+
+
+async def test_a_mask_without_an_image_is_refused(edge: EdgeUnderTest) -> None:
+    answer = await edge.http.post("/v1/images/edits", data={"prompt": "x"}, files={"mask": png()})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "image")
 
 
 WRONG_FORMS: tuple[tuple[dict[str, Any], str, str], ...] = (

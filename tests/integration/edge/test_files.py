@@ -1,5 +1,6 @@
 """`/v1/files/…`: pictures to whoever has a signed address, and to nobody else."""
 
+import base64
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,8 @@ async def files(folder: Path, worker: PacedWorker) -> AsyncIterator[FilesUnderTe
     ):
         completed = await suite.paint()
         answer = await http.post(f"/v1/jobs/{completed.request_id}/url")
-        yield FilesUnderTest(http, folder, picture_of(completed.provenance.spec), answer.json()["url"])
+        url = answer.json()["url"].removeprefix(str(http.base_url))
+        yield FilesUnderTest(http, folder, picture_of(completed.provenance.spec), "/" + url.lstrip("/"))
 
 
 async def test_an_address_gives_the_picture_as_what_it_is_to_anybody(files: FilesUnderTest) -> None:
@@ -113,3 +115,28 @@ async def test_streams_have_no_addresses(files: FilesUnderTest) -> None:
     answer = await files.http.post("/v1/images/generations", json=asked)
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+
+
+async def test_a_job_says_where_its_pictures_are_in_the_form_it_was_asked_for(files: FilesUnderTest) -> None:
+    asked = {**ASKED, "n": 2, "response_format": "url", "provenance": True}
+    submitted = (await files.http.post("/v1/jobs", json=asked)).json()
+    await files.http.get(f"/v1/jobs/{submitted['id']}/events")
+
+    pictures = (await files.http.get(submitted["result"])).json()["data"]
+    read = [await files.http.get(picture["url"]) for picture in pictures]
+
+    assert submitted["result"] == f"/v1/jobs/{submitted['id']}/result?response_format=url&provenance=true"
+    assert [picture["provenance"]["spec"]["seed"] for picture in pictures] == [1, 2]
+    assert read[0].content == files.picture != read[1].content
+    assert "b64_json" not in pictures[0]
+
+
+async def test_a_job_that_names_no_form_gives_its_pictures_in_base64(files: FilesUnderTest) -> None:
+    submitted = (await files.http.post("/v1/jobs", json=ASKED)).json()
+    await files.http.get(f"/v1/jobs/{submitted['id']}/events")
+
+    (picture,) = (await files.http.get(submitted["result"])).json()["data"]
+
+    assert submitted["result"] == f"/v1/jobs/{submitted['id']}/result"
+    assert base64.b64decode(picture["b64_json"]) == files.picture
+    assert not {"url", "provenance"} & set(picture)

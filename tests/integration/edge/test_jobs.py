@@ -93,15 +93,33 @@ async def test_lists_have_pages_and_filters(edge: EdgeUnderTest) -> None:
     [
         ("limit=0", "limit"),
         ("limit=x", "limit"),
-        ("limit=201", "page_size"),
+        ("limit=201", "limit"),
+        ("limit=1&limit=2", "limit"),
         ("status=gone", "status"),
-        ("after=nonsense", "page_token"),
+        ("after=nonsense", "after"),
         ("jobs_only=1", "jobs_only"),
         ("other=1", "query"),
     ],
 )
 async def test_a_wrong_query_is_refused_by_name(edge: EdgeUnderTest, query: str, param: str) -> None:
     answer = await edge.http.get(f"/v1/jobs?{query}")
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("response_format=png", "response_format"),
+        ("response_format=url&response_format=url", "response_format"),
+        ("provenance=1", "provenance"),
+        ("other=1", "query"),
+    ],
+)
+async def test_a_result_in_a_form_that_there_is_not_is_refused_by_name(
+    edge: EdgeUnderTest, query: str, param: str
+) -> None:
+    answer = await edge.http.get(f"/v1/jobs/r-unknown/result?{query}")
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 

@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from starlette.requests import HTTPConnection
 
 from pentimento.domain import errors
 from pentimento.domain.errors import PentimentoError
-from services.edge.http.callers import token_of
+from services.edge.http.callers import idempotency_key_of, token_of
 from services.edge.http.errors import STATUS_OF, as_known, error_response
 from tests.unit.edge.test_origins import request
 
@@ -76,3 +77,24 @@ def test_without_a_header_there_is_no_token() -> None:
 def test_what_can_be_no_token_is_refused(given: str) -> None:
     with pytest.raises(errors.Unauthenticated):
         token_of(request(authorization=given))
+
+
+@pytest.mark.parametrize("given", ["k", "a key of its own", "~" * 128])
+def test_an_idempotency_key_is_read(given: str) -> None:
+    assert idempotency_key_of(request(idempotency_key=given)) == given
+    assert idempotency_key_of(request()) == ""
+
+
+@pytest.mark.parametrize("given", ["", "k" * 129, "caf\xe9", "a\tb"])
+def test_what_can_be_no_idempotency_key_is_refused_by_name(given: str) -> None:
+    with pytest.raises(errors.InvalidArgument) as refused:
+        idempotency_key_of(HTTPConnection({"type": "http", "headers": [(b"idempotency-key", given.encode("latin-1"))]}))
+
+    assert [violation.field for violation in refused.value.violations] == ["Idempotency-Key"]
+
+
+def test_two_idempotency_keys_are_none() -> None:
+    headers = [(b"idempotency-key", b"k"), (b"idempotency-key", b"k")]
+
+    with pytest.raises(errors.InvalidArgument, match="Idempotency-Key"):
+        idempotency_key_of(HTTPConnection({"type": "http", "headers": headers}))

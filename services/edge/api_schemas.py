@@ -1,0 +1,146 @@
+"""Schemas of the API document: of requests by the table of fields that they are judged by, and of answers."""
+
+from typing import Any
+
+from services.edge.images.fields import EDIT_FIELDS, INT64, SIZE_PATTERN, FieldKind, RequestField
+
+Schema = dict[str, Any]
+BASE64_PATTERN = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+
+
+def reference(name: str) -> Schema:
+    """Return where a schema of the document stands."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def object_schema(fields: tuple[RequestField, ...]) -> Schema:
+    """Return the schema of an object with these fields and no others."""
+    return {
+        "type": "object",
+        "properties": {field.name: field_schema(field) for field in fields},
+        "required": [field.name for field in fields if field.required],
+        "additionalProperties": False,
+    }
+
+
+def edit_schema() -> Schema:
+    """Return the schema of an edit's form: of its files the names alone."""
+    schema = object_schema(EDIT_FIELDS)
+    file = {"type": "string", "contentMediaType": "application/octet-stream"}
+    schema["properties"]["image"] = {**file, "description": "PNG, JPEG or WebP; `image[]` is the same"}
+    schema["properties"]["mask"] = {**file, "description": "PNG of the image's size: where it may change"}
+    schema["required"].append("image")
+    return schema
+
+
+def field_schema(field: RequestField) -> Schema:
+    """Return the schema of one field's values; null is absent, where the field need not be there."""
+    schema = {**kind_schema(field), "description": field.help}
+    if field.default is not None:
+        schema["default"] = field.default
+    if not field.required:
+        return {"anyOf": [schema, {"type": "null"}]}
+    return schema
+
+
+def kind_schema(field: RequestField) -> Schema:
+    kind = field.kind
+    if kind is FieldKind.TEXT:
+        return {"type": "string", **bounds(field, "minLength", "maxLength")}
+    if kind is FieldKind.WORD:
+        return {"type": "string", "enum": list(field.words)}
+    if kind is FieldKind.SIZE:
+        return {"type": "string", "pattern": SIZE_PATTERN}
+    if kind is FieldKind.INTEGER:
+        wide = {"minimum": -INT64, "maximum": INT64}
+        return {"type": "integer", **wide, **bounds(field, "minimum", "maximum")}
+    if kind is FieldKind.NUMBER:
+        return {"type": "number", **bounds(field, "minimum", "maximum")}
+    if kind is FieldKind.BOOLEAN:
+        return {"type": "boolean"}
+    return wide_schema(field)
+
+
+def wide_schema(field: RequestField) -> Schema:
+    """Return the schema of a value that has parts, or more than one form."""
+    if field.kind is FieldKind.QUALITY:
+        share = {"type": "number", **bounds(field, "minimum", "maximum")}
+        return {"anyOf": [{"type": "string", "enum": list(field.words)}, share]}
+    if field.kind is FieldKind.BYTES:
+        return {"type": "string", "contentEncoding": "base64", "pattern": BASE64_PATTERN}
+    return {"type": "array", "items": object_schema(field.items), **bounds(field, "minItems", "maxItems")}
+
+
+def bounds(field: RequestField, least: str, most: str) -> Schema:
+    """Return the two bounds under their names in a schema, as far as there are any."""
+    found = {}
+    if field.least is not None:
+        found[least] = field.least
+    if field.most is not None:
+        found[most] = field.most
+    return found
+
+
+USAGE = {
+    "type": "object",
+    "properties": {name: {"type": "integer"} for name in ("input_tokens", "output_tokens", "total_tokens")},
+    "required": ["input_tokens", "output_tokens", "total_tokens"],
+}
+PICTURE = {
+    "type": "object",
+    "properties": {
+        "b64_json": {"type": "string", "contentEncoding": "base64"},
+        "url": {"type": "string"},
+        "request_id": {"type": "string"},
+        "image_index": {"type": "integer"},
+        "seed": {"type": "integer"},
+        "provenance": {"type": "object"},
+    },
+    "required": ["request_id", "seed"],
+}
+PICTURES = {
+    "type": "object",
+    "properties": {
+        "created": {"type": "integer"},
+        "background": {"const": "opaque"},
+        "data": {"type": "array", "items": PICTURE},
+        "failed": {"type": "array", "items": {"type": "object"}},
+        "output_format": {"enum": ["png", "jpeg", "webp"]},
+        "quality": {"enum": ["medium", "high"]},
+        "size": {"type": "string", "pattern": "^[0-9]+x[0-9]+$"},
+        "usage": USAGE,
+    },
+    "required": ["created", "data", "output_format", "size", "usage"],
+}
+MODEL_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"const": "model"},
+        "created": {"type": "integer"},
+        "owned_by": {"type": "string"},
+        "pentimento": {"type": "object"},
+    },
+    "required": ["id", "object", "created", "owned_by"],
+}
+MODEL_LIST = {
+    "type": "object",
+    "properties": {"object": {"const": "list"}, "data": {"type": "array", "items": reference("Model")}},
+    "required": ["object", "data"],
+}
+ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}

@@ -1,0 +1,25 @@
+"""`/v1/files/` in the API document. Pure."""
+
+from services.edge.api_operations import error_responses, path_parameter, query_parameter
+from services.edge.api_schemas import Schema
+
+KINDS = ("image/png", "image/jpeg", "image/webp")
+
+
+def file_paths() -> dict[str, Schema]:
+    """Return the path of files: addresses are given, never made, so that what stands in one is told in words alone."""
+    picture = {"description": "the picture", "content": {kind: {"schema": {"type": "string"}} for kind in KINDS}}
+    call = {
+        "summary": "Give a picture to whoever has its signed address.",
+        "security": [{}],
+        "parameters": [
+            path_parameter("key"),
+            query_parameter("expires", "Unix seconds", type="string"),
+            query_parameter("type", "media type", type="string"),
+            query_parameter("size", "bytes", type="string"),
+            query_parameter("digest", "SHA-256, in hexadecimal", type="string"),
+            query_parameter("signature", "over all of it", type="string"),
+        ],
+        "responses": {"200": picture, **error_responses({403, 404, 500, 503})},
+    }
+    return {"/v1/files/{key}": {"get": call}}

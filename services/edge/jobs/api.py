@@ -1,0 +1,166 @@
+"""`/v1/jobs` in the API document. Pure."""
+
+from pentimento.domain.jobs import MAX_PAGE_SIZE
+from services.edge.api_operations import (
+    ALL_ERRORS,
+    ASKING_ERRORS,
+    EVENT,
+    EVENTS,
+    JSON,
+    KEY_PARAMETER,
+    content,
+    error_responses,
+    get_call,
+    path_parameter,
+    query_parameter,
+)
+from services.edge.api_schemas import Schema, object_schema, reference
+from services.edge.images.fields import GENERATION_FIELDS
+from services.edge.jobs.documents import RESPONSE_FORMATS, STATES
+
+ID = path_parameter("id")
+STATUS = {"enum": list(STATES)}
+SECONDS = {"type": ["integer", "null"], "description": "Unix seconds; null where there is none yet"}
+WEBHOOK = {
+    "type": "object",
+    "properties": {"url": {"type": "string", "minLength": 1, "description": "of a host that the deployment allows"}},
+    "required": ["url"],
+    "additionalProperties": False,
+}
+JOB = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"const": "job"},
+        "status": STATUS,
+        "created_at": {"type": "integer"},
+        "deadline_at": {"type": "integer"},
+        "finished_at": SECONDS,
+        "expires_at": SECONDS,
+        "size": {"type": ["string", "null"], "pattern": "^[0-9]+x[0-9]+$"},
+        "idempotency_key": {"type": ["string", "null"]},
+        "detached": {"type": "boolean", "description": "it goes on without its client"},
+        "error": {
+            "type": ["object", "null"],
+            "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["code", "message"],
+        },
+        "webhook": {
+            "type": "object",
+            "properties": {
+                "status": {"enum": ["pending", "delivered", "failed"]},
+                "tries": {"type": "integer"},
+                "error": {"type": ["string", "null"]},
+            },
+            "required": ["status", "tries", "error"],
+        },
+    },
+    "required": ["id", "object", "status", "created_at", "deadline_at", "finished_at", "expires_at", "error"],
+}
+JOB_SCHEMAS = {
+    "Job": JOB,
+    "JobList": {
+        "type": "object",
+        "properties": {
+            "object": {"const": "list"},
+            "data": {"type": "array", "items": reference("Job")},
+            "has_more": {"type": "boolean"},
+            "next": {"type": ["string", "null"], "description": "`after` of the following page"},
+        },
+        "required": ["object", "data", "has_more", "next"],
+    },
+    "SubmittedJob": {
+        "type": "object",
+        "properties": {
+            "id": {"type": "string"},
+            "object": {"const": "job"},
+            "status": {"const": "accepted"},
+            "replayed": {"type": "boolean", "description": "an earlier call with this key was found"},
+            "image_request_ids": {"type": "array", "items": {"type": "string"}},
+            "result": {"type": "string", "description": "path of its pictures, in the form that was asked for"},
+        },
+        "required": ["id", "object", "status", "replayed", "result"],
+    },
+    "JobUrl": {
+        "type": "object",
+        "properties": {"url": {"type": "string"}, "expires_at": {"type": "integer"}},
+        "required": ["url", "expires_at"],
+    },
+}
+
+
+def job_paths() -> dict[str, Schema]:
+    """Return the paths of jobs."""
+    return {
+        "/v1/jobs": {"post": submit_call(), "get": list_call()},
+        "/v1/jobs/{id}": {"get": {**get_call("Tell how far a job is.", reference("Job")), "parameters": [ID]}},
+        "/v1/jobs/{id}/cancel": {"post": post_call("Stop a job, and tell what became of it.", reference("Job"))},
+        "/v1/jobs/{id}/result": {"get": result_call()},
+        "/v1/jobs/{id}/url": {"post": post_call("Give an address of its picture that expires.", reference("JobUrl"))},
+        "/v1/jobs/{id}/events": {"get": events_call()},
+    }
+
+
+def job_request() -> Schema:
+    """Return the schema of a submission: a generation that is not streamed, and where its end is told."""
+    schema = object_schema(GENERATION_FIELDS)
+    del schema["properties"]["partial_images"]
+    schema["properties"]["stream"] = {"enum": [False, None]}
+    schema["properties"]["webhook"] = {"anyOf": [WEBHOOK, {"type": "null"}], "description": "called once it has ended"}
+    return schema
+
+
+def submit_call() -> Schema:
+    """Return the operation that submits a job."""
+    return {
+        "summary": "Have pictures painted whether anybody waits for them or not.",
+        "parameters": [KEY_PARAMETER],
+        "requestBody": {"required": True, "content": {JSON: {"schema": job_request()}}},
+        "responses": {
+            "202": content(reference("SubmittedJob"), "it is accepted, and goes on"),
+            **error_responses(ALL_ERRORS),
+        },
+    }
+
+
+def list_call() -> Schema:
+    """Return the operation that lists them."""
+    states = query_parameter(
+        "status", "of these states alone, commas between them", type="array", items=STATUS, minItems=1
+    )
+    parameters = [
+        query_parameter("limit", "of a page", type="integer", minimum=1, maximum=MAX_PAGE_SIZE),
+        query_parameter("after", "`next` of the page before", type="string"),
+        {**states, "style": "form", "explode": False},
+        query_parameter("jobs_only", "false: requests whose clients stay are told, too", type="boolean", default=True),
+    ]
+    return {**get_call("List jobs, newest first.", reference("JobList")), "parameters": parameters}
+
+
+def result_call() -> Schema:
+    """Return the operation that gives the pictures of a job."""
+    parameters = [
+        ID,
+        query_parameter("response_format", "how they come", enum=list(RESPONSE_FORMATS), default="b64_json"),
+        query_parameter("provenance", "tell how each came to be", type="boolean", default=False),
+    ]
+    return {**get_call("Give the pictures of a completed job.", reference("Pictures")), "parameters": parameters}
+
+
+def events_call() -> Schema:
+    """Return the operation that tells of a job as it happens."""
+    told = content(EVENT, "events until it has ended; leaving cancels nothing", EVENTS)
+    return {
+        "summary": "Tell what becomes of a job as it happens.",
+        "parameters": [ID],
+        "responses": {"200": told, **error_responses(ASKING_ERRORS | {499})},
+    }
+
+
+def post_call(summary: str, answer: Schema) -> Schema:
+    """Return an operation on a job that takes no body."""
+    return {
+        "summary": summary,
+        "parameters": [ID],
+        "responses": {"200": content(answer, "what it is now"), **error_responses(ASKING_ERRORS)},
+    }

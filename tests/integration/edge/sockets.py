@@ -1,0 +1,59 @@
+"""The edge by its bare sockets: what no well-behaved client sends."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from pentimento.testing.frontdoor_suite import until
+from tests.integration.edge.conftest import EdgeUnderTest
+
+GUARD_S = 60
+JSON_HEAD = b"POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+FORM_HEAD = b"POST /v1/images/edits HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+GOOD = b'{"prompt": "x", "num_inference_steps": 1}'
+
+
+def limited(**settings: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("limits", [settings], ids=lambda _: "")
+
+
+@asynccontextmanager
+async def connection(edge: EdgeUnderTest) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, _, port = edge.listener.address.rpartition(":")
+    async with asyncio.timeout(GUARD_S):
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 16)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+
+async def answer_to(edge: EdgeUnderTest, *sent: bytes) -> bytes:
+    """Return what comes until the edge ends the connection."""
+    async with connection(edge) as (reader, writer):
+        for part in sent:
+            writer.write(part)
+        received = b""
+        try:
+            while chunk := await reader.read(1 << 16):
+                received += chunk
+        except ConnectionResetError:
+            pass
+        return received
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(GUARD_S):
+        await until(holds)
+
+
+async def assert_paints(edge: EdgeUnderTest) -> None:
+    answer = await edge.generate(num_inference_steps=1)
+    assert answer.status_code == 200
+
+
+def with_body(body: bytes, head: bytes = JSON_HEAD) -> bytes:
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
