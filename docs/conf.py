@@ -43,9 +43,9 @@ highlight_language = "text"
 # A page, and what stands below it in the navigation: captions, and under each the pages in their order.
 NAVIGATION = {
     "docs/index": {
-        "Begin": ["docs/quick-start", "At a glance <README>"],
+        "Begin": ["docs/quick-start", "docs/concepts/README", "At a glance <README>"],
         "Use": ["docs/clients", "HTTP and the console <services/edge/README>"],
-        "Run": ["docs/operations", "docs/runbook", "SECURITY"],
+        "Run": ["docs/model-guide", "docs/operations", "docs/tuning", "docs/runbook", "SECURITY"],
         "Look up": [
             "docs/reference/README",
             "docs/glossary",
@@ -62,6 +62,19 @@ NAVIGATION = {
             "CONTRIBUTING",
             "docs/dependencies",
             "docs/adr/README",
+        ],
+    },
+    "docs/concepts/README": {
+        "": [
+            f"docs/concepts/{name}"
+            for name in (
+                "life-of-a-request",
+                "approximate-caching",
+                "cascades",
+                "allocation",
+                "adapters",
+                "thinning",
+            )
         ],
     },
     "docs/clients": {"": ["examples/*/README"]},

@@ -188,3 +188,23 @@ def test_the_map_has_every_package():
 
 def holds_code(folder: Path) -> bool:
     return folder.is_dir() and any(folder.rglob("*.py"))
+
+
+def settings_named(page: Path) -> list[str]:
+    """The names in the first column of a page's tables of settings."""
+    rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    tables = [row.startswith("| setting") for row in rows]
+    found, inside = [], False
+    for row, begins in zip(rows, tables, strict=True):
+        inside = begins or (inside and not row.startswith("| you see"))
+        if inside and not begins:
+            found += CODE.findall(row.split("|")[1].partition("(")[0])
+    return found
+
+
+def test_settings_that_tuning_names_exist():
+    named = settings_named(ROOT / "docs/tuning.md")
+    known = (ROOT / "docs/reference/settings.md").read_text()
+
+    assert len(named) > 30
+    assert [name for name in named if f"`--{name}`" not in known] == []
