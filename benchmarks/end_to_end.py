@@ -54,15 +54,25 @@ from pentimento.domain.identity import Role
 from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.supervisor.models import SELECTOR_PROFILES
 from pentimento.workloads.production import MLORA, choose
 from zoo.registry import WEIGHTS
 from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
 
-# As many of the light model's pictures pass the discriminator as are as good as the heavy one's, a quarter.
-THRESHOLD = 0.005
+# Of the prompt-aware discriminator: two of five light pictures pass, and 0.97 of the attributes are kept in the mean
+# (`benchmarks.router`). A thinned light picture costs about four tenths of a thinned heavy one: prompts that are less
+# likely to be done with it go to the heavy model at once.
+THRESHOLD = 0.27
+SKIP_BELOW = 0.4
+# The gate is one of means, so that profiles are read by theirs.
+FRONTDOOR = f'thinning_rule = "mean"\nskip_light_below = {SKIP_BELOW}'
+# Images are refined by MoDM's own rule, its table of means.
+PROFILES = (SELECTOR_PROFILES / "latents-tiny-heavy.json", SELECTOR_PROFILES / "modm")
 # What a lone picture takes the peer, times so much.
 SLO_FACTOR = 4.0
 TIMES_FASTER = 5.0
+# A trial of so many clients holds the SLO with room for chance: the runs that count are longer.
+HELD_SHARE = 0.85
 GATE = QualityGate(0.95)
 # Clients of a thinning arm, and the peer's sizes of batches, of which the best is taken.
 CLIENTS = (16, 24, 32, 48)
@@ -89,10 +99,10 @@ def main() -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")
     parser.add_argument("--encoder", type=Path, required=True, metavar="DIR", help="of a dual encoder of another seed")
-    parser.add_argument("--count", type=int, default=120, help="requests that count")
-    parser.add_argument("--warm", type=int, default=40, help="requests before them that fill the caches")
+    parser.add_argument("--count", type=int, default=240, help="requests that count")
+    parser.add_argument("--warm", type=int, default=80, help="requests before them that fill the caches")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--search", type=int, default=24, help="requests of a trial of the search")
+    parser.add_argument("--search", type=int, default=48, help="requests of a trial of the search")
     parser.add_argument("--log-seed", type=int, default=41)
 
 
@@ -116,15 +126,23 @@ def suites(folder: Path) -> Iterator[dict[str, tuple[LocalSuite, str]]]:
     """Yield each arm's suite and token."""
     tokens = {arm.name: new_token() for arm in ARMS}
     settings, file = folder / "settings.toml", folder / "tokens.toml"
-    settings.write_text(SETTINGS)
+    settings.write_text(SETTINGS.replace("[frontdoor]", f"[frontdoor]\n{FRONTDOOR}"))
     entries = [
         token_entry(tokens[arm.name], f"arm-{number}", frozenset({Role.USER})) for number, arm in enumerate(ARMS)
     ]
     file.write_text("\n".join(entries))
     common = ["--workers", str(core_count()), "--device", "cpu", "--token-file", str(file), "--config", str(settings)]
-    common += ["--loras", "tiny", "--thinning", "load"]
+    common += ["--loras", "tiny", "--thinning", "always"]
+    common += [part for path in PROFILES for part in ("--selector-profiles", str(path))]
     ways = {
-        "cascade": ["--cascade", f"{LIGHT},{HEAVY}", "--confidence-threshold", str(THRESHOLD)],
+        "cascade": [
+            "--cascade",
+            f"{LIGHT},{HEAVY}",
+            "--discriminator",
+            "tiny-router",
+            "--confidence-threshold",
+            str(THRESHOLD),
+        ],
         "mixture": ["--model", HEAVY, "--model", LIGHT, "--policy", "resident-mixture"],
     }
     with ExitStack() as stack:
@@ -197,7 +215,7 @@ async def best_peer(
         rate = len(trial) / sum(run.round_s)
         trials.append(run.trial_row(settings.name, clients))
         print(f"peer, {settings.name}: {rate:.2f} a second, p95 {run.p95_s:.2f} of {slo_s:.2f} s", flush=True)
-        if run.p95_s <= slo_s and (best is None or rate > best[0]):
+        if run.p95_s <= HELD_SHARE * slo_s and (best is None or rate > best[0]):
             best = rate, settings, clients
 
     for size in SIZES[:1] if options.quick else SIZES:
@@ -228,7 +246,7 @@ async def best_clients(
         rate = len(longer) / sum(run.round_s)
         trials.append(run.trial_row(thinning.name, count))
         print(f"{count} clients: {rate:.2f} a second, p95 {run.p95_s:.2f} of {slo_s:.2f} s", flush=True)
-        if run.p95_s <= slo_s:
+        if run.p95_s <= HELD_SHARE * slo_s:
             best = max(best, (rate, count))
     return best[1], trials
 

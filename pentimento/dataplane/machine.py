@@ -23,7 +23,7 @@ from pentimento.dataplane.pools import Pool
 from pentimento.dataplane.predictions import predicted_wait_s, service_s
 from pentimento.dataplane.settings import DataplaneSettings
 from pentimento.dataplane.state import State
-from pentimento.policies.thinning import Pressure
+from pentimento.policies.thinning import Pressure, ThinningOffer
 
 Handler = Callable[[State, float, Any], list[Effect]]
 
@@ -83,6 +83,11 @@ class Dataplane:
     def service_s(self, pool: str, work: float) -> float | None:
         """Return seconds that so many pixel steps take in the pool, alone on a worker; None where no speed is known."""
         return service_s(self.state, pool, work)
+
+    def is_shorter_from_noise(self, pool: str, noise: ThinningOffer, steps_left: int) -> bool:
+        """Return whether thinning leaves fewer steps of a picture from noise than the `steps_left` that a cached latent
+        leaves of it, in the pool as it is now."""
+        return thinning.is_shorter_from_noise(self.state, pool, noise, steps_left)
 
     def predicted_wait_s(self, pool: str) -> float:
         """Return seconds that a request admitted to the pool now would wait for a worker."""

@@ -9,7 +9,7 @@ from pentimento.dataplane.pools import Pool, Worker
 from pentimento.dataplane.predictions import full_batch, predicted_wait_s
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
-from pentimento.policies.thinning import Pressure, ThinningOption, choose, thinned_steps
+from pentimento.policies.thinning import Pressure, ThinningOffer, ThinningOption, choose, takes_fewest, thinned_steps
 
 # Of the credits of a pool: where others wait for more, they wait for longer than that share of a picture's time.
 OVERLOADED_SHARE = 0.25
@@ -91,6 +91,15 @@ def is_overloaded(state: State, pool: Pool, others_waiting: int) -> bool:
     admits a share alone, or those are too many to begin soon."""
     planned = state.plan is not None and state.plan.admission_rate < 1.0
     return planned or others_waiting > OVERLOADED_SHARE * pool.credit_count
+
+
+def is_shorter_from_noise(state: State, pool_name: str, noise: ThinningOffer, steps_left: int) -> bool:
+    """Return whether a request that came to the pool now would take fewer steps from noise, some of them left out, than
+    the `steps_left` that a cached latent leaves of it."""
+    pool = state.pools.get(pool_name)
+    overloaded = pool is not None and is_overloaded(state, pool, pool.waiting_count)
+    fewest = takes_fewest(state.settings.thinning, overloaded)
+    return fewest and bool(noise.usable) and noise.least_count < steps_left
 
 
 def foreseen_pressure(state: State, pool: Pool, work: float, step_count: int, deadline_s: float) -> Pressure:

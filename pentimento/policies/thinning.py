@@ -126,13 +126,18 @@ def choose(mode: ThinningMode, offer: ThinningOffer, pressure: Pressure) -> Thin
     options = offer.usable
     if mode is ThinningMode.OFF or not options:
         return None
-    if mode is ThinningMode.ALWAYS or (mode is ThinningMode.LOAD and pressure.overloaded):
+    if takes_fewest(mode, pressure.overloaded):
         return _fewest(options)
     affordable = _affordable(pressure)
     if offer.remaining_count <= affordable:
         return None
     fitting = [option for option in options if offer.remaining_with(option) <= affordable]
     return max(fitting, key=lambda option: (option.share, option.total)) if fitting else _fewest(options)
+
+
+def takes_fewest(mode: ThinningMode, overloaded: bool) -> bool:
+    """Return whether as many steps are left out as may be, whatever the deadline."""
+    return mode is ThinningMode.ALWAYS or (mode is ThinningMode.LOAD and overloaded)
 
 
 def _fewest(options: Iterable[ThinningOption]) -> ThinningOption:

@@ -1,8 +1,9 @@
 """What a scenario's policy reuses: where a request starts, and what stays of its picture."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from pentimento.dataplane import Dataplane
 from pentimento.domain.fleet import PoolPlan
 from pentimento.policies.serving.entry import (
     FoundStart,
@@ -25,22 +26,14 @@ Lane = tuple[str, str]
 
 
 class Reuse:
-    """The cache as the simulation asks it; one that is always empty for policies without.
+    """The cache as the simulation asks it; one that is always empty for policies without. `dataplane` tells what work
+    takes in a pool, and whether a thinned picture from noise would take less."""
 
-    `service_s` is the dataplane's: seconds that so much work takes in a pool, None where no speed is known.
-    """
-
-    def __init__(
-        self,
-        scenario: Scenario,
-        workload: Workload,
-        fleet: SimulatedFleet,
-        service_s: Callable[[str, float], float | None],
-    ) -> None:
+    def __init__(self, scenario: Scenario, workload: Workload, fleet: SimulatedFleet, dataplane: Dataplane) -> None:
         self._use = scenario.policy.cache
         self._pixels = scenario.pixels
         self._fleet = fleet
-        self._service_s = service_s
+        self._dataplane = dataplane
         self._cache = _warm_cache(scenario, workload, fleet)
 
     def choose(
@@ -75,14 +68,18 @@ class Reuse:
 
     def _look_up(self, cache: SimulatedCache, request: SimulatedRequest, candidate: StartCandidate) -> CacheAnswer:
         arrival, steps = request.arrival, self._fleet.steps_of(candidate.model, request.arrival)
-        return cache.lookup(
+        answer = cache.lookup(
             arrival.tenant, candidate.model, arrival.embedding_row, steps, candidate.latents, candidate.images
         )
+        if answer.kind is not StartKind.LATENT:
+            return answer
+        noise, steps_left = self._fleet.thinning_of(candidate.model, arrival), answer.step_count - answer.start_step
+        return MISS if self._dataplane.is_shorter_from_noise(candidate.pool, noise, steps_left) else answer
 
     def _found(self, candidate: StartCandidate, answer: CacheAnswer) -> FoundStart:
         left = float((answer.step_count - answer.start_step) * self._pixels)
         share = answer.start_step / answer.step_count
-        seconds = self._service_s(candidate.pool, left)
+        seconds = self._dataplane.service_s(candidate.pool, left)
         return FoundStart(answer.kind.value, share, seconds, candidate.stands_in)
 
 

@@ -63,7 +63,7 @@ class Simulation:
             self._fleet.available,
             self._fleet.profiles,
         )
-        self._reuse = Reuse(scenario, workload, self._fleet, self.dataplane.service_s)
+        self._reuse = Reuse(scenario, workload, self._fleet, self.dataplane)
         self._endings = Endings(scenario, self._agenda, rng, self._fleet, self._controller, self._reuse, self._requests)
         self._progress = SimulatedProgress(self.submit, yields=scenario.yields_places)
         self._performers: Mapping[type, Callable[[Any], None]] = {

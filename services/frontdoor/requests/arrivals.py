@@ -21,8 +21,8 @@ from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.callers import NO_KEY, KeyedCall
 from services.frontdoor.requests.jobs import ClientRequest, Job, JobTerms
 from services.frontdoor.requests.quotas import Quotas
-from services.frontdoor.routing.routes import expected_thinning
 from services.frontdoor.routing.stages import as_painted_by
+from services.frontdoor.routing.start_choice import expected_thinning
 
 SEED_BITS = 32
 

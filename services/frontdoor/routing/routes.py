@@ -9,11 +9,10 @@ from pentimento.dataplane.events import RouteOption, RouteResolved
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import FromNoise, PlanVersion, Route
+from pentimento.domain.generation import PlanVersion, Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.latent_pairing import PairingMode, can_pair
 from pentimento.policies.serving.entry import NOISE, Stage, scaled_start_step, stages_from
-from pentimento.policies.thinning import ThinningOffer
 from services.frontdoor.metrics import LEFT_OUT
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
@@ -171,17 +170,6 @@ def _count_start(
     controlnets = ((AdapterKind.CONTROLNET, net.name) for net in own.spec.controlnets)
     parts.starts.count(stage.pool, start, (*loras, *controlnets))
     return stage.pool, start
-
-
-def expected_thinning(parts: FrontdoorParts, resolved: ResolvedRequest, held: HeldModel) -> ThinningOffer:
-    """Return what may be left out of a request before its start is known: as from noise."""
-    patch_step, pipelined_from = (
-        parts.adapters.lora_patch_step(resolved.spec),
-        parts.pipelining.from_step(resolved.spec),
-    )
-    route = Route("", FromNoise(), held.model, held.model_digest)
-    route = replace(route, lora_patch_step=patch_step, pipelined_from_step=pipelined_from)
-    return parts.thinning.offer(resolved, route)
 
 
 def _as_route_option(parts: FrontdoorParts, option: PoolOption) -> RouteOption:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.fleet import HeldModel, PoolPlan
-from pentimento.domain.generation import FromNoise, PlanVersion, Route
+from pentimento.domain.generation import FromLatent, FromNoise, PlanVersion, Route, Start
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.policies.serving.entry import (
@@ -18,11 +18,14 @@ from pentimento.policies.serving.entry import (
     start_candidates,
     start_lanes,
 )
+from pentimento.policies.thinning import ThinningOffer
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.pipelining import mode_of
 from services.frontdoor.routing.stages import PoolOption, as_painted_by, as_started_by, fits
 from services.frontdoor.routing.starts import kind_of, scope_of, steps_saved, work_left
+
+FROM_NOISE = FromNoise()
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,9 @@ async def decide_route(
     candidates = start_candidates(pools, asker.stage, asker.draw)
     asked = tuple(_ask(parts, asker, candidate, held) for candidate in candidates)
     answer = await _look_up(parts, asker, asked, embedding, note)
-    number = choose_start([_found(parts, one, found) for one, found in zip(asked, answer.starts, strict=True)])
-    found, chosen = answer.starts[number], asked[number]
+    starts = [_or_noise(parts, one, found) for one, found in zip(asked, answer.starts, strict=True)]
+    number = choose_start([_found(parts, one, found) for one, found in zip(asked, starts, strict=True)])
+    found, chosen = starts[number], asked[number]
     route = Route(
         route_id=new_route_id(),
         start=found.start,
@@ -122,6 +126,31 @@ def _ask(parts: FrontdoorParts, asker: Asker, candidate: StartCandidate, own: He
 
 def _held(parts: FrontdoorParts, model: str, own: HeldModel) -> HeldModel:
     return own if model == own.model else parts.catalogue.known(model) or own
+
+
+def expected_thinning(
+    parts: FrontdoorParts, resolved: ResolvedRequest, held: HeldModel, start: Start = FROM_NOISE
+) -> ThinningOffer:
+    """Return what may be left out of a request that starts there, before its route is decided."""
+    route = Route("", start, held.model, held.model_digest)
+    patch_step = parts.adapters.lora_patch_step(resolved.spec)
+    pipelined_from = parts.pipelining.from_step(resolved.spec)
+    return parts.thinning.offer(
+        resolved, replace(route, lora_patch_step=patch_step, pipelined_from_step=pipelined_from)
+    )
+
+
+def _or_noise(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> CandidateStart:
+    """What was found; noise instead of a latent that leaves more steps than a thinned picture from noise takes."""
+    if not isinstance(found.start, FromLatent):
+        return found
+    noise, hit = (expected_thinning(parts, asked.resolved, asked.held, start) for start in (FROM_NOISE, found.start))
+    whole = asked.resolved.spec.num_inference_steps - steps_saved(found.start)
+    left = hit.least_count if hit.options else whole
+    if not parts.dataplane.is_shorter_from_noise(asked.candidate.pool, noise, left):
+        return found
+    why = f"from noise: thinned it takes {noise.least_count} steps, from the nearest latent {left}"
+    return replace(found, start=FROM_NOISE, reason=why)
 
 
 def _found(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> FoundStart:

@@ -4,14 +4,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
 from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument, Unavailable
-from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
+from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference, Scheduler
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
 from pentimento.domain.retrieval import Neighbour
+from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.policies.thinning import ThinningMode
+from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_to_json
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from pentimento.testing.paced_worker import PacedWorker
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
@@ -36,11 +40,13 @@ async def gateway() -> ChosenGateway:
 
 @asynccontextmanager
 async def cached_suite(
-    folder: Path, embedder: ChosenEmbedder, gateway: ChosenGateway, **waits: int
+    folder: Path, embedder: ChosenEmbedder, gateway: ChosenGateway, **settings: Any
 ) -> AsyncIterator[FrontdoorSuite]:
     address = f"unix:{folder / 'c'}"
     server = await serve_cache(embedder, gateway, address)
-    async with running_suite(folder, embedder_address=address, gateway_address=address, **{**WAITS, **waits}) as suite:
+    async with running_suite(
+        folder, embedder_address=address, gateway_address=address, **{**WAITS, **settings}
+    ) as suite:
         yield suite
     await server.stop()
 
@@ -62,6 +68,28 @@ async def test_a_hit_starts_where_the_gateway_says(
 
     assert completed.provenance.route.start == LATENT
     assert worker.orders[0].route.start.latent.resume_step == 15
+
+
+@pytest.mark.parametrize(("taken_count", "is_noise"), [(34, True), (35, False)])
+async def test_a_latent_that_leaves_more_steps_than_a_thinned_picture_takes_is_passed_over(
+    folder: Path,
+    worker: PacedWorker,
+    embedder: ChosenEmbedder,
+    gateway: ChosenGateway,
+    taken_count: int,
+    is_noise: bool,
+) -> None:
+    """The latent leaves 35 of 50."""
+    gateway.start, rule = LATENT, ThresholdRule.MINIMUM
+    row = ThinnedRow(0, taken_count, 100, 100, 1.0, (rule,))
+    about = ("tiny", "sha256:model", Scheduler.DDIM, 50, 3.0, "clip", "sha256:c", "clip_score", 0.95, rule)
+    (folder / "thin.json").write_text(thinning_to_json(ThinningProfile(*about, (row,))))
+    thinning = {"thinning": ThinningMode.ALWAYS, "thinning_profiles": (folder / "thin.json",)}
+    async with cached_suite(folder, embedder, gateway, **thinning) as suite:
+        route = (await suite.paint(replace(FIFTY, num_inference_steps=None))).provenance.route
+
+    told = f"from noise: thinned it takes {taken_count} steps, from the nearest latent 35"
+    assert (route.start == FromNoise(), route.reason == told) == (is_noise, is_noise)
 
 
 async def test_a_start_that_was_taken_is_told_to_the_gateway(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:

@@ -79,6 +79,27 @@ def test_load_thins_as_far_as_may_be_while_others_wait_for_long() -> None:
     assert driver.dataplane.state.counters.thinned == 3
 
 
+@pytest.mark.parametrize(
+    ("mode", "waiting_count", "steps_left", "shorter"),
+    [
+        (ThinningMode.ALWAYS, 0, 6, True),
+        (ThinningMode.ALWAYS, 0, 5, False),
+        (ThinningMode.LOAD, 2, 6, True),
+        (ThinningMode.LOAD, 0, 6, False),
+        (ThinningMode.DEADLINE, 2, 6, False),
+    ],
+)
+def test_a_latent_that_leaves_more_steps_than_thinning_is_longer_where_the_fewest_are_taken(
+    mode: ThinningMode, waiting_count: int, steps_left: int, shorter: bool
+) -> None:
+    driver = driver_in(mode)
+    for number in range(waiting_count + 1 if waiting_count else 0):
+        driver.queue(f"r{number}", work=10.0, thinning=OFFER)
+
+    assert driver.dataplane.is_shorter_from_noise("m", OFFER, steps_left) is shorter
+    assert not driver.dataplane.is_shorter_from_noise("m", ThinningOffer(10), steps_left)
+
+
 def test_of_those_that_thinning_makes_room_for_a_plan_admits_as_many_more() -> None:
     driver = driver_in(ThinningMode.LOAD)
     driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), admission_rate=0.25)))

@@ -17,6 +17,7 @@ from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, hold_resident
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import ServingSettings
+from pentimento.policies.thinning import ThinningMode, ThinningOption
 from pentimento.reports import Outcome, StartKind
 from pentimento.simulator import Simulation
 from pentimento.simulator.cache import CacheSettings
@@ -187,18 +188,24 @@ def test_a_switch_waits_for_what_runs_and_takes_the_time_of_a_load() -> None:
     assert [round(record.ended_s, 6) for record in records] == [7.0, 17.0]
 
 
-def cached(policy: str, rows: list[int], capacity: int = 1_000) -> list[Any]:
+def cached(policy: str, rows: list[int], capacity: int = 1_000, thinned_count: int = 0) -> list[Any]:
+    """With a `thinned_count` pictures from noise always take so many of their steps."""
     vectors = np.random.default_rng(0).normal(size=(max(rows) + 1, 64)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     workload = arrivals([3.0 * index for index in range(len(rows))], steps=50)
     asked = tuple(replace(arrival, embedding_row=row) for arrival, row in zip(workload.arrivals, rows, strict=True))
     settings = ServingSettings(heavy="m", small=("s",), batch_sizes=(1,))
+    options = (ThinningOption(0, thinned_count, 0.99),) if thinned_count else ()
     scenario = one_model(
         {1: 1.0},
         count=4,
         steps=50,
         policy=SERVING_POLICIES[policy](settings),
-        models=(SimulatedModel(from_latencies("m", 50, {1: 1.0})), SimulatedModel(from_latencies("s", 50, {1: 0.2}))),
+        dataplane=DataplaneSettings(thinning=ThinningMode.ALWAYS if options else ThinningMode.OFF),
+        models=(
+            SimulatedModel(from_latencies("m", 50, {1: 1.0}), thinning=options),
+            SimulatedModel(from_latencies("s", 50, {1: 0.2})),
+        ),
         cache=CacheSettings(capacity, rules=images_too()),
     )
     return run(scenario, replace(workload, arrivals=asked, embeddings=vectors))
@@ -227,6 +234,14 @@ def test_a_repeated_prompt_starts_where_the_policy_lets_it(
     assert first.start is StartKind.NOISE
     assert (again.start, again.start_step) == (start, step)
     assert again.latency_s == pytest.approx(latency_s)
+
+
+@pytest.mark.parametrize(("thinned_count", "start"), [(24, StartKind.NOISE), (25, StartKind.LATENT)])
+def test_a_latent_that_leaves_more_steps_than_a_thinned_picture_takes_is_passed_over(
+    thinned_count: int, start: StartKind
+) -> None:
+    # The latent leaves 25 of 50.
+    assert cached("nirvana-only", [3, 3], thinned_count=thinned_count)[1].start is start
 
 
 def test_hits_emerge_from_what_was_asked_before() -> None:
