@@ -54,7 +54,7 @@ async def test_without_a_token_file_everybody_is_the_default_tenant(
 ) -> None:
     target.embedder.embed = tell_caller
 
-    assert await embed(channel) == f"{DEFAULT_TENANT}:admin,anyone,service,user"
+    assert await embed(channel) == f"{DEFAULT_TENANT}:admin,anyone,service,tenant-admin,user"
 
 
 async def test_a_token_stands_for_its_tenant_and_roles(guarded: Scripted) -> None:
