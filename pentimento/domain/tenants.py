@@ -148,10 +148,10 @@ HOUR_S, DAY_S = 3600, 86_400
 MAX_NAME_LENGTH = 100
 
 
-def check_tenant_name(name: str) -> None:
-    """Raises InvalidArgument for a name that no tenant may have."""
+def check_name(name: str, field: str = "name") -> None:
+    """Raises InvalidArgument for a name that no tenant, and no key, may have."""
     if not (0 < len(name) <= MAX_NAME_LENGTH and name.isprintable() and name == name.strip()):
-        raise InvalidArgument.of("name", f"must be 1 to {MAX_NAME_LENGTH} printable characters, no spaces around them")
+        raise InvalidArgument.of(field, f"must be 1 to {MAX_NAME_LENGTH} printable characters, no spaces around them")
 
 
 def refused_counter(reason: str) -> str:

@@ -22,7 +22,7 @@ from pentimento.rpc.freed_memory import give_back_freed_memory
 from pentimento.rpc.lifecycle import StopSignals, completes
 from pentimento.rpc.pipeline import Handler, Pipeline, ServerLimits
 from pentimento.rpc.settings import RpcServerSettings, is_local, is_unix
-from pentimento.rpc.tokens import open_identities
+from pentimento.rpc.tokens import OtherKeys, open_identities
 from pentimento.rpc.transport import server_options
 from pentimento.rpc.unix_sockets import claimed_socket
 from pentimento.settings import SettingsError
@@ -56,13 +56,14 @@ class Registrar:
 class RpcServer:
     """A process's gRPC side: `add` services, then `run_until_stopped`; tests call `start` and `stop` instead."""
 
-    def __init__(self, settings: RpcServerSettings, service: str) -> None:
-        """`service` is the name in logs and instance id. SettingsError when tokens or certificates cannot be read."""
+    def __init__(self, settings: RpcServerSettings, service: str, keys: OtherKeys | None = None) -> None:
+        """`service` is the name in logs and instance id; `keys` are taken beside the tokens of the file. SettingsError
+        when tokens or certificates cannot be read."""
         self.settings = settings
         self.service = service
         self.instance_id = settings.instance_id or f"{service}-{secrets.token_hex(4)}"
         self.bound_addresses: tuple[str, ...] = ()
-        self._identities = open_identities(settings.token_file)
+        self._identities = open_identities(settings.token_file, keys)
         self._credentials = server_credentials(settings)
         self._pipeline = Pipeline(self._identities, limits_of(settings))
         self._health = health.HealthServicer()

@@ -18,7 +18,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pentimento.domain.errors import Unauthenticated
 from pentimento.domain.identity import OPEN_CALLER, Caller, Role
@@ -100,10 +100,20 @@ def read_tokens(path: Path) -> dict[bytes, Caller]:
     return {blinded(digest): caller for digest, caller in parse_tokens(text, str(path)).items()}
 
 
-class TokenFile:
-    """Callers by token, kept up to date with the file they come from."""
+class OtherKeys(Protocol):
+    """Keys that are taken beside the tokens of a file."""
 
-    def __init__(self, path: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def find(self, digest: bytes) -> Caller | None:
+        """Return whose key has this blinded digest, None for an unknown one."""
+
+
+class TokenFile:
+    """Callers by token, kept up to date with the file they come from. `keys` are taken beside it."""
+
+    def __init__(
+        self, path: Path, monotonic: Callable[[], float] = time.monotonic, keys: OtherKeys | None = None
+    ) -> None:
+        self._keys = keys
         self._file = WatchedFile(path, monotonic)
         self._callers = read_tokens(path)
 
@@ -115,7 +125,10 @@ class TokenFile:
             return None
         if not isinstance(authorization, str) or not authorization.startswith(BEARER):
             raise Unauthenticated("MALFORMED_TOKEN", 'metadata "authorization" must be "Bearer <token>"')
-        caller = self._callers.get(blinded(hash_token(authorization.removeprefix(BEARER))))
+        digest = blinded(hash_token(authorization.removeprefix(BEARER)))
+        caller = self._callers.get(digest)
+        if caller is None and self._keys is not None:
+            caller = self._keys.find(digest)
         if caller is None:
             raise Unauthenticated("UNKNOWN_TOKEN", "the token is not known")
         return caller
@@ -143,5 +156,6 @@ class OpenDoor:
 Identities = TokenFile | OpenDoor
 
 
-def open_identities(path: Path | None) -> Identities:
-    return OpenDoor() if path is None else TokenFile(path)
+def open_identities(path: Path | None, keys: OtherKeys | None = None) -> Identities:
+    """Return who tells callers apart: the file of that path and `keys` beside it, or nobody without one."""
+    return OpenDoor() if path is None else TokenFile(path, keys=keys)

@@ -58,6 +58,13 @@ WEBHOOKS = counter(
     "Calls of webhooks: delivered, pending (to be called again), failed (given up).",
     ["outcome"],
 )
+QUOTA_REFUSALS = counter(
+    "pentimento_frontdoor_quota_refusals_total",
+    "Requests refused because their tenant was over a quota, by the quota.",
+    ["quota"],
+)
+TENANTS = gauge("pentimento_frontdoor_tenants_count", "Tenants in the ledger.")
+TENANT_KEYS = gauge("pentimento_frontdoor_tenant_keys_count", "Keys of tenants that are taken.")
 SHADOWS = counter(
     "pentimento_frontdoor_shadows_total",
     "Hits that were to be painted again: counted, not_counted, stopped (for a request), gone, failed, dropped.",

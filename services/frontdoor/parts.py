@@ -22,6 +22,8 @@ from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.routing.pipelining import ControlPipelining
 from services.frontdoor.routing.thinning import ThinningOffers
 from services.frontdoor.status import PaintedCounts, StartCounts
+from services.frontdoor.tenants.directory import TenantDirectory
+from services.frontdoor.tenants.usage import UsageMeter
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
 from services.frontdoor.workers.worker_links import WorkerLinks
@@ -68,6 +70,8 @@ class FrontdoorParts:
     retention: Retention
     shadows: Shadows
     starts: StartCounts
+    tenants: TenantDirectory
+    usage: UsageMeter
     timeouts: PartTimeouts
     painted: PaintedCounts = field(default_factory=PaintedCounts)
     grants: dict[AttemptKey, PendingEntries] = field(default_factory=dict)

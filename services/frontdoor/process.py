@@ -3,11 +3,13 @@
 import asyncio
 import signal
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from pentimento.clients.registration import Registration
 from pentimento.dataplane.events import DrainRequested, PlanReceived, TookOver
+from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan, ReplicaKind
 from pentimento.rpc import RpcServer
 from pentimento.service.lease import LedgerLease
@@ -27,8 +29,8 @@ from services.frontdoor.workers.speeds import read_profiles
 
 @dataclass
 class Frontdoor:
-    """A frontdoor as `wiring` constructs it; `registration` is None without a controller. A standby (epoch 0) is one
-    until `warm` is done."""
+    """A frontdoor as `wiring` constructs it; `registration` is None without a controller, `admin` where nobody
+    administers tenants here. A standby (epoch 0) is one until `warm` is done."""
 
     settings: FrontdoorSettings
     server: RpcServer
@@ -39,6 +41,7 @@ class Frontdoor:
     keeper: ObjectKeeper
     quotas: Quotas
     webhooks: Webhooks
+    admin: RpcServer | None
     plans: PlanWatch
     registration: Registration | None
     recorder: EffectsRecorder | None
@@ -66,12 +69,14 @@ class Frontdoor:
             parts.submit(profiles)
         if (plan := await self.plans.load()) is not None:
             parts.submit(PlanReceived(plan))
+        await parts.tenants.refresh()
         await self.keeper.recover()
         await parts.retention.recover()
         await self.quotas.look_at_disks()
         default_s = self.settings.default_deadline_s
         parts.submit(await recover(parts.journal, parts.jobs, parts.inputs, parts.clock, default_s))
         self._follow_workers()
+        await self._serve_admin()
         self._start_background()
         try:
             async with asyncio.timeout(self.settings.worker_wait_s):
@@ -101,8 +106,12 @@ class Frontdoor:
         """Stop everything but the journal, which was opened by others."""
         if self.registration is not None:
             await self.registration.close()
+        if self.admin is not None:
+            await self.admin.stop()
         for task in self._forever:
             task.cancel()
+        with suppress(PentimentoError):
+            await self.parts.usage.flush()
         self.interpreter.close()
         if self.recorder is not None:
             self.recorder.close()
@@ -118,9 +127,16 @@ class Frontdoor:
         self._keep(self.quotas.watch_disks_forever())
         self._keep(self.webhooks.run_forever())
         self._keep(self.parts.shadows.run_forever())
+        self._keep(self.parts.tenants.follow_forever())
+        self._keep(self.parts.usage.run_forever())
         self._keep(self.plans.run(self._on_plan))
         if self.registration is not None:
             self.registration.start()
+
+    async def _serve_admin(self) -> None:
+        if self.admin is not None:
+            await self.admin.start()
+            self.admin.set_serving()
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         self._forever.append(asyncio.get_running_loop().create_task(work))

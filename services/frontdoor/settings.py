@@ -9,6 +9,7 @@ from pentimento.policies.selector_profiling import RuleChoice
 from pentimento.policies.shadow_painting import GivesWay
 from pentimento.policies.thinning import ThinningMode
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.rpc.settings import check_address
 from pentimento.settings import setting
 
 
@@ -27,6 +28,9 @@ class FrontdoorSettings:
     gateway_address: str = setting("", help="vectordb gateway; empty for no cache")
     controller_address: str = setting(
         "", help="controller to register with and to take the plan from, and its standbys; empty for none"
+    )
+    admin_listen: tuple[str, ...] = setting(
+        (), help="addresses to serve the administration of tenants on, and nothing else; empty for none"
     )
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
     worker_addresses: tuple[str, ...] = setting((), help="workers to use whether the plan names them or not")
@@ -196,8 +200,17 @@ class FrontdoorSettings:
             raise ValueError("--webhook-hosts needs --signing-key-file")
         if self.make_signing_key and self.signing_key_file is None:
             raise ValueError("--make-signing-key needs --signing-key-file")
+        self._check_admin()
         if not self.frontdoor_id:
             raise ValueError("--frontdoor-id must not be empty")
+
+    def _check_admin(self) -> None:
+        for address in self.admin_listen:
+            check_address("--admin-listen", address)
+        if self.admin_listen and self.rpc.token_file is None:
+            raise ValueError("--admin-listen needs --token-file: without one everybody is an administrator")
+        if set(self.admin_listen) & {address for address in self.rpc.listen if not address.endswith(":0")}:
+            raise ValueError("--admin-listen must be other addresses than --listen")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import grpc.aio
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
+from pentimento.api.tenants.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
 from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.embedders import Embedders
@@ -23,6 +24,7 @@ from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.residual_pipelining import PipeliningRule
 from pentimento.policies.thinning_profiles import ThinningProfiles, read_thinning_profiles
 from pentimento.rpc import RpcServer, open_channel
+from pentimento.rpc.keyring import KeyRing
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.lease import LedgerLease
 from pentimento.stores.ledger import Journal
@@ -54,9 +56,19 @@ from services.frontdoor.routing import cache_writes, routes, scoring
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.routing.pipelining import ControlPipelining
 from services.frontdoor.routing.thinning import ThinningOffers
-from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
+from services.frontdoor.servicer import (
+    FRONTDOOR_SERVICE,
+    IMAGE_SERVICE,
+    TENANT_SERVICE,
+    FrontdoorServicer,
+    ImageServicer,
+    TenantServicer,
+)
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status
+from services.frontdoor.tenants.administration import TenantAdministration
+from services.frontdoor.tenants.directory import TenantDirectory
+from services.frontdoor.tenants.usage import UsageMeter
 from services.frontdoor.webhooks.delivering import Webhooks
 from services.frontdoor.webhooks.wiring import wire_webhooks
 from services.frontdoor.workers import attempts
@@ -102,12 +114,15 @@ def signing_keys(settings: FrontdoorSettings) -> tuple[bytes, ...]:
 
 def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor:
     """Call it inside the event loop that the process runs on. `epoch` 0: a standby, until `Frontdoor.warm` is done."""
-    server = RpcServer(settings.rpc, "frontdoor")
+    ring = KeyRing()
+    server = RpcServer(settings.rpc, "frontdoor", ring)
     interpreter = Interpreter(Dataplane(epoch, dataplane_settings(settings)), SystemClock())
     keys = signing_keys(settings)
     signer = PathSigner(*keys) if keys else None
     keeper = ObjectKeeper(lambda: open_objects(settings.objects_url, signer), journal.objects, keeping_limits(settings))
-    parts = _parts(settings, journal, Identity(settings.frontdoor_id, epoch), interpreter, keeper)
+    tenant_book = TenantDirectory(journal.tenants, ring, interpreter.submit)
+    identity = Identity(settings.frontdoor_id, epoch)
+    parts = _parts(settings, journal, identity, interpreter, keeper, tenant_book)
     interpreter.perform_with({kind: partial(perform, parts) for kind, perform in PERFORMERS.items()})
     quotas = Quotas(quota_limits(settings), parts.jobs, parts.inputs, keeper, journal.objects)
     tenants = TenantRequests(journal, parts.dataplane, settings.result_retention_h * 3600)
@@ -128,6 +143,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
         keeper=keeper,
         quotas=quotas,
         webhooks=webhooks,
+        admin=_admin_server(settings, journal, parts),
         plans=PlanWatch(member.controller, journal, server.instance_id, parts.clock),
         registration=_registration(member, parts),
         recorder=_recorder(settings.record_effects, interpreter),
@@ -135,7 +151,12 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
 
 
 def _parts(
-    settings: FrontdoorSettings, journal: Journal, identity: Identity, interpreter: Interpreter, keeper: ObjectKeeper
+    settings: FrontdoorSettings,
+    journal: Journal,
+    identity: Identity,
+    interpreter: Interpreter,
+    keeper: ObjectKeeper,
+    tenants: TenantDirectory,
 ) -> FrontdoorParts:
     clock, catalogue, jobs = SystemClock(), Catalogue(settings.default_model), Jobs(interpreter.submit)
     adapters = AdapterCatalogue()
@@ -190,6 +211,8 @@ def _parts(
         retention=Retention(journal, keeper, results, inputs, clock, retention_limits(settings)),
         shadows=shadows,
         starts=StartCounts(),
+        tenants=tenants,
+        usage=UsageMeter(journal.tenants, clock),
         timeouts=part_timeouts(settings),
     )
 
@@ -200,6 +223,17 @@ def _add_services(server: RpcServer, parts: FrontdoorParts, images: ImageService
         lambda: frontdoor_status(parts.dataplane, server.instance_id, parts.painted), parts.links, parts.identity
     )
     server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
+
+
+def _admin_server(settings: FrontdoorSettings, journal: Journal, parts: FrontdoorParts) -> RpcServer | None:
+    """A server of its own, with the same tokens and certificates; None where no address is configured for it. Keys of
+    tenants are not taken there."""
+    if not settings.admin_listen:
+        return None
+    server = RpcServer(replace(settings.rpc, listen=settings.admin_listen, metrics_listen=""), "frontdoor-admin")
+    administration = TenantAdministration(journal.tenants, parts.tenants, parts.usage, parts.clock)
+    server.add(add_TenantServiceServicer_to_server, TenantServicer(administration), TENANT_SERVICE)
+    return server
 
 
 def _on_end(inputs: Inputs, webhooks: Webhooks, job: Job) -> None:

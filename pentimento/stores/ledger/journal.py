@@ -56,6 +56,7 @@ from pentimento.stores.ledger.records import (
     JournalledRequest,
     ResultRecord,
 )
+from pentimento.stores.ledger.tenant_ledger import TenantLedger, migrate_tenants
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
 T = TypeVar("T")
@@ -103,6 +104,7 @@ def open_journal(url: str, clock: Clock | None = None) -> "Journal":
     SchemaMismatch, InvalidArgument."""
     engine = open_engine(url)
     migrate(engine, "journal", tables.MIGRATIONS)
+    migrate_tenants(engine)
     with typed_errors(), engine.begin() as connection:
         connection.execute(update(_epoch).where(_epoch.c.journal_id == "").values(journal_id=_new_journal_id()))
     return Journal(engine, clock or SystemClock())
@@ -115,7 +117,7 @@ class Journal(EpochLedger):
     Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be in; every method may
     be called again with the same arguments. All but `get`, `unfinished` and `load_plan` change state.
     `objects`: what the same ledger knows of pictures and other objects; `pins`: which requests are kept until when;
-    `listing`: requests by tenant; `webhooks`: who is to be told of their ends.
+    `listing`: requests by tenant; `webhooks`: who is to be told of their ends; `tenants`: their quotas, keys and usage.
     """
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
@@ -124,6 +126,7 @@ class Journal(EpochLedger):
         self.pins = JournalPins(self._writer, clock)
         self.listing = JournalListing(self._writer)
         self.webhooks = JournalWebhooks(self._writer)
+        self.tenants = TenantLedger(self._writer, clock)
         self._clock = clock
 
     def identity(self) -> "Future[str]":

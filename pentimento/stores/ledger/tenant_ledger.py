@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Row, and_, delete, func, insert, or_, select, update
 
-from pentimento.domain.clock import Clock, SystemClock
+from pentimento.domain.clock import Clock
 from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
 from pentimento.domain.tenants import HashedKey, Tenant, TenantBook, TenantKey, TenantQuota, UsageRow
 from pentimento.files.json_values import from_json, to_json
 from pentimento.stores.ledger import tenant_tables as tables
-from pentimento.stores.ledger.database import insert_unless_present, open_engine
+from pentimento.stores.ledger.database import insert_unless_present
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
@@ -30,20 +30,18 @@ MAX_KEYS = 20
 ENDED_KEYS_S = 30 * 86_400.0
 
 
-def open_tenant_ledger(url: str, clock: Clock | None = None) -> "TenantLedger":
-    """Connect to the ledger at `url` (as in `open_engine`), migrate and return it. Raises StoreUnavailable,
-    SchemaMismatch, InvalidArgument."""
-    engine = open_engine(url)
+def migrate_tenants(engine: Engine) -> None:
+    """Bring the tables of tenants to the newest version. Raises as `migrate`."""
     migrate(engine, "tenants", tables.MIGRATIONS)
-    return TenantLedger(engine, clock or SystemClock())
 
 
 class TenantLedger:
-    """Every method returns at once; its future resolves after the commit that makes the answer durable, and fails with
-    StoreFull or StoreUnavailable. All but `revision`, `book`, `tenants`, `keys` and `usage` change state."""
+    """A part of the journal, by whose writer it writes. Every method returns at once; its future resolves after the
+    commit that makes the answer durable, and fails with StoreFull or StoreUnavailable. All but `revision`, `book`,
+    `tenants`, `keys` and `usage` change state."""
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
-        self._writer = GroupCommitWriter(engine, "tenant-ledger")
+    def __init__(self, writer: GroupCommitWriter, clock: Clock) -> None:
+        self._writer = writer
         self._clock = clock
 
     def revision(self) -> "Future[int]":
@@ -115,10 +113,6 @@ class TenantLedger:
         is_over = or_(_keys.c.revoked_at < ended_before, _keys.c.expires_at < ended_before)
         statements = (delete(_usage).where(_usage.c.hour_at < usage_before), delete(_keys).where(is_over))
         return self._submit(lambda connection: sum(connection.execute(each).rowcount for each in statements))
-
-    def close(self) -> None:
-        """Commit what is queued and let go of the database."""
-        self._writer.close()
 
     def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
         return self._writer.submit(work)

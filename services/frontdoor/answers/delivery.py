@@ -10,7 +10,7 @@ from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.wire.generation import route_from_bytes
 from services.frontdoor.answers.endings import STATE_OF, end_error, rejection
-from services.frontdoor.metrics import REQUEST_SECONDS, REQUESTS
+from services.frontdoor.metrics import QUOTA_REFUSALS, REQUEST_SECONDS, REQUESTS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job
 
@@ -22,12 +22,18 @@ ELSEWHERE_RETRY_MS = 1000
 
 def announce(parts: FrontdoorParts, effect: Announce) -> None:
     REQUESTS.labels("accepted").inc()
-    parts.jobs.get(effect.request_id).audience.accepted()
+    job = parts.jobs.get(effect.request_id)
+    parts.usage.accepted(job.request.tenant)
+    job.audience.accepted()
 
 
 def reject(parts: FrontdoorParts, effect: Reject) -> None:
     REQUESTS.labels("rejected").inc()
-    drop_job(parts, parts.jobs.get(effect.request_id), rejection(effect))
+    if effect.quota:
+        QUOTA_REFUSALS.labels(effect.quota).inc()
+    job = parts.jobs.get(effect.request_id)
+    parts.usage.refused(job.request.tenant, effect.reason)
+    drop_job(parts, job, rejection(effect))
 
 
 def deliver(parts: FrontdoorParts, effect: Deliver) -> None:
@@ -35,6 +41,7 @@ def deliver(parts: FrontdoorParts, effect: Deliver) -> None:
     completed = job.executions[effect.picture_token].completed
     assert completed is not None
     _count(parts, job, RequestState.COMPLETED)
+    parts.usage.delivered(job.request.tenant, completed)
     job.audience.tell(completed)
     parts.shadows.note(job.request.tenant, job.request.request_id, completed.provenance)
     drop_job(parts, job, None)

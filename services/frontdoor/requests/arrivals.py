@@ -191,8 +191,9 @@ class Arrivals:
         try:
             for job in jobs:
                 self._quotas.check(job)
-        except PentimentoError:
+        except PentimentoError as error:
             REQUESTS.labels("rejected").inc(len(jobs))
+            self._parts.usage.refused(requests[0].tenant, error.reason, len(jobs))
             for job in jobs:
                 self._parts.jobs.end(job)
             raise

@@ -8,7 +8,8 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition, PentimentoError, ResourceExhausted
 from pentimento.domain.tenants import HashedKey, Tenant, TenantKey, TenantQuota, UsageRow
-from pentimento.stores.ledger.tenant_ledger import ENDED_KEYS_S, MAX_KEYS, TenantLedger, open_tenant_ledger
+from pentimento.stores.ledger import open_journal
+from pentimento.stores.ledger.tenant_ledger import ENDED_KEYS_S, MAX_KEYS, TenantLedger
 from pentimento.testing.clocks import SetClock
 
 NOW_S = 1_800_000_000.0
@@ -22,9 +23,9 @@ def clock() -> SetClock:
 
 @pytest.fixture
 def ledger(ledger_url: str, clock: SetClock) -> Iterator[TenantLedger]:
-    opened = open_tenant_ledger(ledger_url, clock)
-    yield opened
-    opened.close()
+    journal = open_journal(ledger_url, clock)
+    yield journal.tenants
+    journal.close()
 
 
 def key(key_id: str = "k1", tenant: str = "acme", expires_at: float | None = None) -> HashedKey:
@@ -41,8 +42,8 @@ def test_tenants_come_back_as_they_were_made_at_the_next_start_too(ledger: Tenan
     assert ledger.create("acme", QUOTA).result() == Tenant("acme", QUOTA, NOW_S, 1)
     ledger.create("'; DROP TABLE tenants; -- ü", TenantQuota()).result()
 
-    other = open_tenant_ledger(ledger_url)
-    found = other.tenants().result()
+    other = open_journal(ledger_url)
+    found = other.tenants.tenants().result()
     other.close()
 
     assert found == [Tenant("'; DROP TABLE tenants; -- ü", TenantQuota(), NOW_S), Tenant("acme", QUOTA, NOW_S)]
@@ -151,7 +152,8 @@ def test_a_key_is_revoked_once(ledger: TenantLedger, clock: SetClock) -> None:
 
 
 def test_a_tenant_has_so_many_good_keys_and_no_more_whoever_adds_them(ledger_url: str, clock: SetClock) -> None:
-    ledgers = [open_tenant_ledger(ledger_url, clock) for _ in range(3)]
+    journals = [open_journal(ledger_url, clock) for _ in range(3)]
+    ledgers = [journal.tenants for journal in journals]
     ledgers[0].create("acme", QUOTA).result()
 
     def add(number: int) -> bool:
@@ -165,8 +167,8 @@ def test_a_tenant_has_so_many_good_keys_and_no_more_whoever_adds_them(ledger_url
     with ThreadPoolExecutor(3) as threads:
         added = list(threads.map(add, range(MAX_KEYS + 5)))
     count = len(ledgers[0].keys("acme").result())
-    for each in ledgers:
-        each.close()
+    for journal in journals:
+        journal.close()
 
     assert (added.count(True), count) == (MAX_KEYS, MAX_KEYS)
 
@@ -185,13 +187,14 @@ def test_usage_adds_up_by_hour_and_counter(ledger: TenantLedger) -> None:
 
 
 def test_two_that_add_at_once_lose_nothing(ledger_url: str) -> None:
-    ledgers = [open_tenant_ledger(ledger_url) for _ in range(3)]
+    journals = [open_journal(ledger_url) for _ in range(3)]
+    ledgers = [journal.tenants for journal in journals]
     for _ in range(5):
         for future in [each.add_usage([UsageRow("a", 0, "requests", 1.0)]) for each in ledgers]:
             future.result()
     (row,) = ledgers[0].usage("a", 0, 1).result()
-    for each in ledgers:
-        each.close()
+    for journal in journals:
+        journal.close()
 
     assert row.amount == 15.0
 

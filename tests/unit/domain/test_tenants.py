@@ -7,7 +7,7 @@ from pentimento.domain.tenants import (
     TenantKey,
     UsagePeriod,
     UsageRow,
-    check_tenant_name,
+    check_name,
     usage_periods,
 )
 
@@ -15,12 +15,12 @@ from pentimento.domain.tenants import (
 @pytest.mark.parametrize("name", ["", " acme", "acme ", "a\nb", "a" * 101, "a\x00b"])
 def test_names_that_no_tenant_may_have(name: str) -> None:
     with pytest.raises(InvalidArgument, match="name: must be 1 to 100 printable characters"):
-        check_tenant_name(name)
+        check_name(name)
 
 
 @pytest.mark.parametrize("name", ["a", "Acme Inc.", "ü" * 100])
 def test_names_that_a_tenant_may_have(name: str) -> None:
-    check_tenant_name(name)
+    check_name(name)
 
 
 @pytest.mark.parametrize(

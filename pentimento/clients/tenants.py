@@ -1,0 +1,85 @@
+"""Client of the administration of tenants."""
+
+import grpc.aio
+
+from pentimento.api.tenants.v1 import tenant_service_pb2 as pb
+from pentimento.api.tenants.v1.tenant_service_pb2_grpc import TenantServiceStub
+from pentimento.clients.errors import domain_errors
+from pentimento.domain.tenants import DAY_S, Tenant, TenantKey, TenantQuota, UsagePeriod
+from pentimento.wire.tenants import (
+    key_from_proto,
+    period_length_to_proto,
+    quota_to_proto,
+    tenant_from_proto,
+    usage_from_proto,
+)
+
+
+class TenantsClient:
+    """Calls a frontdoor's administration. A call takes `timeout_s` at most."""
+
+    def __init__(self, channel: grpc.aio.Channel, timeout_s: float = 10.0) -> None:
+        self._stub = TenantServiceStub(channel)
+        self._timeout_s = timeout_s
+
+    async def create(self, name: str, quota: TenantQuota) -> Tenant:
+        """Make a tenant. Raises InvalidArgument, FailedPrecondition TENANT_EXISTS."""
+        request = pb.CreateTenantRequest(name=name, quota=quota_to_proto(quota))
+        with domain_errors():
+            answer = await self._stub.CreateTenant(request, timeout=self._timeout_s)
+        return tenant_from_proto(answer.tenant)
+
+    async def tenants(self) -> tuple[Tenant, ...]:
+        """Return all tenants by name."""
+        with domain_errors():
+            answer = await self._stub.ListTenants(pb.ListTenantsRequest(), timeout=self._timeout_s)
+        return tuple(tenant_from_proto(tenant) for tenant in answer.tenants)
+
+    async def update(self, name: str, quota: TenantQuota, revision: int) -> Tenant:
+        """Replace a tenant's quota. Raises NotFound, FailedPrecondition TENANT_CHANGED."""
+        request = pb.UpdateTenantRequest(name=name, quota=quota_to_proto(quota), revision=revision)
+        with domain_errors():
+            answer = await self._stub.UpdateTenant(request, timeout=self._timeout_s)
+        return tenant_from_proto(answer.tenant)
+
+    async def delete(self, name: str) -> None:
+        """Forget a tenant and its keys. Raises NotFound."""
+        with domain_errors():
+            await self._stub.DeleteTenant(pb.DeleteTenantRequest(name=name), timeout=self._timeout_s)
+
+    async def create_key(self, tenant: str, expires_in_s: int | None = None) -> tuple[TenantKey, str]:
+        """Make a key and return it with its secret. Raises NotFound, InvalidArgument, ResourceExhausted."""
+        request = pb.CreateKeyRequest(tenant=tenant, expires_in_s=expires_in_s)
+        with domain_errors():
+            answer = await self._stub.CreateKey(request, timeout=self._timeout_s)
+        return key_from_proto(answer.key), answer.secret
+
+    async def keys(self, tenant: str) -> tuple[TenantKey, ...]:
+        """Return a tenant's keys, oldest first. Raises NotFound."""
+        with domain_errors():
+            answer = await self._stub.ListKeys(pb.ListKeysRequest(tenant=tenant), timeout=self._timeout_s)
+        return tuple(key_from_proto(key) for key in answer.keys)
+
+    async def rotate_key(
+        self, key_id: str, grace_s: int, expires_in_s: int | None = None
+    ) -> tuple[TenantKey, str, TenantKey]:
+        """Make a new key beside an old one, and return it, its secret and the old one, which ends after `grace_s`.
+        Raises NotFound, FailedPrecondition KEY_ENDED."""
+        request = pb.RotateKeyRequest(key_id=key_id, grace_s=grace_s, expires_in_s=expires_in_s)
+        with domain_errors():
+            answer = await self._stub.RotateKey(request, timeout=self._timeout_s)
+        return key_from_proto(answer.key), answer.secret, key_from_proto(answer.old_key)
+
+    async def revoke_key(self, key_id: str) -> TenantKey:
+        """End a key now. Raises NotFound."""
+        with domain_errors():
+            answer = await self._stub.RevokeKey(pb.RevokeKeyRequest(key_id=key_id), timeout=self._timeout_s)
+        return key_from_proto(answer.key)
+
+    async def usage(self, tenant: str, from_ms: int, to_ms: int, period_s: int = DAY_S) -> tuple[UsagePeriod, ...]:
+        """Return what a tenant used in the days, or hours, that begin in [from_ms, to_ms). Raises InvalidArgument."""
+        period = period_length_to_proto(period_s)
+        request = pb.GetUsageRequest(tenant=tenant, from_ms=from_ms, to_ms=to_ms, period=period)
+        with domain_errors():
+            answer = await self._stub.GetUsage(request, timeout=self._timeout_s)
+        return usage_from_proto(answer)

@@ -1,0 +1,113 @@
+"""What operators do to tenants: in the ledger first, then at once for the calls that come."""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.tenants import (
+    HashedKey,
+    Tenant,
+    TenantKey,
+    TenantQuota,
+    UsagePeriod,
+    check_name,
+)
+from pentimento.rpc.tokens import hash_token, new_token
+from pentimento.stores.ledger.tenant_ledger import TenantLedger
+from services.frontdoor.tenants.directory import TenantDirectory
+from services.frontdoor.tenants.usage import UsageMeter
+
+KEY_PREFIX = "pentimento"
+MAX_LIFE_S = 10 * 366 * 86_400
+MAX_USAGE_S = 366 * 86_400
+
+
+class TenantAdministration:
+    """Handlers in domain values; they raise domain errors, StoreUnavailable among them. What changes tenants or keys is
+    in force in this process when it returns."""
+
+    def __init__(self, ledger: TenantLedger, directory: TenantDirectory, usage: UsageMeter, clock: Clock) -> None:
+        self._ledger = ledger
+        self._directory = directory
+        self._usage = usage
+        self._clock = clock
+
+    async def tenants(self) -> Sequence[Tenant]:
+        """Return all tenants by name."""
+        return await asyncio.wrap_future(self._ledger.tenants())
+
+    async def create(self, name: str, quota: TenantQuota) -> Tenant:
+        """Make a tenant; changes state. Raises InvalidArgument, FailedPrecondition TENANT_EXISTS, ResourceExhausted."""
+        check_name(name)
+        tenant = await asyncio.wrap_future(self._ledger.create(name, quota))
+        await self._directory.refresh()
+        return tenant
+
+    async def update(self, name: str, quota: TenantQuota, revision: int) -> Tenant:
+        """Replace a tenant's quota; changes state. Raises NotFound, FailedPrecondition TENANT_CHANGED."""
+        check_name(name)
+        tenant = await asyncio.wrap_future(self._ledger.update(name, quota, revision))
+        await self._directory.refresh()
+        return tenant
+
+    async def delete(self, name: str) -> None:
+        """Forget a tenant and its keys; changes state. Raises NotFound."""
+        check_name(name)
+        await asyncio.wrap_future(self._ledger.delete(name))
+        await self._directory.refresh()
+
+    async def keys(self, tenant: str) -> Sequence[TenantKey]:
+        """Return a tenant's keys, oldest first. Raises NotFound."""
+        check_name(tenant, "tenant")
+        return await asyncio.wrap_future(self._ledger.keys(tenant))
+
+    async def create_key(self, tenant: str, life_s: int | None) -> tuple[TenantKey, str]:
+        """Make a key and return it with its secret, which is kept nowhere; changes state. Raises NotFound,
+        InvalidArgument, ResourceExhausted TOO_MANY_KEYS."""
+        check_name(tenant, "tenant")
+        hashed, secret = self._new_key(tenant, life_s)
+        key = await asyncio.wrap_future(self._ledger.add_key(hashed))
+        await self._directory.refresh()
+        return key, secret
+
+    async def rotate_key(self, key_id: str, grace_s: int, life_s: int | None) -> tuple[TenantKey, str, TenantKey]:
+        """Make a new key of the same tenant, and return it, its secret, and the old one, which ends after `grace_s`;
+        changes state. Raises as `create_key`, and FailedPrecondition KEY_ENDED."""
+        check_name(key_id, "key_id")
+        _check_seconds("grace_s", grace_s, 0)
+        tenant = await asyncio.wrap_future(self._ledger.tenant_of_key(key_id))
+        new, secret = self._new_key(tenant, life_s)
+        ends_at = self._clock.wall() + grace_s
+        old = await asyncio.wrap_future(self._ledger.replace_key(key_id, new, ends_at))
+        await self._directory.refresh()
+        return new.key, secret, old
+
+    async def revoke_key(self, key_id: str) -> TenantKey:
+        """End a key now; changes state. Raises NotFound."""
+        check_name(key_id, "key_id")
+        key = await asyncio.wrap_future(self._ledger.revoke_key(key_id))
+        await self._directory.refresh()
+        return key
+
+    async def usage(self, tenant: str, from_at: float, to_at: float, length_s: int) -> Sequence[UsagePeriod]:
+        """Return what a tenant used in periods of that length. Raises InvalidArgument."""
+        check_name(tenant, "tenant")
+        if not 0 <= from_at < to_at <= from_at + MAX_USAGE_S:
+            limit = f"must be after from_ms, by at most {MAX_USAGE_S} s"
+            raise InvalidArgument.of("to_ms", limit)
+        return await self._usage.periods(tenant, from_at, to_at, length_s)
+
+    def _new_key(self, tenant: str, life_s: int | None) -> tuple[HashedKey, str]:
+        if life_s is not None:
+            _check_seconds("expires_in_s", life_s, 1)
+        now, key_id = self._clock.wall(), secrets.token_hex(8)
+        secret = f"{KEY_PREFIX}_{key_id}_{new_token()}"
+        expires_at = now + life_s if life_s is not None else None
+        return HashedKey(TenantKey(key_id, tenant, now, expires_at), hash_token(secret)), secret
+
+
+def _check_seconds(field: str, value: int, least: int) -> None:
+    if not least <= value <= MAX_LIFE_S:
+        raise InvalidArgument.of(field, f"must be between {least} and {MAX_LIFE_S}, got {value}")

@@ -1,0 +1,65 @@
+"""Which tenants there are, in memory: their keys for who answers calls, their quotas for the dataplane."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from pentimento.dataplane.events import Event, QuotasReceived
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.tenants import TenantBook, TenantQuota
+from pentimento.rpc.keyring import KeyRing
+from pentimento.stores.ledger.tenant_ledger import TenantLedger
+from services.frontdoor.metrics import TENANT_KEYS, TENANTS
+
+logger = logging.getLogger(__name__)
+
+# What another process changed in the ledger is known after so long, and a read.
+LOOK_S = 1.0
+_NO_QUOTA = TenantQuota()
+
+
+class TenantDirectory:
+    """The book of tenants as it was last read. While the ledger is away all goes on by it: keys still end at their
+    time, and nobody can make or revoke one."""
+
+    def __init__(self, ledger: TenantLedger, keys: KeyRing, submit: Callable[[Event], None]) -> None:
+        self._ledger = ledger
+        self._keys = keys
+        self._submit = submit
+        self._quotas: dict[str, TenantQuota] = {}
+        self._revision = 0
+        self._reading = asyncio.Lock()
+
+    def quota_of(self, tenant: str) -> TenantQuota:
+        """Return a tenant's quota; one without bounds for whoever has none."""
+        return self._quotas.get(tenant, _NO_QUOTA)
+
+    async def refresh(self) -> None:
+        """Read the book anew; changes state. Raises StoreUnavailable."""
+        # One after the other: an older book never replaces a newer one.
+        async with self._reading:
+            self._follow(await asyncio.wrap_future(self._ledger.book()))
+
+    async def follow_forever(self) -> None:
+        """Read the book whenever it has another revision; changes state."""
+        is_away = False
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                if await asyncio.wrap_future(self._ledger.revision()) != self._revision:
+                    await self.refresh()
+                is_away = False
+            except PentimentoError as error:
+                if not is_away:
+                    logger.warning("tenants cannot be read, those known stay", extra={"reason": error.reason})
+                is_away = True
+
+    def _follow(self, book: TenantBook) -> None:
+        self._revision = book.revision
+        self._keys.replace(book.keys)
+        quotas = {tenant.name: tenant.quota for tenant in book.tenants}
+        if quotas != self._quotas:
+            self._quotas = quotas
+            self._submit(QuotasReceived(tuple(quotas.items())))
+        TENANTS.set(len(book.tenants))
+        TENANT_KEYS.set(len(book.keys))

@@ -1,0 +1,107 @@
+"""What tenants use: counted in memory, written to the ledger every few seconds, off everybody's way."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.image_request import Completed
+from pentimento.domain.tenants import (
+    DAY_S,
+    HOUR_S,
+    UsageCounter,
+    UsagePeriod,
+    UsageRow,
+    refused_counter,
+    usage_periods,
+)
+from pentimento.stores.ledger.tenant_ledger import TenantLedger
+
+logger = logging.getLogger(__name__)
+
+# A process that dies loses what it counted since.
+FLUSH_S = 5.0
+FORGET_S = 3600.0
+KEPT_S = 400.0 * DAY_S
+UsageKey = tuple[str, int, str]
+# Counts that wait for a ledger that is away; of more nothing new is begun.
+MAX_WAITING = 100_000
+
+
+class UsageMeter:
+    """Counts by tenant, hour of UTC and counter."""
+
+    def __init__(self, ledger: TenantLedger, clock: Clock) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._counts: dict[UsageKey, float] = {}
+        self._flushing = asyncio.Lock()
+
+    def accepted(self, tenant: str) -> None:
+        """Count an accepted request; changes state."""
+        self._add(tenant, UsageCounter.REQUESTS.value, 1)
+
+    def refused(self, tenant: str, reason: str, count: int = 1) -> None:
+        """Count refused requests; changes state."""
+        self._add(tenant, refused_counter(reason), count)
+
+    def delivered(self, tenant: str, picture: Completed) -> None:
+        """Count a picture and what it took; changes state."""
+        provenance = picture.provenance
+        pixels = provenance.spec.width_px * provenance.spec.height_px
+        self._add(tenant, UsageCounter.PICTURES.value, 1)
+        self._add(tenant, UsageCounter.PAINTED_COST.value, pixels * provenance.steps_run)
+        self._add(tenant, UsageCounter.DEVICE_S.value, provenance.device_seconds)
+        if provenance.steps_saved:
+            self._add(tenant, UsageCounter.CACHE_HITS.value, 1)
+
+    def cached(self, tenant: str, size_bytes: int) -> None:
+        """Count what was put into the cache; changes state."""
+        self._add(tenant, UsageCounter.CACHED_BYTES.value, size_bytes)
+
+    async def periods(self, tenant: str, from_at: float, to_at: float, length_s: int) -> tuple[UsagePeriod, ...]:
+        """Return what a tenant used, by hours or days, with what was counted so far. Raises StoreUnavailable."""
+        await self.flush()
+        rows = await asyncio.wrap_future(self._ledger.usage(tenant, from_at, to_at))
+        return usage_periods(rows, length_s)
+
+    async def flush(self) -> None:
+        """Write what was counted; what cannot be written is kept for the next time. Changes state. Raises
+        StoreUnavailable, StoreFull."""
+        async with self._flushing:
+            counts, self._counts = self._counts, {}
+            if not counts:
+                return
+            try:
+                await asyncio.wrap_future(self._ledger.add_usage(list(_rows(counts))))
+            except BaseException:
+                for key, amount in counts.items():
+                    self._counts[key] = self._counts.get(key, 0.0) + amount
+                raise
+
+    async def run_forever(self) -> None:
+        """Write every few seconds, and forget what is too old; changes state."""
+        is_away, forgot_at = False, float("-inf")
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            try:
+                await self.flush()
+                if self._clock.monotonic() - forgot_at >= FORGET_S:
+                    await asyncio.wrap_future(self._ledger.forget(self._clock.wall() - KEPT_S))
+                    forgot_at = self._clock.monotonic()
+                is_away = False
+            except PentimentoError as error:
+                if not is_away:
+                    logger.warning("usage cannot be written, it is kept", extra={"reason": error.reason})
+                is_away = True
+
+    def _add(self, tenant: str, counter: str, amount: float) -> None:
+        hour_at = int(self._clock.wall()) // HOUR_S * HOUR_S
+        key = (tenant, hour_at, counter)
+        if amount and (len(self._counts) < MAX_WAITING or key in self._counts):
+            self._counts[key] = self._counts.get(key, 0.0) + amount
+
+
+def _rows(counts: dict[UsageKey, float]) -> Iterable[UsageRow]:
+    return (UsageRow(*key, amount) for key, amount in counts.items())

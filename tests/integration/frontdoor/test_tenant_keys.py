@@ -1,0 +1,360 @@
+"""Tenants that operators make: keys, quotas and what was used, over real sockets and a real ledger."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import REGISTRY
+
+from pentimento.clients.image import ImageClient
+from pentimento.clients.tenants import TenantsClient
+from pentimento.domain.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PentimentoError,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+)
+from pentimento.domain.identity import Role
+from pentimento.domain.image_request import Completed, ImageRequest
+from pentimento.domain.jobs import RequestQuery
+from pentimento.domain.tenants import DAY_S, HOUR_S, TenantQuota, UsagePeriod
+from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
+from pentimento.stores.ledger import open_journal
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker
+from services.frontdoor.tenants.administration import TenantAdministration
+
+ROLES = {"user": Role.USER, "service": Role.SERVICE, "admin": Role.ADMIN, "tenant-admin": Role.TENANT_ADMIN}
+# A year after 1970 and a day: more than a call may ask for.
+TOO_LONG_MS = 367 * DAY_S * 1000
+# Of the default size, 32 x 32 pixels.
+REQUEST_COST = 32 * 32 * 3
+
+
+class Administered:
+    """A running frontdoor that tenants are administered at, with a token of each role."""
+
+    def __init__(self, suite: FrontdoorSuite, stack: AsyncExitStack, admin: TenantsClient) -> None:
+        self.suite = suite
+        self.admin = admin
+        self._stack = stack
+
+    async def client(self, token: str) -> ImageClient:
+        return ImageClient(await self.channel("f", token))
+
+    async def channel(self, socket: str, token: str | None) -> grpc.aio.Channel:
+        address = f"unix:{self.suite.folder / socket}"
+        return await self._stack.enter_async_context(open_channel(address, RpcChannelSettings(), token))
+
+    async def tenant(self, name: str, **quota: Any) -> ImageClient:
+        """A new tenant's client, by a key of its own."""
+        await self.admin.create(name, TenantQuota(**quota))
+        return await self.client((await self.admin.create_key(name))[1])
+
+
+@asynccontextmanager
+async def administered(folder: Path) -> AsyncIterator[Administered]:
+    table = folder / "tokens.toml"
+    table.write_text("".join(token_entry(f"token-{name}", "static", frozenset({role})) for name, role in ROLES.items()))
+    async with (
+        running_suite(folder, token_file=table, admin_listen=(f"unix:{folder / 'a'}",)) as suite,
+        AsyncExitStack() as stack,
+    ):
+        channel = await stack.enter_async_context(
+            open_channel(f"unix:{folder / 'a'}", RpcChannelSettings(), "token-tenant-admin")
+        )
+        yield Administered(suite, stack, TenantsClient(channel, 60.0))
+
+
+@pytest.fixture
+async def running(folder: Path, worker: PacedWorker) -> AsyncIterator[Administered]:
+    async with administered(folder) as one:
+        yield one
+
+
+async def paint(client: ImageClient, request: ImageRequest = REQUEST, key: str = "") -> Completed:
+    *_, last = [event async for event in client.generate(request, key)]
+    assert isinstance(last, Completed)
+    return last
+
+
+async def refusal(client: ImageClient, request: ImageRequest = REQUEST) -> PentimentoError:
+    with pytest.raises(PentimentoError) as caught:
+        await paint(client, request)
+    return caught.value
+
+
+async def test_a_key_is_taken_when_it_is_made_and_refused_when_it_is_revoked(running: Administered) -> None:
+    await running.admin.create("acme", TenantQuota())
+    key, secret = await running.admin.create_key("acme")
+    client = await running.client(secret)
+    assert (await paint(client)).image
+    assert secret.startswith(f"pentimento_{key.key_id}_")
+
+    revoked = await running.admin.revoke_key(key.key_id)
+
+    assert revoked.revoked_at is not None
+    assert (await refusal(client)).reason == "UNKNOWN_TOKEN"
+    assert await running.admin.keys("acme") == (revoked,)
+
+
+async def test_keys_of_a_deleted_tenant_are_refused_and_tokens_of_the_file_stay(running: Administered) -> None:
+    client = await running.tenant("static")
+    of_file = await running.client("token-user")
+    assert (await paint(client)).image
+
+    await running.admin.delete("static")
+
+    assert isinstance(await refusal(client), Unauthenticated)
+    assert (await paint(of_file)).image
+
+
+async def test_a_rotated_key_works_beside_the_old_one_until_its_grace_ends(running: Administered) -> None:
+    await running.admin.create("acme", TenantQuota())
+    first, old_secret = await running.admin.create_key("acme")
+    second, new_secret, ended = await running.admin.rotate_key(first.key_id, grace_s=3600)
+    old, new = await running.client(old_secret), await running.client(new_secret)
+    for client in (old, new):
+        assert (await paint(client)).image
+    assert ended.key_id == first.key_id
+    assert ended.expires_at is not None
+
+    _, newest_secret, _ = await running.admin.rotate_key(second.key_id, grace_s=0)
+
+    assert isinstance(await refusal(new), Unauthenticated)
+    assert (await paint(old)).image
+    assert (await paint(await running.client(newest_secret))).image
+    with pytest.raises(FailedPrecondition, match="has ended"):
+        await running.admin.rotate_key(second.key_id, grace_s=0)
+
+
+async def test_a_key_ends_when_it_expires(running: Administered) -> None:
+    await running.admin.create("acme", TenantQuota())
+    key, secret = await running.admin.create_key("acme", expires_in_s=1)
+    client = await running.client(secret)
+    assert key.expires_at is not None
+    assert key.expires_at - key.created_at == pytest.approx(1.0, abs=0.01)
+
+    while True:
+        try:
+            await client.list_models()
+        except Unauthenticated:
+            break
+
+
+async def test_a_tenant_over_its_rate_is_refused_while_another_is_served(running: Administered) -> None:
+    greedy = await running.tenant("greedy", requests_per_s=0.01, burst_count=2)
+    modest = await running.tenant("modest")
+    before = REGISTRY.get_sample_value("pentimento_frontdoor_quota_refusals_total", {"quota": "requests_per_s"}) or 0.0
+    for _ in range(2):
+        await paint(greedy)
+
+    refused = await refusal(greedy)
+
+    assert isinstance(refused, ResourceExhausted)
+    assert (refused.reason, refused.metadata) == ("TENANT_QUOTA", {"quota": "requests_per_s"})
+    assert refused.message == "requests_per_s: at most 0.01 requests a second, 2 at once of this tenant"
+    assert 50_000 < (refused.retry_after_ms or 0) <= 100_000
+    assert (await paint(modest)).image
+    after = REGISTRY.get_sample_value("pentimento_frontdoor_quota_refusals_total", {"quota": "requests_per_s"})
+    assert after == before + 1
+
+
+async def test_several_pictures_over_a_quota_leave_nothing(running: Administered) -> None:
+    client = await running.tenant("acme", cost_per_minute=REQUEST_COST * 2.0)
+    refused = await refusal(client, ImageRequest("three", num_inference_steps=3, image_count=3))
+    assert (refused.reason, refused.retry_after_ms) == ("TENANT_QUOTA", None)
+    assert (await client.list_requests(RequestQuery())).requests == ()
+
+    pictures = [
+        event
+        async for event in client.generate(ImageRequest("two", num_inference_steps=3, image_count=2))
+        if isinstance(event, Completed)
+    ]
+
+    assert len(pictures) == 2
+    assert (await refusal(client)).metadata == {"quota": "cost_per_minute"}
+
+
+async def test_the_same_key_again_costs_nothing(running: Administered) -> None:
+    client = await running.tenant("acme", requests_per_s=0.001)
+    first = await paint(client, key="once")
+
+    assert (await paint(client, key="once")).request_id == first.request_id
+    assert (await refusal(client)).reason == "TENANT_QUOTA"
+
+
+async def test_a_new_quota_is_in_force_at_once(running: Administered) -> None:
+    client = await running.tenant("acme", requests_per_s=0.001)
+    await paint(client)
+    await refusal(client)
+    (tenant,) = await running.admin.tenants()
+
+    changed = await running.admin.update("acme", TenantQuota(requests_per_s=0.001, burst_count=2), tenant.revision)
+
+    assert (await paint(client)).image
+    assert changed.revision != tenant.revision
+    with pytest.raises(FailedPrecondition, match="is not the newest"):
+        await running.admin.update("acme", TenantQuota(), tenant.revision)
+
+
+async def test_what_was_accepted_before_a_restart_counts(folder: Path, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with administered(folder) as before:
+        await before.admin.create("acme", TenantQuota(concurrent_count=1))
+        secret = (await before.admin.create_key("acme"))[1]
+        job = await (await before.client(secret)).submit(REQUEST)
+
+    async with administered(folder) as after:
+        client = await after.client(secret)
+        refused = await refusal(client)
+        worker.hold.set()
+        events = [event async for event in client.attach(job.request_id)]
+        assert isinstance(events[-1], Completed)
+        assert (await paint(client)).image
+
+    assert (refused.reason, refused.metadata) == ("TENANT_QUOTA", {"quota": "concurrent_count"})
+    assert (refused.retry_after_ms or 0) > 0
+
+
+async def test_pools_that_a_tenant_may_not_use_are_refused(running: Administered) -> None:
+    client = await running.tenant("acme", pools=("another",))
+
+    refused = await refusal(client)
+
+    assert isinstance(refused, PermissionDenied)
+    assert refused.reason == "POOL_NOT_ALLOWED"
+
+
+async def test_what_another_process_changes_in_the_ledger_is_followed(running: Administered, folder: Path) -> None:
+    """A second frontdoor over the same ledger, as a standby that has just taken over."""
+    await running.admin.create("acme", TenantQuota())
+    other = open_journal(f"sqlite:///{folder / 'journal.sqlite'}")
+    parts = running.suite.frontdoor.parts
+    elsewhere = TenantAdministration(other.tenants, QuietDirectory(), parts.usage, parts.clock)  # type: ignore[arg-type]
+    key, secret = await elsewhere.create_key("acme", None)
+    client = await running.client(secret)
+
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await client.list_models()
+                break
+            except Unauthenticated:
+                await asyncio.sleep(0.01)
+        await elsewhere.revoke_key(key.key_id)
+        with pytest.raises(Unauthenticated):
+            while True:
+                await client.list_models()
+    other.close()
+
+
+class QuietDirectory:
+    """Of a process that answers no calls."""
+
+    async def refresh(self) -> None:
+        """Nothing to bring up to date."""
+
+
+async def test_keys_that_are_known_are_taken_while_the_ledger_is_away(running: Administered) -> None:
+    client = await running.tenant("acme")
+    parts = running.suite.frontdoor.parts
+    models = await client.list_models()
+
+    parts.journal.close()
+
+    with pytest.raises(PentimentoError):
+        await parts.tenants.refresh()
+    assert await client.list_models() == models
+    with pytest.raises(Unauthenticated):
+        await (await running.client("pentimento_0_unknown")).list_models()
+
+
+async def test_what_a_tenant_used_is_told_by_the_hour_and_the_day(running: Administered, worker: PacedWorker) -> None:
+    worker.device_s = 0.25
+    client = await running.tenant("acme", requests_per_s=0.001, burst_count=2)
+    stranger = await running.tenant("other")
+    for _ in range(2):
+        await paint(client)
+    await refusal(client)
+    await paint(stranger)
+    now_ms = int(running.suite.frontdoor.parts.clock.wall() * 1000)
+    span = (now_ms - 2 * DAY_S * 1000, now_ms + 1)
+
+    (hour,), (day,) = [await running.admin.usage("acme", *span, period_s) for period_s in (HOUR_S, DAY_S)]
+
+    used = (2, 2, 0, 2.0 * REQUEST_COST, 0.5, 0, {"TENANT_QUOTA": 1})
+    assert hour == UsagePeriod(hour.start_at, *used)
+    assert day == UsagePeriod(day.start_at, *used)
+    assert hour.start_at % HOUR_S == day.start_at % DAY_S == 0
+    assert await running.admin.usage("nobody", *span) == ()
+
+
+async def test_usage_survives_a_restart(folder: Path, worker: PacedWorker) -> None:
+    async with administered(folder) as before:
+        await paint(await before.tenant("acme"))
+
+    async with administered(folder) as after:
+        periods = await after.admin.usage("acme", 0 + 1_600_000_000_000, 1_600_000_000_000 + 1, DAY_S)
+        now_ms = int(after.suite.frontdoor.parts.clock.wall() * 1000)
+        (found,) = await after.admin.usage("acme", now_ms - DAY_S * 1000, now_ms + 1)
+
+    assert periods == ()
+    assert (found.request_count, found.picture_count) == (1, 1)
+
+
+@pytest.mark.parametrize("token", ["token-user", "token-service", "token-admin", "unknown", None])
+async def test_nobody_else_may_administer(running: Administered, token: str | None) -> None:
+    stranger = TenantsClient(await running.channel("a", token), 60.0)
+
+    with pytest.raises((PermissionDenied, Unauthenticated)):
+        await stranger.create("mine", TenantQuota())
+
+    assert await running.admin.tenants() == ()
+
+
+async def test_a_tenants_key_opens_nothing_but_the_public_api(running: Administered) -> None:
+    await running.admin.create("acme", TenantQuota())
+    _, secret = await running.admin.create_key("acme")
+
+    with pytest.raises(Unauthenticated):
+        await TenantsClient(await running.channel("a", secret), 60.0).tenants()
+
+
+async def test_who_serves_clients_does_not_administer(running: Administered) -> None:
+    public = TenantsClient(await running.channel("f", "token-tenant-admin"), 60.0)
+
+    with pytest.raises(FailedPrecondition, match="the server does not know this call"):
+        await public.tenants()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda admin: admin.create("", TenantQuota()), InvalidArgument, "name: must be 1 to 100 printable"),
+        (lambda admin: admin.create_key("nobody"), NotFound, "there is no tenant nobody"),
+        (lambda admin: admin.create_key("acme", 0), InvalidArgument, "expires_in_s: must be between 1 and"),
+        (lambda admin: admin.rotate_key("k", 2**62), InvalidArgument, "grace_s: must be between 0 and"),
+        (lambda admin: admin.rotate_key("k", 0), NotFound, "there is no key k"),
+        (lambda admin: admin.revoke_key("k\x00"), InvalidArgument, "key_id: must be 1 to 100 printable"),
+        (lambda admin: admin.delete("nobody"), NotFound, "there is no tenant nobody"),
+        (lambda admin: admin.usage("acme", 5, 5), InvalidArgument, "to_ms: must be after from_ms"),
+        (lambda admin: admin.usage("acme", 0, TOO_LONG_MS), InvalidArgument, "to_ms: must be after from_ms"),
+        (lambda admin: admin.usage("acme", -5, 5), InvalidArgument, "to_ms: must be after from_ms"),
+    ],
+)
+async def test_what_is_wrong_is_named(running: Administered, call: Any, error: type[Exception], words: str) -> None:
+    await running.admin.create("acme", TenantQuota())
+
+    with pytest.raises(error, match=words):
+        await call(running.admin)
+
+    assert [tenant.name for tenant in await running.admin.tenants()] == ["acme"]
+    assert await running.admin.keys("acme") == ()
