@@ -22,6 +22,7 @@ SUBCOMMANDS = {
     "adapters": "add, list and remove LoRAs while the suite serves",
     "serve": "run one service in the foreground",
     "token": "make tokens",
+    "tenant": "make tenants, their keys and quotas, and see what they use",
     "journal": "renew a journal that was lost or restored",
     "simulate": "play a scenario in virtual time",
     "bench": "measure what a model costs, or a suite under load",

@@ -72,6 +72,12 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--token-file", type=EXISTING_FILE, help="who may call (see `pentimento token new`); everybody without it"
 )
 @click.option(
+    "--admin-listen",
+    default="",
+    metavar="ADDRESS",
+    help="unix:/path or host:port to administer tenants at, with --token-file (see `pentimento tenant`) [none]",
+)
+@click.option(
     "--emulate",
     type=EXISTING_FILE,
     metavar="FLEET.TOML",
@@ -192,6 +198,7 @@ def up(
         copies=options["workers"],
         public=with_free_port(options["listen"]),
         http=with_free_port(served_http(options["http"])),
+        admin=administered(options["admin_listen"], options["token_file"]),
         device=options["device"],
         threads=options["threads"],
         config_file=absolute(options["config_file"]),
@@ -230,6 +237,13 @@ def served_http(listen: str) -> str:
     if click.get_current_context().get_parameter_source("http") is not ParameterSource.DEFAULT:
         raise click.UsageError("--http needs what `pip install 'pentimento[edge]'` installs")
     return ""
+
+
+def administered(listen: str, token_file: Path | None) -> str:
+    """Return where tenants are administered, "" for nowhere. Raises click.UsageError where everybody could."""
+    if listen and token_file is None:
+        raise click.UsageError("--admin-listen needs --token-file: without one everybody is an administrator")
+    return listen if listen.startswith("unix:") else with_free_port(listen)
 
 
 def served_cascade(models: str, discriminators: tuple[str, ...], threshold: float) -> ServedCascade | None:
@@ -324,6 +338,7 @@ def announce(view: LogView, settings: SuiteSettings, state: StateDirectory, as_j
         service_token_file=str(settings.service_token_file or ""),
         supervisor_pid=os.getpid(),
         http=settings.http,
+        admin=settings.admin,
     )
     state.publish(endpoint)
     if as_json:

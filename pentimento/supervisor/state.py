@@ -25,7 +25,8 @@ LONGEST_LINE_BYTES = 4096
 @dataclass(frozen=True)
 class Endpoint:
     """Where a running suite is reached: `unix:/path` or `host:port`; `gateway` is empty where there is none, and
-    `http`, the host:port of the HTTP API. The token file, if any, opens status calls."""
+    `http`, the host:port of the HTTP API, and `admin`, where tenants are administered. The token file, if any, opens
+    status calls."""
 
     frontdoor: str
     public: str
@@ -34,6 +35,7 @@ class Endpoint:
     service_token_file: str
     supervisor_pid: int
     http: str = ""
+    admin: str = ""
 
 
 class StateDirectory:

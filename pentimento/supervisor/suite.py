@@ -298,6 +298,8 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     if settings.thinning != "off":
         profiles = ",".join(map(str, settings.thinning_profiles))
         arguments += ("--thinning", settings.thinning, "--thinning-profiles", profiles)
+    if settings.admin:
+        arguments += ("--admin-listen", settings.admin)
     arguments += signing_arguments(settings)
     arguments += shared_arguments(settings, "frontdoor") + caller_arguments(settings, state)
     return ProcessSpec("frontdoor", "services.frontdoor", arguments, address, FRONTDOOR_STAGE)

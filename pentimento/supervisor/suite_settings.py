@@ -38,13 +38,14 @@ class SuiteSettings:
     and `pipelining_bounds` says when their residuals may be a step old; None for none and never. `loras`: the directory
     of the LoRAs that workers paint with; None for none. `thinning`: when steps are left out (off, deadline, load,
     always), as `thinning_profiles` allow. `cascade`: through which models requests go that name none; None for the
-    default model alone."""
+    default model alone. `admin`: the address at which tenants are administered, "" for none."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path
     copies: int = 1
     public: str = ""
     http: str = ""
+    admin: str = ""
     device: str = "auto"
     threads: int = 1
     config_file: Path | None = None

@@ -1,0 +1,310 @@
+"""`pentimento tenant`: tenants, their keys and quotas, and what they used."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from pentimento.cli.calls import naming
+from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_ca_option, token_option
+from pentimento.cli.durations import duration_ms
+from pentimento.clients.tenants import TenantsClient
+from pentimento.domain.errors import FailedPrecondition, NotFound
+from pentimento.domain.tenants import DAY_S, HOUR_S, Tenant, TenantKey, TenantQuota, UsagePeriod
+from pentimento.files.json_values import to_json
+from pentimento.rpc.channel import open_channel
+from pentimento.rpc.settings import RpcChannelSettings
+
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+BOUNDS = ("requests_per_s", "burst_count", "concurrent_count", "cost_per_minute", "cache_bytes", "pools")
+LENGTHS = {"day": DAY_S, "hour": HOUR_S}
+
+json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
+
+
+def admin_options(command: Command) -> Command:
+    """Say at which address tenants are administered, and as whom."""
+    address = click.option(
+        "--admin-address",
+        envvar="PENTIMENTO_ADMIN_ADDRESS",
+        help="host:port or unix:/path of `--admin-listen`, instead of the suite's here",
+    )
+    for option in (tls_ca_option, token_option, address, state_dir_option):
+        command = option(command)
+    return command
+
+
+def quota_options(command: Command) -> Command:
+    """Say what a tenant may ask for."""
+    for option in (
+        click.option("--pool", "pools", multiple=True, help="that may paint for it; may be repeated"),
+        click.option("--weight", type=float, help="its share of workers beside others that wait; others have 1"),
+        click.option("--cache-bytes", type=int, help="what the cache keeps of it"),
+        click.option("--cost-per-minute", type=float, help="pixel steps: width x height x steps"),
+        click.option("--concurrent", "concurrent_count", type=int, help="accepted requests that have not ended"),
+        click.option("--burst", "burst_count", type=int, help="requests at once, beside the rate"),
+        click.option("--requests-per-s", type=float, help="rate of requests; each picture is one"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def tenant() -> None:
+    """Makes tenants and their keys, and shows what they use. It takes a token of the role tenant-admin."""
+
+
+@tenant.command()
+@click.argument("name")
+@quota_options
+@json_option
+@admin_options
+def create(name: str, as_json: bool, **options: Any) -> None:
+    """Makes the tenant NAME. What is not given has no bound."""
+    made = ask(options, lambda client: client.create(name, changed_quota(TenantQuota(), options)))
+    show_tenant(made, as_json=as_json)
+
+
+@tenant.command(name="list")
+@json_option
+@admin_options
+def list_all(as_json: bool, **options: Any) -> None:
+    """Lists all tenants."""
+    found = ask(options, lambda client: client.tenants())
+    if as_json:
+        click.echo(json.dumps([to_json(one) for one in found], indent=1))
+    else:
+        Console().print(tenants_table(found))
+
+
+@tenant.command()
+@click.argument("name")
+@json_option
+@admin_options
+def show(name: str, as_json: bool, **options: Any) -> None:
+    """Shows the tenant NAME and its quota."""
+    show_tenant(ask(options, lambda client: found_tenant(client, name)), as_json=as_json)
+
+
+@tenant.command(name="set")
+@click.argument("name")
+@quota_options
+@click.option("--unlimited", multiple=True, type=click.Choice(BOUNDS), help="take this bound away; may be repeated")
+@json_option
+@admin_options
+def change(name: str, unlimited: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Changes the quota of the tenant NAME: what is given, and nothing else. It is in force at once."""
+
+    async def update(client: TenantsClient) -> Tenant:
+        known = await found_tenant(client, name)
+        quota = changed_quota(without(known.quota, unlimited), options)
+        return await client.update(name, quota, known.revision)
+
+    show_tenant(ask(options, update), as_json=as_json)
+
+
+@tenant.command()
+@click.argument("name")
+@json_option
+@admin_options
+def delete(name: str, as_json: bool, **options: Any) -> None:
+    """Forgets the tenant NAME: its keys end, and its quota. Requests under way go on."""
+    ask(options, lambda client: client.delete(name))
+    click.echo(json.dumps({"deleted": name}) if as_json else f"{name} is no tenant any more")
+
+
+@tenant.group()
+def key() -> None:
+    """Makes, lists, rotates and revokes keys."""
+
+
+@key.command(name="create")
+@click.argument("name")
+@click.option("--expires", metavar="TIME", help="it ends after so long: 90d, 12h [never]")
+@json_option
+@admin_options
+def create_key(name: str, expires: str | None, as_json: bool, **options: Any) -> None:
+    """Makes a key of the tenant NAME. It goes to stdout and is kept nowhere."""
+    made, secret = ask(options, lambda client: client.create_key(name, seconds("expires", expires)))
+    show_secret(made, secret, as_json=as_json)
+
+
+@key.command(name="list")
+@click.argument("name")
+@json_option
+@admin_options
+def list_keys(name: str, as_json: bool, **options: Any) -> None:
+    """Lists the keys of the tenant NAME, and for 30 days those that ended."""
+    found = ask(options, lambda client: client.keys(name))
+    if as_json:
+        click.echo(json.dumps([to_json(one) for one in found], indent=1))
+    else:
+        Console().print(keys_table(found, time.time()))
+
+
+@key.command()
+@click.argument("key_id")
+@click.option("--grace", metavar="TIME", default="24h", show_default=True, help="the old key lives on for so long")
+@click.option("--expires", metavar="TIME", help="the new one ends after so long: 90d, 12h [never]")
+@json_option
+@admin_options
+def rotate(key_id: str, grace: str, expires: str | None, as_json: bool, **options: Any) -> None:
+    """Makes a new key in place of KEY_ID, which ends after a time of grace."""
+    grace_s = 0 if grace == "0" else seconds("grace", grace) or 0
+    new, secret, old = ask(options, lambda client: client.rotate_key(key_id, grace_s, seconds("expires", expires)))
+    show_secret(new, secret, as_json=as_json, old=old)
+
+
+@key.command()
+@click.argument("key_id")
+@json_option
+@admin_options
+def revoke(key_id: str, as_json: bool, **options: Any) -> None:
+    """Ends KEY_ID now. Calls that run go on."""
+    ended = ask(options, lambda client: client.revoke_key(key_id))
+    click.echo(json.dumps(to_json(ended)) if as_json else f"{key_id} of {ended.tenant} is revoked")
+
+
+@tenant.command()
+@click.argument("name")
+@click.option("--since", metavar="TIME", default="30d", show_default=True, help="how far back: 30d, 12h")
+@click.option("--by", type=click.Choice(list(LENGTHS)), default="day", show_default=True)
+@json_option
+@admin_options
+def usage(name: str, since: str, by: str, as_json: bool, **options: Any) -> None:
+    """Shows what the tenant NAME used, by days or hours of UTC."""
+    length_s, now_ms = LENGTHS[by], int(time.time() * 1000)
+    first_ms = now_ms - duration_ms("since", since)
+    # From the beginning of the first day or hour.
+    first_ms -= first_ms % (length_s * 1000)
+    found = ask(options, lambda client: client.usage(name, max(first_ms, 0), now_ms + 1, length_s))
+    if as_json:
+        click.echo(json.dumps([to_json(period) for period in found], indent=1))
+    else:
+        Console().print(usage_table(found, length_s))
+
+
+def ask(options: dict[str, Any], question: Callable[[TenantsClient], Awaitable[T]]) -> T:
+    """Return what the administration answers. Raises what it says; FailedPrecondition where a suite here has none."""
+    address = options["admin_address"] or admin_of_suite(options)
+    settings, token = RpcChannelSettings(tls_ca_file=options["tls_ca_file"]), read_token(options["token"])
+
+    async def call() -> T:
+        async with open_channel(address, settings, token or None) as channel:
+            return await question(TenantsClient(channel))
+
+    with naming(address):
+        return asyncio.run(call())
+
+
+def admin_of_suite(options: dict[str, Any]) -> str:
+    """Return where the suite that runs here administers tenants."""
+    found = running_suite(options["state_dir"]).admin
+    if not found:
+        message = "this suite does not administer tenants: start it with --admin-listen and --token-file"
+        raise FailedPrecondition("NO_ADMINISTRATION", message)
+    return found
+
+
+async def found_tenant(client: TenantsClient, name: str) -> Tenant:
+    """Return the tenant of that name. Raises NotFound."""
+    found = next((one for one in await client.tenants() if one.name == name), None)
+    if found is None:
+        raise NotFound("UNKNOWN_TENANT", f"there is no tenant {name}")
+    return found
+
+
+def changed_quota(quota: TenantQuota, options: dict[str, Any]) -> TenantQuota:
+    """Return the quota with what the options give. Raises InvalidArgument."""
+    given = {name: options[name] for name in (*BOUNDS, "weight") if options[name] not in (None, ())}
+    return replace(quota, **given)
+
+
+def without(quota: TenantQuota, names: Sequence[str]) -> TenantQuota:
+    """Return the quota without these bounds; a burst goes with its rate."""
+    gone = {*names, *(("burst_count",) if "requests_per_s" in names else ())}
+    default = TenantQuota()
+    return replace(quota, **{name: getattr(default, name) for name in gone})
+
+
+def seconds(field: str, text: str | None) -> int | None:
+    """Return a time in whole seconds, at least one; None for none. Raises InvalidArgument."""
+    return max(duration_ms(field, text) // 1000, 1) if text is not None else None
+
+
+def show_tenant(one: Tenant, *, as_json: bool) -> None:
+    """Print a tenant."""
+    if as_json:
+        click.echo(json.dumps(to_json(one)))
+    else:
+        Console().print(tenants_table([one]))
+
+
+def show_secret(made: TenantKey, secret: str, *, as_json: bool, old: TenantKey | None = None) -> None:
+    """Print a new key to stdout, and what to know of it to stderr."""
+    if as_json:
+        told = {"secret": secret, "key": to_json(made)}
+        click.echo(json.dumps(told | ({"old_key": to_json(old)} if old is not None else {})))
+        return
+    click.echo(secret)
+    ends = f", ends at {when(made.expires_at)}" if made.expires_at is not None else ""
+    click.echo(f"key {made.key_id} of {made.tenant}{ends}; it is shown this once", err=True)
+    if old is not None:
+        click.echo(f"key {old.key_id} ends at {when(old.expires_at)}", err=True)
+
+
+def tenants_table(found: Sequence[Tenant]) -> Table:
+    """Return a row a tenant."""
+    table = _table("tenant", "requests/s", "burst", "at once", "cost a minute", "cache bytes", "weight", "pools")
+    for one in found:
+        quota = one.quota
+        burst = quota.burst if quota.requests_per_s is not None else None
+        numbers = (quota.requests_per_s, burst, quota.concurrent_count, quota.cost_per_minute, quota.cache_bytes)
+        table.add_row(one.name, *map(_number, numbers), f"{quota.weight:g}", ", ".join(quota.pools) or "all")
+    return table
+
+
+def keys_table(found: Sequence[TenantKey], now: float) -> Table:
+    """Return a row a key."""
+    table = _table("key", "made", "ends", "state")
+    for one in found:
+        state = "good" if one.is_good(now) else "revoked" if one.revoked_at is not None else "expired"
+        table.add_row(one.key_id, when(one.created_at), when(one.expires_at), state)
+    return table
+
+
+def usage_table(found: Sequence[UsagePeriod], length_s: int) -> Table:
+    """Return a row a period."""
+    headings = ("requests", "pictures", "cache hits", "pixel steps", "device s", "cached bytes", "refused")
+    table = _table("UTC", *headings)
+    form = "%Y-%m-%d" if length_s == DAY_S else "%Y-%m-%d %H:00"
+    for one in found:
+        counts = (one.request_count, one.picture_count, one.cache_hit_count, one.painted_cost)
+        refused = ", ".join(f"{reason} {count}" for reason, count in one.refused.items())
+        rest = (f"{one.device_s:.1f}", str(one.cached_bytes), refused)
+        table.add_row(datetime.fromtimestamp(one.start_at, UTC).strftime(form), *map(_number, counts), *rest)
+    return table
+
+
+def when(at_s: float | None) -> str:
+    """Return a time in UTC, "never" for none."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if at_s is not None else "never"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table

@@ -1,0 +1,71 @@
+"""What `pentimento tenant` makes of its options, and what it shows."""
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from pentimento.cli.tenant import changed_quota, keys_table, seconds, tenants_table, usage_table, without
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.tenants import DAY_S, HOUR_S, Tenant, TenantKey, TenantQuota, UsagePeriod
+
+NOTHING: dict[str, object] = dict.fromkeys(
+    ("requests_per_s", "burst_count", "concurrent_count", "cost_per_minute", "cache_bytes", "weight"), None
+) | {"pools": ()}
+QUOTA = TenantQuota(2.0, 5, 8, 1e9, 1 << 30, 2.0, ("light",))
+
+
+def lines(table: Table) -> list[str]:
+    console = Console(width=200, record=True)
+    console.print(table)
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def test_what_is_not_given_stays() -> None:
+    assert changed_quota(QUOTA, NOTHING) == QUOTA
+    assert changed_quota(QUOTA, NOTHING | {"weight": 3.0, "pools": ("heavy",)}) == TenantQuota(
+        2.0, 5, 8, 1e9, 1 << 30, 3.0, ("heavy",)
+    )
+
+
+def test_a_bound_outside_its_limits_is_named() -> None:
+    with pytest.raises(InvalidArgument, match=r"weight: must be between 0\.01 and 100"):
+        changed_quota(QUOTA, NOTHING | {"weight": 0.0})
+
+
+def test_a_bound_that_is_taken_away_takes_along_what_needs_it() -> None:
+    assert without(QUOTA, ()) == QUOTA
+    assert without(QUOTA, ("requests_per_s", "pools")) == TenantQuota(None, None, 8, 1e9, 1 << 30, 2.0)
+
+
+@pytest.mark.parametrize(("text", "found"), [(None, None), ("90d", 90 * DAY_S), ("1.5h", 5400), ("0.1s", 1)])
+def test_times_are_whole_seconds(text: str | None, found: int | None) -> None:
+    assert seconds("grace", text) == found
+
+
+def test_tenants_are_shown_with_their_bounds() -> None:
+    rows = lines(tenants_table([Tenant("acme", QUOTA), Tenant("free", TenantQuota(requests_per_s=0.5))]))
+
+    assert rows[0].split("  ")[0] == "tenant"
+    assert rows[1].split() == ["acme", "2", "5", "8", "1e+09", "1073741824", "2", "light"]
+    assert rows[2].split() == ["free", "0.5", "1", "-", "-", "-", "1", "all"]
+
+
+def test_keys_are_shown_with_what_became_of_them() -> None:
+    keys = [
+        TenantKey("a", "acme", 0.0),
+        TenantKey("b", "acme", 0.0, expires_at=5.0),
+        TenantKey("c", "acme", 0.0, expires_at=50.0, revoked_at=1.0),
+    ]
+
+    assert [row.split()[-1] for row in lines(keys_table(keys, 10.0))[1:]] == ["good", "expired", "revoked"]
+
+
+@pytest.mark.parametrize(("length_s", "at"), [(DAY_S, "1970-01-02"), (HOUR_S, "1970-01-02 00:00")])
+def test_usage_is_shown_by_its_period(length_s: int, at: str) -> None:
+    period = UsagePeriod(DAY_S, 3, 2, 1, 1e6, 0.25, 7, {"TENANT_QUOTA": 4})
+
+    assert lines(usage_table([period], length_s))[1].split("  ")[0] == at
+    assert lines(usage_table([period], length_s))[1].split()[-8:] == [
+        *("3", "2", "1", "1e+06", "0.2", "7"),
+        *("TENANT_QUOTA", "4"),
+    ]
