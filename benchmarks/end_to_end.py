@@ -71,7 +71,7 @@ PROFILES = (SELECTOR_PROFILES / "latents-tiny-heavy.json", SELECTOR_PROFILES / "
 # What a lone picture takes the peer, times so much.
 SLO_FACTOR = 4.0
 TIMES_FASTER = 5.0
-# A trial of so many clients holds the SLO with room for chance: the runs that count are longer.
+# Ours is to hold the SLO with room for chance, since the runs that count are longer; the peer need not.
 HELD_SHARE = 0.85
 GATE = QualityGate(0.95)
 # Clients of a thinning arm, and the peer's sizes of batches, of which the best is taken.
@@ -215,7 +215,7 @@ async def best_peer(
         rate = len(trial) / sum(run.round_s)
         trials.append(run.trial_row(settings.name, clients))
         print(f"peer, {settings.name}: {rate:.2f} a second, p95 {run.p95_s:.2f} of {slo_s:.2f} s", flush=True)
-        if run.p95_s <= HELD_SHARE * slo_s and (best is None or rate > best[0]):
+        if run.p95_s <= slo_s and (best is None or rate > best[0]):
             best = rate, settings, clients
 
     for size in SIZES[:1] if options.quick else SIZES:
