@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from pentimento.dataplane.cascade import leave_out_stage, leaves_out_stage
+from pentimento.dataplane.cascade import leave_out_stage, leaves_out_stage, stand_in_pool
 from pentimento.dataplane.effects import Announce, Effect, PersistAccepted, PrepareRoute, Reject, ResolveRoute
 from pentimento.dataplane.endings import drop_late, end_request
 from pentimento.dataplane.events import AcceptDropped, AcceptPersisted, DrainRequested, RequestArrived, RouteResolved
 from pentimento.dataplane.pools import Pool
-from pentimento.dataplane.predictions import predicted_end_s, retry_after_ms
+from pentimento.dataplane.predictions import predicted_end_s, predicted_wait_s, retry_after_ms
 from pentimento.dataplane.quotas import charge, pay_back, quota_refusal
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
@@ -36,7 +36,7 @@ def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
 def _request_of(event: RequestArrived, request_id: str, now: float) -> Request:
     identity = (request_id, event.tenant, event.pool, event.work, event.deadline)
     request = Request(*identity, arrived_at=now, slo_class=event.slo_class, cascade=event.cascade, needs=event.needs)
-    request.thinning = event.thinning
+    request.thinning, request.cascade_name = event.thinning, event.cascade_name
     return request
 
 
@@ -77,12 +77,18 @@ def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Ef
         request.cascade, request.cascade_name = event.cascade, event.cascade_name
     if leaves_out_stage(state, request, event.foreseen):
         return leave_out_stage(state, request, event.foreseen)
-    if request.fallback_token and state.drops_late:
+    if state.drops_late and _has_resort(state, request):
         end_s = predicted_end_s(state, now, state.pool(event.pool), request)
         if end_s is not None and now + end_s > request.deadline:
             return drop_late(state, now, request, end_s)
     state.enqueue(request, rerun=False)
     return []
+
+
+def _has_resort(state: State, request: Request) -> bool:
+    """Whether it need not wait for its turn to know that it would be late: somebody else answers it then, or it waits
+    where others stood in already."""
+    return bool(request.fallback_token or request.stood_in or stand_in_pool(state, request))
 
 
 def on_drain_requested(state: State, now: float, event: DrainRequested) -> list[Effect]:
@@ -139,10 +145,18 @@ def _too_late(state: State, now: float, pool: Pool, event: RequestArrived) -> Re
     if not state.drops_late:
         return None
     end_s = predicted_end_s(state, now, pool, event)
-    if end_s is None or now + end_s <= event.deadline:
+    if end_s is None or now + end_s <= event.deadline or _stands_in_in_time(state, now, event):
         return None
     message = f"predicted to take {end_s:.3g} s, the deadline is in {max(event.deadline - now, 0.0):.3g} s"
     return Reject(event.request_id, Reason.PREDICTED_LATE, message, retry_after_ms(state, pool.name))
+
+
+def _stands_in_in_time(state: State, now: float, event: RequestArrived) -> bool:
+    """Whether another stage stands in that gets to it before the deadline. How long it takes there its route says."""
+    pool = state.pools.get(stand_in_pool(state, event))
+    if pool is None or _why_full(state, pool, event.tenant, len(event.request_ids)):
+        return False
+    return now + predicted_wait_s(state, pool.name) < event.deadline
 
 
 def _plan_admits(state: State, least_share: float, count: int) -> bool:

@@ -1,13 +1,17 @@
 """Light first: a picture that the discriminator is confident of stays, any other request goes on to the next pool
-(DiffServe, section 3.1) and has that picture to fall back on."""
+(DiffServe, section 3.1) and has that picture to fall back on.
+
+Where a plan's cascade has a stage whose pictures are not scored, nothing leads from there to the next one but time: it
+stands in for that stage where that would be too late (ADR 0066)."""
 
 from pentimento.dataplane.commits import commit_picture, stop_attempts
 from pentimento.dataplane.effects import Effect, ReleaseGrant, ResolveRoute, Score
-from pentimento.dataplane.events import Scored
+from pentimento.dataplane.events import RequestArrived, Scored
 from pentimento.dataplane.pools import Pool
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State, TimerKind
 from pentimento.domain.fleet import CONFIDENCE_BINS
+from pentimento.domain.reasons import Reason
 from pentimento.policies.light_stages import leaves_out_light, skip_bound
 from pentimento.policies.serving.entry import IMAGE, NOISE
 
@@ -16,7 +20,7 @@ def on_picture(state: State, request: Request, token: int) -> list[Effect]:
     """Commit a picture, or ask for its score where a next stage may have to better it. A picture of a stage that is not
     the last is delivered in time should nothing better come."""
     if not request.has_next_stage or _threshold(state, request) is None:
-        return commit_picture(state, request, token)
+        return commit_picture(state, request, token, Reason.PREDICTED_LATE if request.stood_in else "")
     effects = stop_attempts(state, request)
     state.enter(request, Phase.SCORING)
     request.picture_token = token
@@ -57,6 +61,27 @@ def leave_out_stage(state: State, request: Request, foreseen: float | None) -> l
     f(t) is to say how much the next pool gets."""
     _count_score(state.pool(request.pool), foreseen)
     return _defer(state, request)
+
+
+def stand_in_pool(state: State, request: Request | RequestArrived) -> str:
+    """Return the pool of the next stage where that stands in for the one that the request is in; empty where none does,
+    and while it has no worker."""
+    stage, start = (request.cascade_stage, request.start) if isinstance(request, Request) else (0, NOISE)
+    thresholds = state.thresholds.get(request.cascade_name)
+    if thresholds is None or stage + 1 >= len(request.cascade):
+        return ""
+    following = request.cascade[stage + 1]
+    pool = state.pools.get(following)
+    is_scored = (request.cascade[stage], start) in thresholds
+    return following if not is_scored and pool is not None and pool.credit_count else ""
+
+
+def stand_in(state: State, request: Request) -> list[Effect]:
+    """Send the request on to the stage that stands in for its own. What it has to do there its route will say."""
+    request.stood_in = True
+    effects = _defer(state, request)
+    state.move(request, request.pool, 0.0)
+    return effects
 
 
 def _count_score(pool: Pool, confidence: float | None) -> None:

@@ -1,6 +1,7 @@
 """Late binding: a request leaves the queue only when a worker that holds its model has a free credit."""
 
 from pentimento.dataplane.attempts import start_attempt
+from pentimento.dataplane.cascade import stand_in_pool
 from pentimento.dataplane.credits import latest_deadline, take_as_peer
 from pentimento.dataplane.effects import Effect
 from pentimento.dataplane.endings import drop_late
@@ -95,9 +96,11 @@ def _start(state: State, now: float, key: LaneKey, request: Request, worker: Wor
 
 
 def _would_miss_deadline(state: State, now: float, lane: Lane, request: Request, worker: Worker) -> bool:
-    """Whether it is predicted to miss its deadline while others wait, or an earlier stage's picture is there. Otherwise
-    it may be tried."""
-    if not state.drops_late or (len(lane.fresh) < 2 and not request.fallback_token):
+    """Whether it is predicted to miss its deadline while others wait, or an earlier stage's picture is there, or
+    another stage stands in. Otherwise it may be tried."""
+    if not state.drops_late:
+        return False
+    if len(lane.fresh) < 2 and not request.fallback_token and not stand_in_pool(state, request):
         return False
     service_s = predicted_service_s(state, state.pools[request.pool], worker, least_work(state, request))
     return service_s is not None and now + service_s > request.deadline

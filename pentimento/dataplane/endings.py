@@ -1,5 +1,6 @@
 """Cancels, deadlines and failures: how a request ends without a picture."""
 
+from pentimento.dataplane.cascade import stand_in, stand_in_pool
 from pentimento.dataplane.commits import commit_picture, enter_end, fall_back, release_picture, stop_attempts
 from pentimento.dataplane.effects import DeliverEnd, DeliverRecorded, Drop, Effect, End, PersistEnd
 from pentimento.dataplane.events import CancelRequested, EndPersisted
@@ -36,9 +37,12 @@ def on_deadline(state: State, now: float, request: Request) -> list[Effect]:
 
 
 def drop_late(state: State, now: float, request: Request, wait_s: float) -> list[Effect]:
-    """End a queued request now that would miss its deadline, before it costs more (DiffServe, section 4.1)."""
+    """End a queued request now that would miss its deadline, before it costs more (DiffServe, section 4.1); or have an
+    earlier stage's picture, or the stage that stands in, answer it."""
     if request.fallback_token:
         return fall_back(state, request, Reason.PREDICTED_LATE)
+    if stand_in_pool(state, request):
+        return stand_in(state, request)
     left_s = max(request.deadline - now, 0.0)
     message = f"predicted to take {wait_s:.3g} s from now, {left_s:.3g} s were left"
     request.retry_after_ms = retry_after_ms(state, request.pool)

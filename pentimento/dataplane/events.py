@@ -39,10 +39,10 @@ class RequestArrived:
     """A valid request asks to be admitted to `pool`.
 
     `slo_class` decides how long others with earlier deadlines may overtake it (`DataplaneSettings.aging_limit_s`).
-    `cascade`: pools in order, beginning with `pool` (DiffServe, section 3.1); none or one is no cascade. `needs`: what
-    its LoRAs and ControlNets ask of a worker, the same at every stage. `thinning`: which of its steps may be left out
-    in `pool` where it starts from noise. `others`: further requests that differ from it by their seeds alone (several
-    pictures of one call), which are admitted with it or refused with it.
+    `cascade`: pools in order, beginning with `pool` (DiffServe, section 3.1); none or one is no cascade; `cascade_name`
+    is the plan's. `needs`: what its LoRAs and ControlNets ask of a worker, the same at every stage. `thinning`: which
+    of its steps may be left out in `pool` where it starts from noise. `others`: further requests that differ from it by
+    their seeds alone (several pictures of one call), which are admitted with it or refused with it.
     """
 
     request_id: str
@@ -55,6 +55,7 @@ class RequestArrived:
     needs: AdapterNeeds = NO_NEEDS
     thinning: ThinningOffer = WHOLE
     others: tuple[str, ...] = ()
+    cascade_name: str = ""
 
     @property
     def request_ids(self) -> tuple[str, ...]:

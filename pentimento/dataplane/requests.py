@@ -70,6 +70,8 @@ class Request:
     ends_at: float | None = None
     picture_token: int = 0
     fallback_token: int = 0
+    # A later stage paints it because an earlier one would have been too late.
+    stood_in: bool = False
     degraded: str = ""
     # Which of its steps may be left out; what its newest attempt does of them, 0 for all its work.
     thinning: ThinningOffer = WHOLE

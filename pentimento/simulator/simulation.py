@@ -204,7 +204,8 @@ class Simulation:
         work = float(request.steps * self._scenario.pixels)
         asked = (request_id, arrival.tenant, pool, work, deadline, arrival.slo_class, cascade)
         needs, thinning = self._adapters.needs_of(arrival), self._fleet.thinning_of(request.model, arrival)
-        self.submit(events.RequestArrived(*asked, needs=needs, thinning=thinning))
+        name = stages[0].cascade
+        self.submit(events.RequestArrived(*asked, needs=needs, thinning=thinning, cascade_name=name))
 
     def _break(self, outage: Outage) -> None:
         device = self._fleet.devices[outage.worker_id]

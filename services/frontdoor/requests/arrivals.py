@@ -155,6 +155,7 @@ class Arrivals:
             needs=needs_of(spec.loras, spec.controlnets),
             thinning=expected_thinning(self._parts, painted, first),
             others=others,
+            cascade_name=judged.stages[0].cascade,
         )
         self._parts.submit(arrived)
         return listeners

@@ -106,6 +106,9 @@ def _of_stages(explained: Explained) -> Iterator[str]:
     route, entered = explained.route, explained.entered.model
     models = [stage.model for stage in route.stages]
     for stage, following in pairwise(route.stages[models.index(entered) if entered in models else 0 :]):
+        if not stage.discriminator:
+            yield f"stages: {following.model} stands in where {stage.model} would come too late"
+            continue
         threshold = stage.confidence_threshold
         yield f"stages: {following.model} paints it again unless the confidence is above {threshold:g}"
 

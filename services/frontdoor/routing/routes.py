@@ -19,7 +19,7 @@ from services.frontdoor.requests.jobs import Job, RoutedStage
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.foresight import foresee, foresees, left_out_note
 from services.frontdoor.routing.light_starts import started_from_light
-from services.frontdoor.routing.stages import PoolOption, as_painted_by, cascade_stages, known_stages
+from services.frontdoor.routing.stages import PoolOption, as_painted_by, cascade_stages, known_stages, may_be_scored
 from services.frontdoor.routing.start_choice import Asker, decide_route, new_route_id
 from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
 from services.frontdoor.status import CountedStart
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 def prepare_route(parts: FrontdoorParts, effect: PrepareRoute) -> None:
     """Begin to embed the prompt, beside the journal's commit."""
     job = parts.jobs.get(effect.request_id)
-    scored = len(job.stages) > 1
+    scored = may_be_scored(job.stages)
     if _is_embedded(parts, job.request.resolved, scored=scored):
         job.embedding = parts.jobs.spawn(job, _embed_job(parts, job, scored=scored), effect)
 

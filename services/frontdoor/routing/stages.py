@@ -72,7 +72,8 @@ def known_stages(stages: Sequence[Stage], catalogue: Catalogue) -> tuple[Stage, 
 
 def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) -> tuple[CascadeStage, ...]:
     """As a route from that kind of start records them; none where there is only one. `own_threshold`: the operator's,
-    which decides where the stages are of no plan's cascade."""
+    which decides where the stages are of no plan's cascade. A stage whose pictures from that start are not scored
+    has no discriminator: the next one stands in for it."""
     if len(stages) < 2:
         return ()
     *scored, last = stages
@@ -80,7 +81,7 @@ def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) ->
         *(
             CascadeStage(
                 stage.model,
-                discriminator_of(stages, index),
+                discriminator_of(stages, index) if _is_scored(stage, start) else "",
                 (stage.threshold(start) or 0.0) if stage.cascade else own_threshold,
                 stage.pool,
             )
@@ -88,6 +89,15 @@ def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) ->
         ),
         CascadeStage(last.model, pool=last.pool),
     )
+
+
+def may_be_scored(stages: Sequence[Stage]) -> bool:
+    """Return whether a discriminator may be asked for pictures of these stages, whatever they start from."""
+    return any(not stage.cascade or stage.thresholds for stage in stages[:-1])
+
+
+def _is_scored(stage: Stage, start: str) -> bool:
+    return not stage.cascade or stage.threshold(start) is not None
 
 
 def discriminator_of(stages: Sequence[Stage], index: int) -> str:

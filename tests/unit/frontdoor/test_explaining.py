@@ -28,7 +28,7 @@ from pentimento.policies.thinning import (
 )
 from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
 
-THREE = (CascadeStage("light", "", 0.4), CascadeStage("middle", "", 0.7), CascadeStage("heavy"))
+THREE = (CascadeStage("light", "l>m", 0.4), CascadeStage("middle", "m>h", 0.7), CascadeStage("heavy"))
 ROUTE = Route("r", FromNoise(), "light", "sha256:l", THREE, cascade="light>middle>heavy")
 POOL = Pool("light", credit_count=2, running_count=2, waiting_count=3)
 PLAN = Plan(PlanVersion(7, 2), allocator="diffserve", admission_rate=0.25)
@@ -71,6 +71,12 @@ def test_every_hand_over_says_its_threshold() -> None:
         "middle paints it again unless the confidence is above 0.4",
         "heavy paints it again unless the confidence is above 0.7",
     ]
+
+
+def test_a_stage_that_stands_in_is_told_as_one() -> None:
+    two = replace(ROUTE, stages=(CascadeStage("light"), CascadeStage("heavy")))
+
+    assert told(replace(CASE, route=two), "stages") == ["heavy stands in where light would come too late"]
 
 
 def test_a_stage_that_is_left_out_hands_nothing_over() -> None:

@@ -3,7 +3,7 @@
 from pentimento.domain.fleet import StartThreshold
 from pentimento.domain.generation import CascadeStage
 from pentimento.policies.serving.entry import Stage
-from services.frontdoor.routing.stages import cascade_stages
+from services.frontdoor.routing.stages import cascade_stages, may_be_scored
 
 PLANNED = (
     Stage("l", "light", "c", thresholds=(StartThreshold("noise", 0.7),)),
@@ -15,7 +15,7 @@ PLANNED = (
 def test_stages_of_a_plan_have_the_plans_thresholds() -> None:
     assert cascade_stages(PLANNED, "noise", 0.5) == (
         CascadeStage("light", "light>middle", 0.7, "l"),
-        CascadeStage("middle", "light>heavy", 0.0, "m"),
+        CascadeStage("middle", "", 0.0, "m"),
         CascadeStage("heavy", pool="h"),
     )
 
@@ -28,3 +28,16 @@ def test_stages_of_the_operators_own_cascade_have_the_operators_threshold() -> N
 
 def test_one_stage_is_no_cascade() -> None:
     assert cascade_stages(PLANNED[:1], "noise", 0.5) == ()
+
+
+def test_a_stage_whose_pictures_are_scored_names_who_scores_them() -> None:
+    scored = (PLANNED[0], Stage("m", "middle", "c", "light>heavy", (StartThreshold("noise", 0.2),)), PLANNED[2])
+
+    assert cascade_stages(scored, "noise", 0.5)[1] == CascadeStage("middle", "light>heavy", 0.2, "m")
+
+
+def test_a_discriminator_may_be_asked_where_a_stage_has_a_threshold_or_is_the_operators() -> None:
+    assert may_be_scored(PLANNED)
+    assert may_be_scored((Stage("light", "light"), Stage("heavy", "heavy")))
+    assert not may_be_scored(PLANNED[1:])
+    assert not may_be_scored(PLANNED[:1])
