@@ -6,8 +6,10 @@ site. The pages are plain Markdown: where each stands in the navigation is said 
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sphinx.application import Sphinx
+if TYPE_CHECKING:  # tests read what is said here without Sphinx
+    from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -44,7 +46,7 @@ highlight_language = "text"
 NAVIGATION = {
     "docs/index": {
         "Begin": ["docs/quick-start", "docs/concepts/README", "At a glance <README>"],
-        "Use": ["docs/clients", "HTTP and the console <services/edge/README>"],
+        "Use": ["docs/clients", "docs/command-json", "HTTP and the console <services/edge/README>"],
         "Run": ["docs/model-guide", "docs/operations", "docs/tuning", "docs/runbook", "SECURITY"],
         "Look up": [
             "docs/reference/README",
@@ -117,20 +119,20 @@ def link_on_site(folder: Path, found: re.Match[str]) -> str:
     return text
 
 
-def prepare(app: Sphinx, page: str, source: list[str]) -> None:
+def prepare(app: "Sphinx", page: str, source: list[str]) -> None:
     """Make links follow the site's pages, and add the page's part of the navigation."""
     folder = (ROOT / page).parent
     text = LINK.sub(lambda found: link_on_site(folder, found), source[0])
     source[0] = f"{text}\n\n{toctrees(page)}\n"
 
 
-def send_on(app: Sphinx, exception: Exception | None) -> None:
+def send_on(app: "Sphinx", exception: Exception | None) -> None:
     """Write the page at the site's own address."""
     if exception is None and app.builder.format == "html":
         (Path(app.outdir) / "index.html").write_text(FIRST_PAGE)
 
 
-def setup(app: Sphinx) -> None:
+def setup(app: "Sphinx") -> None:
     """Hear of pages that are read, and of the end."""
     app.connect("source-read", prepare)
     app.connect("build-finished", send_on)
