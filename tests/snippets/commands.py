@@ -40,12 +40,15 @@ HANDED_ON = {
 COMPOSE = {"build", "down", "exec", "logs", "ls", "ps", "pull", "restart", "run", "stop", "up"}
 # Programs of others, whose flags they judge themselves when they are run.
 OTHERS = {
+    "base64",
+    "buf",
     "cd",
     "cat",
     "cp",
     "eval",
     "export",
     "find",
+    "go",
     "jq",
     "mkdir",
     "node",

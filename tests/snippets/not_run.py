@@ -16,6 +16,8 @@ NOT_RUN = {
     "pentimento adapters add ": "needs a LoRA of the reader's; tests/e2e/test_adapters.py uploads one",
     "pentimento journal renew ": "mends a ledger that was lost; tests/faults/frontdoor does so",
     "grpcurl ": "is not installed by any package here; its method and message are checked against the contracts",
+    "buf generate": "tests/e2e/strangers generates an example's stubs where Go is there",
+    "go run ": "tests/e2e/strangers builds and runs the example where Go is there",
     "npm ci": "tests/e2e/strangers runs the examples, each in a folder of its own",
     "node generate.mjs ": "tests/e2e/strangers runs the examples, each in a folder of its own",
     "pip install ": "tests/e2e/strangers installs what an example needs",

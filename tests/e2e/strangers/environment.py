@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 UNREACHABLE = re.compile(
     r"NameResolutionError|Failed to establish a new connection|Temporary failure in name resolution"
+    r"|no such host|i/o timeout"
     r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|ReadTimeoutError|Read timed out"
 )
 
