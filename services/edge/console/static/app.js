@@ -81,7 +81,7 @@ function followTheme() {
 /** A dialog for the token; it stays in this tab and is gone with it. */
 function signIn(why) {
   if (document.querySelector("dialog[open]")) return;
-  const input = h("input", { type: "password", autocomplete: "off", required: true, value: token() });
+  const input = h("input", { type: "password", autocomplete: "off", required: true });
   const dialog = h("dialog", { "aria-labelledby": "sign-in-title" });
   const used = (value) => {
     keepToken(value);
@@ -94,7 +94,7 @@ function signIn(why) {
     field("Token", input, "It stays in this tab, and is sent to this deployment alone. Fleet and charts need an operator's."),
     h("div", { class: "row actions" },
       h("button", { type: "submit", class: "main" }, "Use it"),
-      token() ? h("button", { type: "button", onclick: () => used("") }, "Forget it") : null,
+      token() ? h("button", { type: "button", onclick: () => used("") }, "Sign out") : null,
       h("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Cancel"))));
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
@@ -110,7 +110,8 @@ async function start() {
 }
 
 document.getElementById("sign-in").addEventListener("click", () => signIn(""));
-window.addEventListener("pentimento:sign-in", () => signIn("This deployment asks for a token."));
+window.addEventListener("pentimento:sign-in", () =>
+  signIn(token() ? "This deployment does not know the token that was given." : "This deployment asks for a token."));
 window.addEventListener("hashchange", navigate);
 followTheme();
 start();

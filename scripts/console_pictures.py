@@ -1,0 +1,202 @@
+"""Pictures of the console, as docs/images has them: a suite is started here, some pictures are painted, and its pages
+are opened in a Chromium.
+
+    python scripts/console_pictures.py
+    python scripts/console_pictures.py --all /tmp/console
+
+With `--all DIR` every page is kept as PNG in both themes, at 1440 and at 390 pixels, for somebody to look at.
+"""
+
+import argparse
+import asyncio
+import io
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from pentimento.domain.image_request import ImageRequest
+from pentimento.sdk import AsyncClient
+from pentimento.supervisor.local import local_suite
+from pentimento.testing.browser import running_browser, why_no_browser
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+SUITE = ("--unprofiled-reuse", "--cascade", "tiny-light,tiny-heavy", "--loras", "tiny", "--http", "127.0.0.1:0")
+# So that charts show something within half a minute, and hits are not missed on a busy machine.
+ENVIRONMENT = {"PENTIMENTO_EDGE_HISTORY_INTERVAL_S": "1", "PENTIMENTO_FRONTDOOR_LOOKUP_TIMEOUT_MS": "20000"}
+HEIGHT_PX = 1000
+WIDTHS_PX = (1440, 390)
+THEMES = ("light", "dark")
+GUARD_MS = 120_000
+COLOURS = 96
+MOST_TRIES = 4
+PROMPT = "a red circle left of a blue square"
+SHAPES = ("circle", "square", "triangle", "star")
+COLOUR_NAMES = ("red", "blue", "green", "yellow")
+PROMPTS = tuple(f"a {colour} {shape} on a white background" for colour in COLOUR_NAMES for shape in SHAPES)
+
+
+@dataclass(frozen=True)
+class Tab:
+    """A page of the console in a browser."""
+
+    page: Any
+    url: str
+
+    async def open(self, name: str) -> None:
+        await self.page.goto(f"{self.url}#/{'' if name == 'playground' else name}")
+        await self.page.wait_for_selector(f"main[data-ready={name}]")
+
+    async def paint(self, prompt: str, count: int = 1) -> None:
+        """Return once all pictures are there."""
+        await self.page.get_by_label("Prompt").fill(prompt)
+        await self.page.get_by_label("Model").select_option("tiny-heavy")
+        await self.page.get_by_label("Pictures").fill(str(count))
+        await self.page.get_by_role("button", name="Paint", exact=True).click()
+        await self.page.wait_for_selector("button.stop", state="hidden")
+        await self.page.locator("article.picture .waterfall").wait_for()
+
+    async def mark(self) -> None:
+        """Start from the picture that is shown, and mark a part of it."""
+        await self.page.get_by_role("button", name="Paint over").click()
+        canvas = self.page.get_by_label("Where to paint anew")
+        await canvas.scroll_into_view_if_needed()
+        box = await canvas.bounding_box()
+        places = [(box["x"] + box["width"] * x, box["y"] + box["height"] * y) for x, y in ((0.62, 0.4), (0.8, 0.6))]
+        await self.page.mouse.move(*places[0])
+        await self.page.mouse.down()
+        await self.page.mouse.move(*places[1], steps=8)
+        await self.page.mouse.up()
+
+    async def picture(self, *, whole: bool = False) -> bytes:
+        """Return a PNG of what is to be seen, or of the whole page."""
+        # Pictures of other requests come when they come.
+        await self.page.wait_for_load_state("networkidle") if not whole else None
+        return bytes(await self.page.screenshot(full_page=whole))
+
+
+async def playground(tab: Tab) -> None:
+    await tab.open("playground")
+    await tab.paint(PROMPT)
+    # What a picture leaves in the cache is found a while after it.
+    for _ in range(MOST_TRIES):
+        if await tab.page.locator(".ancestor img").count():
+            break
+        await tab.page.get_by_role("button", name="Vary").click()
+        await tab.page.wait_for_selector("button.stop", state="visible")
+        await tab.page.wait_for_selector("button.stop", state="hidden")
+        await tab.page.wait_for_load_state("networkidle")
+
+
+async def several(tab: Tab) -> None:
+    await tab.open("playground")
+    await tab.paint("a green star on a black background", 4)
+
+
+async def mask(tab: Tab) -> None:
+    await tab.open("playground")
+    await tab.paint(PROMPT)
+    await tab.mark()
+
+
+async def cache(tab: Tab) -> None:
+    await tab.open("cache")
+    await tab.page.get_by_label("Prompt").fill(PROMPT)
+    await tab.page.get_by_role("button", name="Look").click()
+    await tab.page.locator(".tile img").first.wait_for()
+
+
+def page_called(name: str) -> Callable[[Tab], Awaitable[None]]:
+    async def opened(tab: Tab) -> None:
+        await tab.open(name)
+        await tab.page.locator(
+            {"gallery": ".tile img", "fleet": "table", "charts": ".plot .line"}[name]
+        ).first.wait_for()
+
+    return opened
+
+
+SCENES = {
+    "playground": playground,
+    "several": several,
+    "mask": mask,
+    "cache": cache,
+    **{name: page_called(name) for name in ("gallery", "fleet", "charts")},
+}
+# What the documentation shows: scene, theme, width.
+SHOWN = {
+    "console-playground.png": ("playground", "light", 1440),
+    "console-mask.png": ("mask", "dark", 390),
+    "console-several.png": ("several", "dark", 1440),
+    "console-fleet.png": ("fleet", "dark", 1440),
+    "console-charts.png": ("charts", "light", 1440),
+}
+
+
+async def paint_some(address: str) -> None:
+    """Paint each prompt, and half of them again, a few at a time."""
+    async with AsyncClient(address) as client:
+        for start in range(0, len(PROMPTS), 4):
+            prompts = PROMPTS[start : start + 4]
+            again = [prompt.replace("a white", "white") for prompt in prompts[:2]]
+            for group in (prompts, again):
+                await asyncio.gather(
+                    *(client.generate(ImageRequest(prompt, num_inference_steps=25)) for prompt in group)
+                )
+                await asyncio.sleep(1)
+
+
+async def look(browser: Any, url: str, scene: str, theme: str, width_px: int, *, whole: bool) -> bytes:
+    """Return a PNG of a scene."""
+    size = {"width": width_px, "height": HEIGHT_PX}
+    context = await browser.new_context(viewport=size, color_scheme=theme, reduced_motion="reduce")
+    context.set_default_timeout(GUARD_MS)
+    try:
+        tab = Tab(await context.new_page(), url)
+        await SCENES[scene](tab)
+        return await tab.picture(whole=whole)
+    finally:
+        await context.close()
+
+
+def small(png: bytes) -> Image.Image:
+    """Return a picture with few colours, which pages of one theme have."""
+    return Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+
+
+async def take(url: str, everything: Path | None) -> None:
+    """Write the pictures."""
+    async with running_browser() as browser:
+        if everything is None:
+            for name, (scene, theme, width_px) in SHOWN.items():
+                png = await look(browser, url, scene, theme, width_px, whole=width_px < WIDTHS_PX[0])
+                small(png).save(IMAGES / name, optimize=True)
+            return
+        everything.mkdir(parents=True, exist_ok=True)
+        for scene in SCENES:
+            for theme in THEMES:
+                for width_px in WIDTHS_PX:
+                    png = await look(browser, url, scene, theme, width_px, whole=True)
+                    (everything / f"{scene}-{theme}-{width_px}.png").write_bytes(png)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--all", type=Path, metavar="DIR", help="every page, theme and width there, instead of docs/images"
+    )
+    everything = parser.parse_args().all
+    if why := why_no_browser():
+        print(f"console_pictures: {why}", file=sys.stderr)
+        return 1
+    with local_suite(SUITE, environment=ENVIRONMENT) as suite:
+        asyncio.run(paint_some(suite.endpoint.frontdoor))
+        asyncio.run(take(f"http://{suite.endpoint.http}/", everything))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,116 @@
+"""Signing in to the console in a real Chromium, over a frontdoor that asks for tokens."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.domain.identity import Role
+from pentimento.rpc import token_entry
+from pentimento.testing.browser import running_browser, why_no_browser
+from pentimento.testing.edge_suite import running_edge
+from pentimento.testing.frontdoor_suite import running_suite
+from pentimento.testing.paced_worker import PacedWorker
+
+WHY_NOT = why_no_browser()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+GUARD_MS = 60_000
+USER, OPERATOR = "the-users-token", "the-operators-token"
+KEPT = "({ tab: Object.values(sessionStorage), disk: Object.values(localStorage), cookie: document.cookie })"
+
+
+@pytest.fixture
+async def context(folder: Path, worker: PacedWorker) -> AsyncIterator[Any]:
+    """A window of a browser; its pages open the console by `open_page`."""
+    tokens = folder / "tokens.toml"
+    roles = {USER: Role.USER, OPERATOR: Role.ADMIN}
+    tokens.write_text("\n".join(token_entry(secret, "acme", frozenset({role})) for secret, role in roles.items()))
+    async with (
+        running_suite(folder, token_file=tokens),
+        running_edge(folder, f"unix:{folder / 'f'}") as edge,
+        running_browser() as browser,
+    ):
+        window = await browser.new_context(base_url=f"http://{edge.listener.address}", reduced_motion="reduce")
+        window.set_default_timeout(GUARD_MS)
+        yield window
+
+
+async def open_page(context: Any) -> Any:
+    page = await context.new_page()
+    await page.goto("/")
+    return page
+
+
+async def sign_in(page: Any, secret: str) -> None:
+    await page.get_by_label("Token").fill(secret)
+    await page.get_by_role("button", name="Use it").click()
+
+
+async def violations(page: Any) -> list[str]:
+    from axe_playwright_python.async_playwright import Axe
+
+    return [one["id"] for one in (await Axe().run(page)).response["violations"]]
+
+
+async def test_a_wrong_token_is_said_and_a_right_one_opens_the_console(context: Any) -> None:
+    page = await open_page(context)
+    await page.get_by_text("This deployment asks for a token.").wait_for()
+    assert await violations(page) == []
+
+    await sign_in(page, "some-token")
+    await page.get_by_text("does not know the token").wait_for()
+    assert await page.get_by_label("Token").input_value() == ""
+
+    await sign_in(page, USER)
+    await page.get_by_label("Prompt").wait_for()
+    assert await page.locator("dialog").count() == 0
+    await page.get_by_label("Prompt").fill("a red circle")
+    await page.get_by_role("button", name="Paint", exact=True).click()
+    await page.locator("article.picture").wait_for()
+
+
+async def test_the_token_stays_in_the_tab_and_goes_with_signing_out(context: Any) -> None:
+    page = await open_page(context)
+    await sign_in(page, USER)
+    await page.get_by_label("Prompt").wait_for()
+    kept = await page.evaluate(KEPT)
+    await page.reload()
+    await page.get_by_label("Prompt").wait_for()
+
+    assert kept == {"tab": [USER], "disk": [], "cookie": ""}
+    assert await context.cookies() == []
+    other = await open_page(context)
+    await other.get_by_text("This deployment asks for a token.").wait_for()
+    assert await other.evaluate(KEPT) == {"tab": [], "disk": [], "cookie": ""}
+
+    await page.get_by_role("button", name="Signed in").click()
+    await page.get_by_role("button", name="Sign out").click()
+    await page.get_by_text("This deployment asks for a token.").wait_for()
+    assert await page.evaluate(KEPT) == {"tab": [], "disk": [], "cookie": ""}
+
+
+async def test_charts_are_an_operators(context: Any) -> None:
+    page = await open_page(context)
+    await sign_in(page, USER)
+    await page.get_by_label("Prompt").wait_for()
+    await page.goto("/#/charts")
+    await page.get_by_text("This page needs an operator's token.").wait_for()
+
+    await page.get_by_role("button", name="Signed in").click()
+    await sign_in(page, OPERATOR)
+    await page.wait_for_selector("main[data-ready=charts] .plot")
+    assert await page.get_by_text("operator's token").count() == 0
+
+
+async def test_a_dialog_that_is_left_by_keyboard_asks_nothing(context: Any) -> None:
+    page = await open_page(context)
+    await page.get_by_label("Token").wait_for()
+    asked = list[str]()
+    page.on("request", lambda one: asked.append(one.url))
+
+    await page.keyboard.press("Escape")
+    await page.wait_for_selector("dialog", state="detached")
+
+    assert asked == []
+    assert await page.evaluate(KEPT) == {"tab": [], "disk": [], "cookie": ""}
