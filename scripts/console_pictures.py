@@ -33,6 +33,9 @@ THEMES = ("light", "dark")
 GUARD_MS = 120_000
 COLOURS = 96
 MOST_TRIES = 4
+STEPS = 25
+# The request whose picture is shown.
+SHOWN = "() => document.querySelector('article.picture .facts code')?.textContent ?? null"
 PROMPT = "a red circle left of a blue square"
 SHAPES = ("circle", "square", "triangle", "star")
 COLOUR_NAMES = ("red", "blue", "green", "yellow")
@@ -54,10 +57,16 @@ class Tab:
         """Return once all pictures are there."""
         await self.page.get_by_label("Prompt").fill(prompt)
         await self.page.get_by_label("Model").select_option("tiny-heavy")
+        await self.page.get_by_label("Steps").fill(str(STEPS))
         await self.page.get_by_label("Pictures").fill(str(count))
-        await self.page.get_by_role("button", name="Paint", exact=True).click()
+        await self.press("Paint")
+
+    async def press(self, name: str) -> None:
+        """Press a button that paints, and return once nothing is under way."""
+        before = await self.page.evaluate(SHOWN)
+        await self.page.get_by_role("button", name=name, exact=True).click()
+        await self.page.wait_for_function(f"before => ({SHOWN})() && ({SHOWN})() !== before", arg=before)
         await self.page.wait_for_selector("button.stop", state="hidden")
-        await self.page.locator("article.picture .waterfall").wait_for()
 
     async def mark(self) -> None:
         """Start from the picture that is shown, and mark a part of it."""
@@ -85,10 +94,7 @@ async def playground(tab: Tab) -> None:
     for _ in range(MOST_TRIES):
         if await tab.page.locator(".ancestor img").count():
             break
-        await tab.page.get_by_role("button", name="Vary").click()
-        await tab.page.wait_for_selector("button.stop", state="visible")
-        await tab.page.wait_for_selector("button.stop", state="hidden")
-        await tab.page.wait_for_load_state("networkidle")
+        await tab.press("Vary")
 
 
 async def several(tab: Tab) -> None:
@@ -144,7 +150,7 @@ async def paint_some(address: str) -> None:
             again = [prompt.replace("a white", "white") for prompt in prompts[:2]]
             for group in (prompts, again):
                 await asyncio.gather(
-                    *(client.generate(ImageRequest(prompt, num_inference_steps=25)) for prompt in group)
+                    *(client.generate(ImageRequest(prompt, num_inference_steps=STEPS)) for prompt in group)
                 )
                 await asyncio.sleep(1)
 
