@@ -35,7 +35,7 @@ COLOURS = 96
 MOST_TRIES = 4
 STEPS = 25
 # The request whose picture is shown.
-SHOWN = "() => document.querySelector('article.picture .facts code')?.textContent ?? null"
+SHOWN_REQUEST = "() => document.querySelector('article.picture .facts code')?.textContent ?? null"
 PROMPT = "a red circle left of a blue square"
 SHAPES = ("circle", "square", "triangle", "star")
 COLOUR_NAMES = ("red", "blue", "green", "yellow")
@@ -63,9 +63,11 @@ class Tab:
 
     async def press(self, name: str) -> None:
         """Press a button that paints, and return once nothing is under way."""
-        before = await self.page.evaluate(SHOWN)
+        before = await self.page.evaluate(SHOWN_REQUEST)
         await self.page.get_by_role("button", name=name, exact=True).click()
-        await self.page.wait_for_function(f"before => ({SHOWN})() && ({SHOWN})() !== before", arg=before)
+        await self.page.wait_for_function(
+            f"before => ({SHOWN_REQUEST})() && ({SHOWN_REQUEST})() !== before", arg=before
+        )
         await self.page.wait_for_selector("button.stop", state="hidden")
 
     async def mark(self) -> None:
