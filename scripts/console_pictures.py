@@ -85,7 +85,9 @@ class Tab:
     async def picture(self, *, whole: bool = False) -> bytes:
         """Return a PNG of what is to be seen, or of the whole page."""
         # Pictures of other requests come when they come.
-        await self.page.wait_for_load_state("networkidle") if not whole else None
+        if not whole:
+            await self.page.wait_for_load_state("networkidle")
+        await self.page.evaluate("scrollTo(0, 0)")
         return bytes(await self.page.screenshot(full_page=whole))
 
 

@@ -4,7 +4,9 @@
 import { base64Of } from "./api.js";
 import { field, freshId, h, notice, percent, s, tell } from "./dom.js";
 
-const COLOUR = "#e8542b";
+// Squares of two colours, so that they are seen on every image.
+const COLOURS = ["#e8542b", "#ffffff"];
+const SQUARES = 24;
 const SAMPLE_PX = 64;
 const MOST_STROKES = 500;
 const KEYS = "Arrow keys move the brush, Space paints (hold it for a line), E erases, [ and ] change the size, Ctrl + Z undoes.";
@@ -41,10 +43,20 @@ function canvasOf(width, height) {
   return [canvas, canvas.getContext("2d")];
 }
 
+function chequered(pen) {
+  const side = Math.max(Math.round(Math.min(pen.canvas.width, pen.canvas.height) / SQUARES), 1);
+  const [tile, ink] = canvasOf(2 * side, 2 * side);
+  [[0, 0, 0], [side, side, 0], [0, side, 1], [side, 0, 1]].forEach(([x, y, colour]) => {
+    ink.fillStyle = COLOURS[colour];
+    ink.fillRect(x, y, side, side);
+  });
+  return pen.createPattern(tile, "repeat");
+}
+
 const STROKES = {
-  line(pen, { erase, size, points }) {
+  line(pen, { erase, size, points }, colour) {
     pen.globalCompositeOperation = erase ? "destination-out" : "source-over";
-    Object.assign(pen, { strokeStyle: COLOUR, fillStyle: COLOUR, lineWidth: size, lineCap: "round", lineJoin: "round" });
+    Object.assign(pen, { strokeStyle: colour, fillStyle: colour, lineWidth: size, lineCap: "round", lineJoin: "round" });
     pen.beginPath();
     pen.arc(...points[0], size / 2, 0, 2 * Math.PI);
     pen.fill();
@@ -54,16 +66,20 @@ const STROKES = {
     pen.stroke();
   },
   clear(pen) { pen.clearRect(0, 0, pen.canvas.width, pen.canvas.height); },
-  invert(pen) {
+  invert(pen, stroke, colour) {
     pen.globalCompositeOperation = "xor";
-    pen.fillStyle = COLOUR;
+    pen.fillStyle = colour;
     pen.fillRect(0, 0, pen.canvas.width, pen.canvas.height);
   },
-  file(pen, { drawn }) {
+  file(pen, { drawn }, colour) {
+    const { width, height } = pen.canvas;
     pen.globalCompositeOperation = "source-over";
-    pen.clearRect(0, 0, pen.canvas.width, pen.canvas.height);
+    pen.clearRect(0, 0, width, height);
     pen.imageSmoothingEnabled = false;
-    pen.drawImage(drawn, 0, 0, pen.canvas.width, pen.canvas.height);
+    pen.drawImage(drawn, 0, 0, width, height);
+    pen.globalCompositeOperation = "source-in";
+    pen.fillStyle = colour;
+    pen.fillRect(0, 0, width, height);
   },
 };
 
@@ -141,6 +157,7 @@ export class MaskEditor {
     Object.assign(this.canvas, { width, height });
     this.overlay.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.picture.classList.toggle("tiny", width < 200);
+    this.colour = chequered(this.pen);
     this.at = null;
     this.ring.classList.add("away");
     this.draw();
@@ -157,14 +174,14 @@ export class MaskEditor {
     this.finish();
     this.at = point;
     this.line = { kind: "line", erase: this.eraser.getAttribute("aria-pressed") === "true", size: this.brushPx, points: [point] };
-    STROKES.line(this.pen, this.line);
+    STROKES.line(this.pen, this.line, this.colour);
     this.moveRing();
   }
 
   extend(point) {
     const last = this.line.points.at(-1);
     this.line.points.push(point);
-    STROKES.line(this.pen, { ...this.line, points: [last, point] });
+    STROKES.line(this.pen, { ...this.line, points: [last, point] }, this.colour);
   }
 
   finish() {
@@ -193,7 +210,7 @@ export class MaskEditor {
 
   draw() {
     STROKES.clear(this.pen);
-    for (const stroke of this.strokes) STROKES[stroke.kind](this.pen, stroke);
+    for (const stroke of this.strokes) STROKES[stroke.kind](this.pen, stroke, this.colour);
     this.undoing.disabled = !this.strokes.length;
     const share = this.share();
     this.words.textContent = share ? `${percent(share)} is painted anew, the rest stays.` : "Nothing is marked: all of it is painted over.";
