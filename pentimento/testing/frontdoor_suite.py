@@ -56,7 +56,10 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def settings_of(folder: Path, token_file: Path | None = None, **changes: Any) -> FrontdoorSettings:
+def settings_of(
+    folder: Path, token_file: Path | None = None, tls: dict[str, Path] | None = None, **changes: Any
+) -> FrontdoorSettings:
+    """`tls`: what it shows on a free port of this machine, beside its socket."""
     values: dict[str, Any] = {
         "ledger_url": f"sqlite:///{folder / 'journal.sqlite'}",
         "objects_url": f"file://{folder / 'objects'}",
@@ -71,7 +74,8 @@ def settings_of(folder: Path, token_file: Path | None = None, **changes: Any) ->
         "foresee_timeout_ms": 60_000,
         **changes,
     }
-    rpc = RpcServerSettings(listen=(f"unix:{folder / 'f'}",), token_file=token_file, drain_timeout_s=5.0)
+    listen = (f"unix:{folder / 'f'}", *(("127.0.0.1:0",) if tls else ()))
+    rpc = RpcServerSettings(listen=listen, token_file=token_file, drain_timeout_s=5.0, **(tls or {}))
     return FrontdoorSettings(rpc, RpcChannelSettings(), **values)
 
 

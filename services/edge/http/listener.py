@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -49,6 +50,8 @@ class HttpListener:
                 timeout_graceful_shutdown=max(round(rpc.drain_timeout_s), 1),
                 ssl_certfile=str(rpc.tls_cert_file) if rpc.tls_cert_file else None,
                 ssl_keyfile=str(rpc.tls_key_file) if rpc.tls_key_file else None,
+                ssl_ca_certs=str(rpc.tls_client_ca_file) if rpc.tls_client_ca_file else None,
+                ssl_cert_reqs=ssl.CERT_REQUIRED if rpc.tls_client_ca_file else ssl.CERT_NONE,
             )
         )
         self._socket: socket.socket | None = None

@@ -2,11 +2,15 @@
 
 import json
 
+import grpc
 import pytest
+from grpc.aio import AioRpcError, Metadata
 from starlette.requests import HTTPConnection
 
 from pentimento.domain import errors
 from pentimento.domain.errors import PentimentoError
+from pentimento.rpc.errors import code_of, error_from_rpc, to_status
+from pentimento.rpc.metadata import STATUS_DETAILS
 from services.edge.http.callers import idempotency_key_of, token_of
 from services.edge.http.errors import STATUS_OF, as_known, error_response
 from tests.unit.edge.test_origins import request
@@ -98,3 +102,50 @@ def test_two_idempotency_keys_are_none() -> None:
 
     with pytest.raises(errors.InvalidArgument, match="Idempotency-Key"):
         idempotency_key_of(HTTPConnection({"type": "http", "headers": headers}))
+
+
+STATUS_OF_GRPC = {
+    grpc.StatusCode.CANCELLED: (499, "request_cancelled"),
+    grpc.StatusCode.UNKNOWN: (500, "server_error"),
+    grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (504, "timeout_error"),
+    grpc.StatusCode.NOT_FOUND: (404, "not_found_error"),
+    grpc.StatusCode.ALREADY_EXISTS: (409, "conflict_error"),
+    grpc.StatusCode.PERMISSION_DENIED: (403, "permission_error"),
+    grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    grpc.StatusCode.FAILED_PRECONDITION: (409, "conflict_error"),
+    grpc.StatusCode.ABORTED: (409, "conflict_error"),
+    grpc.StatusCode.OUT_OF_RANGE: (400, "invalid_request_error"),
+    grpc.StatusCode.UNIMPLEMENTED: (409, "conflict_error"),
+    grpc.StatusCode.INTERNAL: (500, "server_error"),
+    grpc.StatusCode.UNAVAILABLE: (503, "server_error"),
+    grpc.StatusCode.DATA_LOSS: (500, "server_error"),
+}
+
+
+def test_every_status_of_grpc_has_one_of_http() -> None:
+    assert set(STATUS_OF_GRPC) == set(grpc.StatusCode) - {grpc.StatusCode.OK}
+
+
+@pytest.mark.parametrize(("code", "told"), STATUS_OF_GRPC.items(), ids=lambda value: getattr(value, "name", ""))
+def test_a_status_that_came_over_grpc_is_told_in_openais_shape(code: grpc.StatusCode, told: tuple[int, str]) -> None:
+    error = error_from_rpc(AioRpcError(code, Metadata(), Metadata(), "what a proxy says"))
+
+    response = error_response(error)
+
+    document = json.loads(bytes(response.body))
+    assert (response.status_code, document["error"]["type"]) == told
+    assert set(document) == {"error"} and set(document["error"]) == {"message", "type", "param", "code"}
+    assert document["error"]["param"] is None and document["error"]["code"]
+    assert ("retry-after" in response.headers) == (told[0] in (429, 503))
+
+
+@pytest.mark.parametrize("error", [cls("A_REASON", "a sentence") for cls in STATUS_OF])
+def test_an_error_of_the_catalogue_is_told_alike_after_its_way_over_grpc(error: PentimentoError) -> None:
+    details = (STATUS_DETAILS, to_status(error).SerializeToString())
+    came = error_from_rpc(AioRpcError(code_of(error), Metadata(), Metadata(details), error.message))
+
+    there, here = error_response(came), error_response(error)
+
+    assert (there.status_code, there.body, there.raw_headers) == (here.status_code, here.body, here.raw_headers)

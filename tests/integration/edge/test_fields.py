@@ -1,0 +1,106 @@
+"""What a call says of caches, deadlines, costs, users and backgrounds is kept, from HTTP to the journal."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pentimento.domain.image_request import CacheMode, ResolvedRequest
+from pentimento.wire.journal import resolved_from_bytes
+from tests.integration.edge.conftest import EdgeUnderTest
+
+# Width, height and steps of the double's picture, where nothing else is asked.
+COST = 32 * 32 * 2
+
+
+async def journalled(edge: EdgeUnderTest, **values: Any) -> ResolvedRequest:
+    """What the journal has of a job that is being painted; it is painted to its end afterwards."""
+    edge.worker.hold.clear()
+    answer = await edge.http.post("/v1/jobs", json={"prompt": "x", "num_inference_steps": 2, **values})
+    assert answer.status_code == 202, answer.text
+    (record,) = await asyncio.wrap_future(edge.suite.frontdoor.parts.journal.unfinished())
+    edge.worker.hold.set()
+    await edge.http.get(f"/v1/jobs/{answer.json()['id']}/events")
+    return resolved_from_bytes(record.request.body, record.request.body_format)
+
+
+async def test_a_cache_is_used_as_the_call_says(edge: EdgeUnderTest) -> None:
+    words: dict[str, CacheMode] = {
+        "off": CacheMode.OFF,
+        "read": CacheMode.READ,
+        "read-write": CacheMode.READ_WRITE,
+        "tenant": CacheMode.READ_WRITE,
+        "shared": CacheMode.SHARED,
+    }
+
+    kept = {word: (await journalled(edge, cache=word)).cache for word in words}
+
+    assert kept == words
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"), [("low", 0.8), ("medium", 0.9), ("high", 1.0), ("hd", 1.0), (0.25, 0.25), ("auto", None)]
+)
+async def test_a_quality_is_a_word_or_a_share(edge: EdgeUnderTest, asked: object, kept: float | None) -> None:
+    assert (await journalled(edge, quality=asked)).quality == kept
+
+
+async def test_a_deadline_is_kept_and_one_that_passes_is_told(edge: EdgeUnderTest) -> None:
+    kept = await journalled(edge, deadline_ms=55_555)
+    edge.worker.hold.clear()
+
+    answer = await edge.generate(num_inference_steps=2, deadline_ms=200)
+
+    assert kept.deadline_ms == 55_555
+    assert (answer.status_code, answer.json()["error"]["type"]) == (504, "timeout_error")
+    async with asyncio.timeout(60):
+        await edge.worker.wait_until(lambda: not edge.worker.running)
+
+
+async def test_a_picture_may_cost_what_it_is_allowed_and_no_more(edge: EdgeUnderTest) -> None:
+    enough = await edge.generate(num_inference_steps=2, max_cost=COST)
+    too_little = await edge.generate(num_inference_steps=2, max_cost=COST - 1)
+    of_two = await edge.generate(num_inference_steps=2, max_cost=2 * COST - 1, n=2)
+    job = await edge.http.post("/v1/jobs", json={"prompt": "x", "num_inference_steps": 2, "max_cost": COST - 1})
+
+    refused = [(one.status_code, one.json()["error"]["param"]) for one in (too_little, of_two, job)]
+    assert enough.status_code == 200
+    assert refused == [(400, "max_cost")] * 3
+    assert len(edge.worker.executed) == 1
+
+
+async def test_who_a_picture_is_for_is_written_down_nowhere(edge: EdgeUnderTest) -> None:
+    values = {"user": "canary-of-a-user", "safety_identifier": "canary-of-another"}
+
+    answers = [await edge.generate(num_inference_steps=1, **values) for _ in range(2)]
+    edge.worker.hold.clear()
+    submitted = await edge.http.post("/v1/jobs", json={"prompt": "x", **values})
+    files = [path.read_bytes() for path in edge.suite.folder.rglob("*") if path.is_file()]
+    edge.worker.hold.set()
+    await edge.http.get(f"/v1/jobs/{submitted.json()['id']}/events")
+
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert b"canary-of-a" not in b"".join([*files, *(answer.content for answer in answers)])
+
+
+@pytest.mark.parametrize(("background", "status"), [("auto", 200), ("opaque", 200), ("transparent", 400)])
+async def test_a_background_is_opaque_or_refused(edge: EdgeUnderTest, background: str, status: int) -> None:
+    answer = await edge.generate(num_inference_steps=1, background=background)
+
+    document = answer.json()
+    assert answer.status_code == status
+    assert (document.get("background"), document.get("error", {}).get("param")) == (
+        ("opaque", None) if status == 200 else (None, "background")
+    )
+
+
+async def test_usage_counts_prompts_by_bytes_and_pictures_by_pixels(edge: EdgeUnderTest) -> None:
+    answer = await edge.generate(prompt="é" * 5, negative_prompt="x", num_inference_steps=1, n=2, size="64x32")
+
+    assert answer.json()["usage"] == {
+        "input_tokens": 3,
+        "input_tokens_details": {"text_tokens": 3, "image_tokens": 0},
+        "output_tokens": 64,
+        "output_tokens_details": {"text_tokens": 0, "image_tokens": 64},
+        "total_tokens": 67,
+    }

@@ -1,0 +1,237 @@
+"""Hostile calls: each is refused or does no harm, and a picture follows on the same process."""
+
+import asyncio
+import base64
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.pictures.png_chunks import png_chunk, png_file
+from pentimento.testing.paced_worker import picture_of
+from tests.integration.edge.conftest import EdgeUnderTest, routes_of
+from tests.integration.edge.sockets import (
+    FORM_HEAD,
+    GOOD,
+    JSON_HEAD,
+    answer_to,
+    assert_paints,
+    connection,
+    limited,
+    with_body,
+)
+from tests.integration.frontdoor.inputs import png
+
+
+@limited(header_timeout_s=0.3)
+async def test_a_head_that_trickles_ends_the_connection(edge: EdgeUnderTest) -> None:
+    async with connection(edge) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\n")
+        reading = asyncio.ensure_future(reader.read())
+        while not reading.done():
+            writer.write(b"X-A: a\r\n")
+            await asyncio.wait([reading], timeout=0.05)
+
+    assert reading.exception() is not None or reading.result().startswith(b"HTTP/1.1 408 ")
+    await assert_paints(edge)
+
+
+TWO_MEANINGS = (
+    b"Content-Length: 4\r\nContent-Length: 4\r\n\r\n{}{}",
+    b"Content-Length: -1\r\n\r\n{}{}",
+    b"Content-Length: 0x4\r\n\r\n{}{}",
+    b"Content-Length : 4\r\n\r\n{}{}",
+    b"Content-Length: 99999999999999999999999\r\n\r\n{}{}",
+    b"Content-Length:\r\n 4\r\n\r\n{}{}",
+    b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+    b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}XX0\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFFFF\r\n{}\r\n0\r\n\r\n",
+    b"X-A: a\0b\r\nContent-Length: 2\r\n\r\n{}",
+    b"X-A: a\rTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+)
+
+
+async def test_a_head_with_two_meanings_is_refused_and_nothing_after_it_is_read(edge: EdgeUnderTest) -> None:
+    for framing in TWO_MEANINGS:
+        answer = await answer_to(edge, JSON_HEAD + framing + with_body(GOOD))
+
+        assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1, framing
+    assert edge.worker.executed == []
+    await assert_paints(edge)
+
+
+async def test_two_names_of_a_host_are_refused(edge: EdgeUnderTest) -> None:
+    head = JSON_HEAD + b"Host: evil.example\r\nConnection: close\r\n"
+
+    answer = await answer_to(edge, with_body(GOOD, head))
+
+    assert answer.startswith(b"HTTP/1.1 400 ") and b'"param":"Host"' in answer
+    assert edge.worker.executed == []
+    await assert_paints(edge)
+
+
+def form(name: str, data: bytes, *headers: bytes) -> bytes:
+    """A form of one file beside a prompt."""
+    lines = [b'Content-Disposition: form-data; name="%s"; filename="a"' % name.encode(), *headers]
+    file = b"--b\r\n" + b"\r\n".join(lines) + b"\r\n\r\n" + data
+    return file + b'\r\n--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n--b--\r\n'
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG whose header promises so many pixels, all of them nothing."""
+    size = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    header = png_chunk(b"IHDR", size + bytes([8, 6, 0, 0, 0]))
+    return png_file(header, png_chunk(b"IDAT", zlib.compress(bytes(1 << 20))))
+
+
+NESTED = b'--i\r\nContent-Disposition: form-data; name="image"\r\n\r\n' + png() + b"\r\n--i--\r\n"
+BAD_FORMS: tuple[tuple[bytes, bytes, str], ...] = (
+    (form("image", NESTED, b"Content-Type: multipart/mixed; boundary=i"), FORM_HEAD, "image"),
+    (form("image", base64.b64encode(png()), b"Content-Transfer-Encoding: base64"), FORM_HEAD, "image"),
+    (form("image", gzip.compress(png()), b"Content-Encoding: gzip"), FORM_HEAD, "image"),
+    (form("image", bomb(60_000, 60_000)), FORM_HEAD, "image"),
+    (form("image", bomb(2**31 - 1, 1)), FORM_HEAD, "image"),
+    (form("image", b"http://127.0.0.1:1/picture.png"), FORM_HEAD, "image"),
+    (form("image[][]", png()), FORM_HEAD, "image"),
+    (form("image", png()), FORM_HEAD.replace(b"=b", b"=" + b"b" * 71), "Content-Type"),
+    (form("image", png()), FORM_HEAD.replace(b"form-data", b"mixed"), "Content-Type"),
+    (form("image", png()), FORM_HEAD + b"Content-Encoding: gzip\r\n", "Content-Encoding"),
+)
+
+
+async def test_a_form_that_hides_something_is_refused_by_name(edge: EdgeUnderTest) -> None:
+    for body, head, param in BAD_FORMS:
+        answer = await answer_to(edge, with_body(body, head + b"Connection: close\r\n"))
+
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert (answer[:13], error["param"]) == (b"HTTP/1.1 400 ", param), body[:150]
+    assert edge.worker.executed == []
+    await assert_paints(edge)
+
+
+@limited(max_body_bytes=65536)
+async def test_a_part_that_never_ends_is_cut_off_at_the_bound_of_a_body(edge: EdgeUnderTest) -> None:
+    head = FORM_HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    begin = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+    chunks = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
+
+    answer = await answer_to(edge, head, b"%x\r\n%s\r\n" % (len(begin), begin), chunks * 8)
+
+    assert answer.startswith(b"HTTP/1.1 413 ") and b"MESSAGE_TOO_LARGE" in answer
+    await assert_paints(edge)
+
+
+async def test_a_compressed_body_is_refused_and_never_unpacked(edge: EdgeUnderTest) -> None:
+    packed = gzip.compress(b'{"prompt": "' + b"x" * (8 << 20) + b'"}')
+    for path in ("/v1/images/generations", "/v1/jobs", "/console/data/generate"):
+        for encoding in ("gzip", "br", "deflate, gzip"):
+            headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+            answer = await edge.http.post(path, content=packed, headers=headers)
+
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Content-Encoding"), path
+    assert edge.worker.executed == []
+    await assert_paints(edge)
+
+
+async def test_no_route_answers_a_page_of_another_origin(edge: EdgeUnderTest, folder: Path) -> None:
+    routes = sorted(routes_of(folder, console=True) - {("GET", "/v1/files/{key:path}")})
+    foreign = ({"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"})
+
+    for method, path in [*routes, ("OPTIONS", "/v1/jobs"), ("OPTIONS", "/console/data/generate")]:
+        for headers in foreign:
+            answer = await edge.http.request(method, path, headers=headers)
+
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "WRONG_ORIGIN"), (method, path)
+            assert not [name for name in answer.headers if name.startswith("access-control-")]
+    assert len(routes) > 20
+    await assert_paints(edge)
+
+
+HOSTILE_NUMBERS: tuple[Any, ...] = (-1, 2**31, 2**63, 2**64, -(2**63) - 1, 1e308, True, "1", [1], {})
+NUMBERS = {
+    "n": (0, *HOSTILE_NUMBERS),
+    "num_inference_steps": (0, *HOSTILE_NUMBERS),
+    "partial_images": HOSTILE_NUMBERS,
+    "output_compression": HOSTILE_NUMBERS,
+    "deadline_ms": (0, *HOSTILE_NUMBERS),
+    "guidance_scale": (-0.5, 101, 1e308, True, "1", [1]),
+    "max_cost": (-1, 0, True, "1", [1]),
+    "seed": (-1, 2**64, 0.5, True, "1", [1]),
+    "quality": (-0.1, 1.1, True, [1], "best"),
+    "size": ("0x0", "-8x8", "2147483648x8", "99999x99999", "8", 8, "8x8x8", " 8x8"),
+    "cache": ("", "OFF", "write", True, 1),
+    "background": ("", "none", 1),
+    "user": (1, True, [], "x" * 257),
+}
+
+
+async def test_a_hostile_value_is_refused_by_name_before_anything_is_painted(edge: EdgeUnderTest) -> None:
+    for field, values in NUMBERS.items():
+        for value in values:
+            answer = await edge.generate(**{field: value})
+
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), (field, value)
+            assert len(answer.content) < 600
+    assert edge.worker.executed == []
+    await assert_paints(edge)
+
+
+async def test_a_request_above_the_cap_of_cost_is_refused_by_what_makes_it_dear(edge: EdgeUnderTest) -> None:
+    answer = await edge.generate(size="64x64", num_inference_steps=1000, n=10, max_cost=64 * 64 * 1000 * 10 - 1)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_cost")
+    assert edge.worker.executed == []
+
+
+async def test_a_client_that_closes_its_half_of_a_connection_is_gone(edge: EdgeUnderTest) -> None:
+    edge.worker.hold.clear()
+    async with connection(edge) as (_, writer):
+        writer.write(with_body(GOOD))
+        await edge.worker.wait_until(lambda: edge.worker.running)
+        writer.write_eof()
+        await edge.worker.wait_until(lambda: not edge.worker.running)
+
+    edge.worker.hold.set()
+    await assert_paints(edge)
+
+
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/images/edits", "/console/data/generate"])
+async def test_a_reader_of_events_that_leaves_frees_the_worker(edge: EdgeUnderTest, path: str) -> None:
+    edge.worker.hold.clear()
+    asked: dict[str, Any] = {"json": {"prompt": "x", **({} if path.startswith("/console") else {"stream": True})}}
+    if path.endswith("edits"):
+        asked = {"data": {"prompt": "x", "stream": "true"}, "files": {"image": png()}}
+
+    async with asyncio.timeout(60), edge.http.stream("POST", path, **asked) as answer:
+        assert answer.status_code == 200
+        await edge.worker.wait_until(lambda: edge.worker.running)
+    async with asyncio.timeout(60):
+        await edge.worker.wait_until(lambda: not edge.worker.running)
+
+    edge.worker.hold.set()
+    await assert_paints(edge)
+
+
+async def test_an_answer_is_never_another_s_after_many_have_left(edge: EdgeUnderTest) -> None:
+    edge.worker.credit_count = 8
+
+    async def asked(number: int) -> tuple[str, bytes] | None:
+        prompt = f"nonce {number}"
+        asking = asyncio.ensure_future(edge.generate(prompt=prompt, num_inference_steps=2, seed=number))
+        if number % 2:
+            for _ in range(number):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait([asking])
+            return None
+        return prompt, base64.b64decode((await asking).json()["data"][0]["b64_json"])
+
+    answers = [one for one in await asyncio.gather(*map(asked, range(60))) if one is not None]
+
+    painted = {spec.prompt: picture_of(spec) for spec in edge.worker.executed}
+    assert len({picture for _, picture in answers}) == 30
+    assert all(painted[prompt] == picture for prompt, picture in answers)

@@ -1,0 +1,101 @@
+"""HTTP over TLS, before a frontdoor over TLS, with tokens."""
+
+import base64
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pentimento.domain.identity import Role
+from pentimento.rpc import token_entry
+from pentimento.testing.certificates import Authority, Pair
+from pentimento.testing.frontdoor_suite import running_suite
+from pentimento.testing.paced_worker import PacedWorker, picture_of
+from tests.integration.edge.conftest import files_of, signing_keys
+
+ASKED = {"prompt": "a red circle", "num_inference_steps": 1}
+SHOWN = {"Authorization": "Bearer a-token"}
+
+
+def served(pair: Pair) -> dict[str, Path]:
+    return {"tls_cert_file": pair.certificate, "tls_key_file": pair.key}
+
+
+@dataclass(frozen=True)
+class GuardedEdge:
+    """`authority` signed what edge and frontdoor show."""
+
+    url: str
+    folder: Path
+    authority: Authority
+
+    def http(self, shown: Pair | None = None) -> httpx.AsyncClient:
+        context = ssl.create_default_context(cafile=str(self.authority.certificate))
+        if shown is not None:
+            context.load_cert_chain(shown.certificate, shown.key)
+        return httpx.AsyncClient(base_url=self.url, verify=context, timeout=60)
+
+
+@pytest.fixture
+def client_authority() -> bool:
+    return False
+
+
+@pytest.fixture
+async def guarded(folder: Path, worker: PacedWorker, client_authority: bool) -> AsyncIterator[GuardedEdge]:
+    from pentimento.testing.edge_suite import running_edge
+
+    ours = Authority(folder, "ours")
+    shown = served(ours.issue("server"))
+    tokens = folder / "tokens.toml"
+    tokens.write_text(token_entry("a-token", "acme", frozenset({Role.USER})))
+    asked = {"tls_client_ca_file": ours.certificate} if client_authority else {}
+    async with running_suite(folder, token_file=tokens, tls=shown, signing_key_file=signing_keys(folder)) as suite:
+        frontdoor = suite.frontdoor.server.bound_addresses[-1]
+        options = {"tls": {**shown, **asked}, "frontdoor_ca_file": ours.certificate, **files_of(folder)}
+        async with running_edge(folder, frontdoor, **options) as running:  # type: ignore[arg-type]
+            yield GuardedEdge(f"https://{running.listener.address}", folder, ours)
+
+
+async def test_a_picture_and_its_address_come_over_tls_to_who_has_a_token(
+    guarded: GuardedEdge, worker: PacedWorker
+) -> None:
+    async with guarded.http() as http:
+        ready = await http.get("/ready")
+        nobody = await http.post("/v1/images/generations", json=ASKED)
+        answer = await http.post("/v1/images/generations", json={**ASKED, "response_format": "url"}, headers=SHOWN)
+        streamed = await http.post("/v1/images/generations", json={**ASKED, "stream": True}, headers=SHOWN)
+        url = answer.json()["data"][0]["url"]
+        read = await http.get(url)
+
+    assert (ready.status_code, nobody.status_code, nobody.headers["www-authenticate"]) == (200, 401, "Bearer")
+    assert url.startswith(f"{guarded.url}/v1/files/")
+    assert read.content == picture_of(worker.executed[0])
+    assert base64.b64encode(picture_of(worker.executed[1])).decode() in streamed.text
+
+
+async def test_who_does_not_speak_tls_or_knows_another_authority_is_served_nothing(guarded: GuardedEdge) -> None:
+    others = GuardedEdge(guarded.url, guarded.folder, Authority(guarded.folder, "others"))
+    plain = guarded.url.replace("https:", "http:")
+    async with others.http() as mistrusting, httpx.AsyncClient(base_url=plain, timeout=60) as without:
+        with pytest.raises(httpx.ConnectError):
+            await mistrusting.get("/health")
+        with pytest.raises(httpx.TransportError):
+            await without.get("/health")
+    async with guarded.http() as http:
+        assert (await http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("client_authority", [True])
+async def test_where_clients_must_show_a_certificate_they_must_over_http_too(guarded: GuardedEdge) -> None:
+    strangers = Authority(guarded.folder, "strangers")
+    for shown in (None, strangers.issue("stranger")):
+        async with guarded.http(shown) as http:
+            with pytest.raises(httpx.TransportError):
+                await http.get("/health")
+
+    async with guarded.http(guarded.authority.issue("known")) as http:
+        assert (await http.post("/v1/images/generations", json=ASKED, headers=SHOWN)).status_code == 200
