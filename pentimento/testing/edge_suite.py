@@ -21,7 +21,7 @@ async def running_edge(
     files_url: str = "",
     signing_key_file: Path | None = None,
     service_token_file: Path | None = None,
-    tls: dict[str, Path] | None = None,
+    tls: dict[str, Any] | None = None,
     frontdoor_ca_file: Path | None = None,
     **http: Any,
 ) -> AsyncIterator[EdgeProcess]:

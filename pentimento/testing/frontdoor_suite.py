@@ -57,7 +57,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def settings_of(
-    folder: Path, token_file: Path | None = None, tls: dict[str, Path] | None = None, **changes: Any
+    folder: Path, token_file: Path | None = None, tls: dict[str, Any] | None = None, **changes: Any
 ) -> FrontdoorSettings:
     """`tls`: what it shows on a free port of this machine, beside its socket."""
     values: dict[str, Any] = {
