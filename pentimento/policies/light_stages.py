@@ -17,13 +17,12 @@ def skip_bound(own: float | None, planned: float) -> float:
 
 
 def with_skip_bound(cascades: tuple[CascadePlan, ...], bound: float) -> tuple[CascadePlan, ...]:
-    """Return the cascades with that bound for their first stages, which alone are foreseen, where pictures are scored
-    there and their allocator has decided on none."""
+    """Return the cascades with that bound for their first stages, which alone are foreseen, where their allocator has
+    decided on none."""
 
     def bounded(cascade: CascadePlan) -> CascadePlan:
         first, *others = cascade.stages
-        scored = bool(others and first.thresholds)
-        first = replace(first, skip_below=bound) if scored and not first.skip_below else first
+        first = first if first.skip_below or not others else replace(first, skip_below=bound)
         return replace(cascade, stages=(first, *others))
 
     return tuple(bounded(cascade) for cascade in cascades)
