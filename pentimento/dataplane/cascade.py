@@ -2,7 +2,7 @@
 (DiffServe, section 3.1) and has that picture to fall back on.
 
 Where a plan's cascade has a stage whose pictures are not scored, nothing leads from there to the next one but time: it
-stands in for that stage where that would be too late (ADR 0066)."""
+stands in for that stage where that would be too late (ADR 0067)."""
 
 from pentimento.dataplane.commits import commit_picture, stop_attempts
 from pentimento.dataplane.effects import Effect, ReleaseGrant, ResolveRoute, Score
