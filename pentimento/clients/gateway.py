@@ -72,11 +72,12 @@ class GatewayClient:
         no_image: bool = False,
         start_kind: str = "",
         light: bool = False,
+        tenant_cache_bytes: int | None = None,
     ) -> CacheGrant | None:
         """Ask for a grant to store what the attempt captures, which starts at `start_step` and has so many ancestors;
         the gateway chooses what is kept, never the picture where nobody will embed it (`no_image`). `start_kind`:
-        noise, latent or image; `light`: for a stage of a cascade that another one may follow. None when the cache takes
-        nothing of it."""
+        noise, latent or image; `light`: for a stage of a cascade that another one may follow. `tenant_cache_bytes`:
+        what the cache keeps of the tenant at most. None when the cache takes nothing of it."""
         request = pb.ReserveRequest(
             scope=scope_to_proto(scope),
             attempt=attempt_to_proto(attempt),
@@ -85,6 +86,7 @@ class GatewayClient:
             no_image=no_image,
             start_kind=start_kind,
             light=light,
+            tenant_cache_bytes=tenant_cache_bytes,
         )
         with domain_errors():
             answer = await self._stub.Reserve(request, timeout=timeout_s)

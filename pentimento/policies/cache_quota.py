@@ -2,18 +2,20 @@
 al. 2011). Nobody loses an entry to another while it holds no more than that one; whoever is alone may have all."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pentimento.domain.cache import CacheHolding
 
 
 @dataclass(frozen=True)
 class CacheLimits:
-    """Bounds of the whole cache; `tenant_share` (0..1] of either is what one tenant may hold of it at most."""
+    """Bounds of the whole cache; `tenant_share` (0..1] of either is what one tenant may hold of it at most, and
+    `tenant_bytes` what some tenants may, by name."""
 
     max_entry_count: int
     max_size_bytes: int
     tenant_share: float = 1.0
+    tenant_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def shares(self, holding: CacheHolding) -> tuple[float, float]:
         """Return which shares of the entries and of the bytes a holding takes; above 1 is over the limit."""
@@ -21,8 +23,12 @@ class CacheLimits:
 
 
 def gives_way(holdings: Mapping[str, CacheHolding], limits: CacheLimits) -> str | None:
-    """Return the tenant whose oldest entry goes next, or None when all is within limits. It is the one that holds most
-    of what is over its limit; where nothing is, one that holds more than a tenant may."""
+    """Return the tenant whose oldest entry goes next, or None when all is within limits. Whoever holds more than its
+    own bytes goes first; then it is the one that holds most of what is over its limit; where nothing is, one that holds
+    more than a tenant may."""
+    over = _over_own_bytes(holdings, limits.tenant_bytes)
+    if over is not None:
+        return over
     held = {tenant: limits.shares(holding) for tenant, holding in holdings.items() if holding.entry_count}
     short = [
         *([0] if sum(holding.entry_count for holding in holdings.values()) > limits.max_entry_count else []),
@@ -33,6 +39,16 @@ def gives_way(holdings: Mapping[str, CacheHolding], limits: CacheLimits) -> str 
     if first is None or (not short and most[first] <= limits.tenant_share):
         return None
     return first
+
+
+def _over_own_bytes(holdings: Mapping[str, CacheHolding], limits: Mapping[str, int]) -> str | None:
+    """The tenant that is over its own bytes by most."""
+    excess = {
+        tenant: holding.size_bytes - limits[tenant]
+        for tenant, holding in holdings.items()
+        if tenant in limits and holding.entry_count and holding.size_bytes > limits[tenant]
+    }
+    return max(excess, key=lambda tenant: (excess[tenant], tenant), default=None)
 
 
 def has_room(holding: CacheHolding, limits: CacheLimits) -> bool:

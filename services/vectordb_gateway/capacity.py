@@ -41,6 +41,15 @@ class Capacity:
         self._followed: EvictionChoice | None = None
         self._shortage = ""
         self._store_bytes = 0
+        # As frontdoors said last; after a start nothing is known of a tenant until it asks for a place.
+        self._tenant_bytes: dict[str, int] = {}
+
+    def limit_tenant(self, tenant: str, most_bytes: int | None) -> None:
+        """Keep at most so much of the tenant from here on, None for no bound of its own; changes state."""
+        if most_bytes is None:
+            self._tenant_bytes.pop(tenant, None)
+        else:
+            self._tenant_bytes[tenant] = most_bytes
 
     def refusal(self, tenant: str) -> str:
         """Why nothing is reserved for the tenant now; empty when it is."""
@@ -73,7 +82,8 @@ class Capacity:
     def enforce(self) -> None:
         """Evict down to the limits, and look how much room the object store has."""
         if self._eviction() is not EvictionChoice.NONE and self._may_be_over():
-            self._evict(self._settings.limits())
+            # A copy: the loop writes while this thread reads.
+            self._evict(replace(self._settings.limits(), tenant_bytes=dict(self._tenant_bytes)))
         self._look_for_room()
         totals = self._ledger.totals()
         metrics.ENTRIES.set(totals.entry_count)
@@ -85,7 +95,7 @@ class Capacity:
         images where bytes are short."""
         grace_s, entry_limits, by_items = self._settings.object_grace_s, limits, self._eviction() != EvictionChoice.FIFO
         if by_items:
-            entry_limits = replace(limits, max_size_bytes=_NO_LIMIT_BYTES)
+            entry_limits = replace(limits, max_size_bytes=_NO_LIMIT_BYTES, tenant_bytes={})
         metrics.EVICTIONS.inc(self._ledger.evict(lambda held: gives_way(held, entry_limits), grace_s).result())
         if by_items:
             items = self._ledger.evict_items(lambda held: gives_way(held, limits), grace_s).result()
@@ -95,15 +105,21 @@ class Capacity:
         """What tenants hold is summed up only where it may matter."""
         settings, totals = self._settings, self._ledger.totals()
         is_over = totals.entry_count > settings.max_entries or totals.size_bytes > settings.max_size_bytes
-        return is_over or settings.tenant_share < 1.0
+        return is_over or settings.tenant_share < 1.0 or bool(self._tenant_bytes)
 
     def _over_quota(self, tenant: str) -> str:
         """What is evicted later makes room for itself; where nothing is, a tenant that holds its share waits."""
-        settings = self._settings
-        if self._eviction() is not EvictionChoice.NONE or settings.tenant_share == 1.0:
+        settings, most_bytes = self._settings, self._tenant_bytes.get(tenant)
+        if most_bytes == 0:
+            return "the tenant may keep nothing in the cache"
+        if self._eviction() is not EvictionChoice.NONE or (settings.tenant_share == 1.0 and most_bytes is None):
             return ""
         holding = self._ledger.holdings().get(tenant)
-        if holding is None or has_room(holding, settings.limits()):
+        if holding is None:
+            return ""
+        if most_bytes is not None and holding.size_bytes >= most_bytes:
+            return f"the tenant holds its {most_bytes} bytes of the cache"
+        if has_room(holding, settings.limits()):
             return ""
         return f"the tenant holds its {settings.tenant_share:.0%} of the cache"
 

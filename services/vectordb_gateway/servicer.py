@@ -48,7 +48,12 @@ class GatewayServicer(VectordbGatewayServiceServicer):
     ) -> pb.ReserveResponse:
         scope, attempt = scope_from_proto(request.scope), attempt_from_proto(request.attempt)
         run = ReservedRun(
-            request.start_step, request.ancestor_depth, request.no_image, request.start_kind, request.light
+            request.start_step,
+            request.ancestor_depth,
+            request.no_image,
+            request.start_kind,
+            request.light,
+            request.tenant_cache_bytes if request.HasField("tenant_cache_bytes") else None,
         )
         reservation = await self._gateway.writing.reserve(scope, attempt, run)
         grant = grant_to_proto(reservation.grant) if reservation.grant else None

@@ -47,13 +47,15 @@ class Reservation:
 class ReservedRun:
     """What a grant is asked for: a run from `start_step` on, 0 for from noise, with so many ancestors; `no_image` where
     nobody will embed its picture, so that nobody would find it. `start_kind`: noise, latent or image; empty where the
-    caller does not say. `light`: for a stage of a cascade that another one may follow."""
+    caller does not say. `light`: for a stage of a cascade that another one may follow. `tenant_cache_bytes`: what is
+    kept of the tenant at most from here on, None for no bound of its own."""
 
     start_step: int = 0
     ancestor_depth: int = 0
     no_image: bool = False
     start_kind: str = ""
     light: bool = False
+    tenant_cache_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class EntryWriting:
         check_attempt(attempt, scope)
         check_start_step(run.start_step, scope.num_inference_steps)
         check_start_kind(run.start_kind)
+        self._capacity.limit_tenant(scope.tenant, run.tenant_cache_bytes)
         if run.ancestor_depth >= self._bounds.max_ancestor_depth:
             # It would stand before entries that serve, and never serve itself.
             return _refused(f"{run.ancestor_depth} ancestors in a row: nothing may start from its picture")

@@ -201,11 +201,17 @@ class ImageApi:
             yield event
 
     async def _judge_image(self, tenant: str, request: ImageRequest, preview_interval_steps: int) -> Judged:
-        judged = self._judge(request, preview_interval_steps)
+        judged = self._within_pools(tenant, self._judge(request, preview_interval_steps))
         if request.pin_ms is not None:
             inputs = take_inputs(judged.resolved.spec)[1]
             await self._parts.pins.check_room(tenant, request.pin_ms, sum(map(len, inputs.values())))
         return judged
+
+    def _within_pools(self, tenant: str, judged: Judged) -> Judged:
+        """Leave out stages in pools that the tenant may not use. Where none is left admission refuses the first."""
+        quota = self._parts.tenants.quota_of(tenant)
+        allowed = tuple(stage for stage in judged.stages if quota.allows(stage.pool))
+        return replace(judged, stages=allowed) if allowed else judged
 
     async def _judge_replay(self, tenant: str, request: ReplayRequest, preview_interval_steps: int) -> Judged:
         """By the journal's record alone; its model paints it, whatever the plan does with others."""
@@ -272,7 +278,7 @@ class ImageApi:
         """The route that `generate` would take now, and so many of the cache's nearest entries; nothing is accepted or
         journalled. Raises InvalidArgument for too many."""
         check_neighbour_count(neighbour_count)
-        judged, notes = self._judge(request), list[str]()
+        judged, notes = self._within_pools(tenant, self._judge(request)), list[str]()
         scored = foresees(self._parts, judged.stages)
         embedding = await embed(self._parts, tenant, judged.resolved, notes.append, scored=scored)
         stage, told = judged.stages[0], list[str]()

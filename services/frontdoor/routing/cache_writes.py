@@ -42,6 +42,7 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
         no_image=no_image,
         start_kind=kind_of(route.start),
         light=execution.stage + 1 < len(job.stages),
+        tenant_cache_bytes=parts.tenants.quota_of(job.request.tenant).cache_bytes,
     )
     grant = await bounded("reserve", timeout_s, call)
     if grant is not None:
@@ -108,7 +109,8 @@ async def _commit(parts: FrontdoorParts, gateway: GatewayClient, pending: Pendin
         ancestor_depth=ancestor_depth(_start_taken(execution)),
         timeout_s=COMMIT_TIMEOUT_S,
     )
-    await bounded("commit", COMMIT_TIMEOUT_S, call)
+    if await bounded("commit", COMMIT_TIMEOUT_S, call) is not None:
+        parts.usage.cached(pending.scope.tenant, _size_bytes(captured))
 
 
 def _keepable(captured: CapturedEntries, scope: CacheScope) -> CapturedEntries:
@@ -116,6 +118,11 @@ def _keepable(captured: CapturedEntries, scope: CacheScope) -> CapturedEntries:
     them: it is kept only where none had taken effect before."""
     latents = (latent for latent in captured.latents if latent.adapter_free or latent.resume_step > _free_until(scope))
     return replace(captured, latents=tuple(latents))
+
+
+def _size_bytes(captured: CapturedEntries) -> int:
+    image_bytes = captured.image.size_bytes if captured.image is not None else 0
+    return image_bytes + sum(latent.object.size_bytes for latent in captured.latents)
 
 
 def _free_until(scope: CacheScope) -> int:

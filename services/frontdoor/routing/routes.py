@@ -136,7 +136,8 @@ def _stages_from(parts: FrontdoorParts, job: Job, entered: PoolOption) -> tuple[
     plan, request = parts.dataplane.state.plan, job.request
     start = kind_of(entered.route.start)
     stages = stages_from(plan, request.stages, entered.pool, entered.held.model, start, request.draw)
-    return known_stages(stages, parts.catalogue)
+    allowed = parts.tenants.quota_of(request.tenant)
+    return tuple(stage for stage in known_stages(stages, parts.catalogue) if allowed.allows(stage.pool))
 
 
 def _may_be_paired(parts: FrontdoorParts, option: PoolOption) -> bool:

@@ -110,9 +110,13 @@ def _not_asked(asked: Sequence[Asked], why: str) -> LookupAnswer:
 
 
 def _can_paint(parts: FrontdoorParts, asker: Asker, pool: PoolPlan) -> bool:
-    """Whether the pool's model was ever held, and can paint the size with the adapters; the request's own stage can."""
+    """Whether the tenant may use the pool, and its model was ever held and can paint the size with the adapters; the
+    request's own stage can."""
+    if pool.pool == asker.stage.pool:
+        return True
     held = parts.catalogue.known(pool.model)
-    return pool.pool == asker.stage.pool or (held is not None and fits(asker.resolved, held, parts.adapters))
+    is_allowed = parts.tenants.quota_of(asker.tenant).allows(pool.pool)
+    return is_allowed and held is not None and fits(asker.resolved, held, parts.adapters)
 
 
 def _ask(parts: FrontdoorParts, asker: Asker, candidate: StartCandidate, own: HeldModel) -> Asked:

@@ -24,6 +24,7 @@ class Guarded:
     other_user: str
     admin: str
     service: str
+    tenant_admin: str
 
     def client(self, token: str = "") -> AsyncClient:
         return AsyncClient(self.suite.endpoint.public, token=token)
@@ -32,19 +33,21 @@ class Guarded:
 @pytest.fixture(scope="session")
 def guarded(patient_frontdoors: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     """Both workers have one model, and paint together whatever is guided."""
-    user, other, admin, service = (new_token() for _ in range(4))
+    user, other, admin, service, tenant_admin = (new_token() for _ in range(5))
     entries = [
         token_entry(user, "acme", frozenset({Role.USER})),
         token_entry(other, "other", frozenset({Role.USER})),
         token_entry(admin, "acme", frozenset({Role.ADMIN})),
         token_entry(service, "acme", frozenset({Role.SERVICE})),
+        token_entry(tenant_admin, "acme", frozenset({Role.TENANT_ADMIN})),
     ]
     file = tmp_path_factory.mktemp("tokens") / "tokens.toml"
     file.write_text("\n".join(entries))
     together = {"PENTIMENTO_FRONTDOOR_LATENT_PARALLEL": "always"}
     with STARTED:
-        suite = STARTED.enter_context(local_suite(["--workers", "2", "--token-file", str(file)], environment=together))
-        yield Guarded(suite, user, other, admin, service)
+        flags = ["--workers", "2", "--token-file", str(file), "--admin-listen", "127.0.0.1:0"]
+        suite = STARTED.enter_context(local_suite(flags, environment=together))
+        yield Guarded(suite, user, other, admin, service, tenant_admin)
 
 
 @pytest.hookimpl(trylast=True)  # after the test's own fixtures

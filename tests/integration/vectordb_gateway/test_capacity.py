@@ -181,3 +181,36 @@ async def test_one_tenants_grants_leave_some_for_others(tmp_path: Path) -> None:
         assert grants[0] is not None
         await gateway.client.release(grants[0].grant_id)
         assert await gateway.client.reserve(scope("a"), attempt("a")) is not None
+
+
+async def test_a_tenant_with_bytes_of_its_own_keeps_no_more_and_others_keep_theirs(tmp_path: Path) -> None:
+    """Four entries of 500 bytes each; a frontdoor says 1,200 for one of the tenants, and later no bound."""
+    async with running_gateway(tmp_path) as gateway:
+        for text in FAR_APART:
+            await gateway.store(text, scope("small"))
+            await gateway.store(text, scope("large"))
+        assert await gateway.client.reserve(scope("small"), attempt("small"), tenant_cache_bytes=1200) is not None
+        gateway.maintain()
+
+        small = [isinstance((await gateway.lookup(text, scope("small"))).start, FromLatent) for text in FAR_APART]
+        large = [isinstance((await gateway.lookup(text, scope("large"))).start, FromLatent) for text in FAR_APART]
+        assert (small, large) == ([False, False, True, True], [True] * 4)
+        assert gateway.problems() == []
+
+        for text in FAR_APART[:2]:
+            await gateway.store(text, scope("small"))
+        gateway.maintain()
+        assert (await gateway.client.statistics()).entry_count == 8
+
+
+@pytest.mark.parametrize(("most_bytes", "is_granted"), [(0, False), (500, False), (501, True), (None, True)])
+async def test_where_nothing_is_evicted_a_tenant_with_its_bytes_is_granted_nothing(
+    tmp_path: Path, most_bytes: int | None, is_granted: bool
+) -> None:
+    async with running_gateway(tmp_path, "--eviction", "none") as gateway:
+        await gateway.store(FAR_APART[0])
+
+        granted = await gateway.client.reserve(scope(), attempt(), tenant_cache_bytes=most_bytes)
+
+        assert (granted is not None) == is_granted
+        assert await gateway.client.reserve(scope("another"), attempt("another")) is not None

@@ -1,5 +1,7 @@
 """Who gives way in a shared cache: evictions played to their end, over all kinds of holdings."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,3 +96,22 @@ def test_a_tenant_with_just_its_share_keeps_it() -> None:
     assert gives_way({"a": CacheHolding(5, 50)}, within) is None
     assert gives_way({"a": CacheHolding(6, 0)}, within) == "a"
     assert gives_way({"a": CacheHolding(1, 51)}, within) == "a"
+
+
+@given(entries, limits, st.dictionaries(st.sampled_from(TENANTS), st.integers(0, 300), max_size=3))
+def test_a_tenant_with_bytes_of_its_own_keeps_no_more_and_costs_nobody_else_anything(
+    held: dict[str, list[int]], within: CacheLimits, own: dict[str, int]
+) -> None:
+    alone = CacheLimits(1000, 1_000_000, 1.0, own)
+
+    left = evicted(held, alone)
+    bounded = holdings(evicted(held, replace(within, tenant_bytes=own)))
+
+    assert all(holding.size_bytes <= own.get(tenant, 1 << 60) for tenant, holding in bounded.items())
+    for tenant, sizes in held.items():
+        kept_bytes = sum(left[tenant])
+        if sum(sizes) <= own.get(tenant, 1 << 60):
+            assert left[tenant] == sizes
+        else:
+            lost = sizes[len(sizes) - len(left[tenant]) - 1]
+            assert kept_bytes <= own[tenant] < kept_bytes + lost

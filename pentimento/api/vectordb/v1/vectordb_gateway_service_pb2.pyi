@@ -282,6 +282,7 @@ class ReserveRequest(_message.Message):
     NO_IMAGE_FIELD_NUMBER: _builtins.int
     START_KIND_FIELD_NUMBER: _builtins.int
     LIGHT_FIELD_NUMBER: _builtins.int
+    TENANT_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     start_step: _builtins.int
     """Step that the attempt starts at, 0 for from noise. The gateway chooses what is kept of such a run."""
     ancestor_depth: _builtins.int
@@ -294,6 +295,8 @@ class ReserveRequest(_message.Message):
     """Kind of the start, as plans name it: noise, latent, image. Empty: by `start_step`, noise or else latent."""
     light: _builtins.bool
     """The attempt paints for a stage of a cascade that another one may follow."""
+    tenant_cache_bytes: _builtins.int
+    """What the cache keeps of the tenant at most, from now on; not set: no bound of its own."""
     @_builtins.property
     def scope(self) -> Global___CacheScope: ...
     @_builtins.property
@@ -308,12 +311,15 @@ class ReserveRequest(_message.Message):
         no_image: _builtins.bool = ...,
         start_kind: _builtins.str = ...,
         light: _builtins.bool = ...,
+        tenant_cache_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "scope", b"scope"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant_cache_bytes", b"_tenant_cache_bytes", "attempt", b"attempt", "scope", b"scope", "tenant_cache_bytes", b"tenant_cache_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ancestor_depth", b"ancestor_depth", "attempt", b"attempt", "light", b"light", "no_image", b"no_image", "scope", b"scope", "start_kind", b"start_kind", "start_step", b"start_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant_cache_bytes", b"_tenant_cache_bytes", "ancestor_depth", b"ancestor_depth", "attempt", b"attempt", "light", b"light", "no_image", b"no_image", "scope", b"scope", "start_kind", b"start_kind", "start_step", b"start_step", "tenant_cache_bytes", b"tenant_cache_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__tenant_cache_bytes: _TypeAlias = _typing.Literal["tenant_cache_bytes"]  # noqa: Y015
+    _WhichOneofArgType__tenant_cache_bytes: _TypeAlias = _typing.Literal["_tenant_cache_bytes", b"_tenant_cache_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_cache_bytes) -> _WhichOneofReturnType__tenant_cache_bytes | None: ...
 
 Global___ReserveRequest: _TypeAlias = ReserveRequest  # noqa: Y015
 
