@@ -11,10 +11,12 @@ import pytest
 
 from pentimento.domain.errors import Internal
 from pentimento.domain.identity import Role
+from pentimento.domain.tenants import TenantQuota
 from pentimento.rpc import token_entry
 from pentimento.testing.edge_suite import running_edge
 from pentimento.testing.frontdoor_suite import running_suite
 from pentimento.testing.paced_worker import PacedWorker
+from services.frontdoor.tenants.administration import TenantAdministration
 from tests.integration.edge.conftest import EdgeUnderTest, files_of, routes_of, signing_keys
 
 ROLES = {"user": Role.USER, "service": Role.SERVICE, "admin": Role.ADMIN}
@@ -100,6 +102,29 @@ async def test_every_route_by_every_role(edge: EdgeUnderTest) -> None:
         told[method, path] = {caller: await ask(edge, method, place, caller) for caller in CALLERS}
 
     assert told == ROUTES
+
+
+async def test_a_tenants_key_is_as_good_over_http_and_its_quota_says_when_to_come_back(edge: EdgeUnderTest) -> None:
+    parts = edge.suite.frontdoor.parts
+    tenants = TenantAdministration(parts.journal.tenants, parts.tenants, parts.usage, parts.clock)
+    await tenants.create("greedy", TenantQuota(requests_per_s=0.01, burst_count=2))
+    _, secret = await tenants.create_key("greedy", None)
+    body = {"prompt": "x", "num_inference_steps": 1}
+
+    async def asked(caller: str, **more: object) -> httpx.Response:
+        return await edge.http.post("/v1/images/generations", headers=shown(caller), json=body | more)
+
+    answers = [await asked(secret), await asked(secret, n=2), await asked("user")]
+
+    assert [answer.status_code for answer in answers] == [200, 429, 200]
+    refused = answers[1]
+    assert 0 < int(refused.headers["Retry-After"]) <= 100
+    assert refused.json()["error"] == {
+        "message": "requests_per_s: at most 0.01 requests a second, 2 at once of this tenant",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "TENANT_QUOTA",
+    }
 
 
 CONSOLE = {"deployment": FOR_USERS, "requests": FOR_USERS, "status": FOR_OPERATORS, "history": FOR_OPERATORS}
