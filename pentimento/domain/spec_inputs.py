@@ -33,9 +33,27 @@ def _mapped(value: Any, place: str, change: Callable[[str, bytes], bytes]) -> An
     if isinstance(value, bytes):
         return change(place, value)
     if isinstance(value, tuple):
-        return tuple(_mapped(item, f"{place}[{index}]", change) for index, item in enumerate(value))
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return value
-    names = [field.name for field in dataclasses.fields(value)]
-    fields = {name: _mapped(getattr(value, name), f"{place}.{name}" if place else name, change) for name in names}
-    return dataclasses.replace(value, **fields)
+        items = tuple(_mapped(item, f"{place}[{index}]", change) for index, item in enumerate(value))
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+    names = _names(type(value))
+    changed = {}
+    for name in names:
+        old = getattr(value, name)
+        # Most fields of a spec are numbers and words.
+        if isinstance(old, bytes | tuple) or _names(type(old)):
+            new = _mapped(old, f"{place}.{name}" if place else name, change)
+            if new is not old:
+                changed[name] = new
+    return dataclasses.replace(value, **changed) if changed else value
+
+
+_NAMES: dict[type, tuple[str, ...]] = {}
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass; none of anything else."""
+    found = _NAMES.get(kind)
+    if found is None:
+        found = tuple(one.name for one in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+        _NAMES[kind] = found
+    return found

@@ -172,6 +172,18 @@ class Journal(EpochLedger):
         row = row_of_attempt(attempt, worker_id, cascade_stage, self._clock.wall())
         return self._submit(lambda connection: _start_attempt(connection, attempt, row))
 
+    def route_and_start(
+        self, attempt: Attempt, worker_id: str, route: bytes, cascade_stage: int = 0
+    ) -> "Future[tuple[bytes, bool]]":
+        """Do as `record_route` and then `start_attempt`, in one commit; return what both would."""
+        row = row_of_attempt(attempt, worker_id, cascade_stage, self._clock.wall())
+
+        def work(connection: Connection) -> tuple[bytes, bool]:
+            pinned = _pin_route(connection, attempt.request_id, route, cascade_stage)
+            return pinned, _start_attempt(connection, attempt, row)
+
+        return self._submit(work)
+
     def commit_result(self, attempt: Attempt, result: ResultRecord) -> "Future[bool]":
         """Complete the request if `attempt` holds its newest token and it is not terminal; True when repeated."""
         return self._submit(lambda connection: _commit_result(connection, attempt, result))

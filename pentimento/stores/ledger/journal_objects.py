@@ -6,13 +6,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import URL, Connection, and_, delete, func, select, update
+from sqlalchemy import URL, Connection, and_, bindparam, delete, func, select, update
 
 from pentimento.domain.clock import Clock
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger import journal_tables as tables
-from pentimento.stores.ledger.database import insert_unless_present
+from pentimento.stores.ledger.database import insert_unless_present_in
 from pentimento.stores.ledger.journal_pins import pinned_keys
+from pentimento.stores.ledger.prepared_write import PreparedWrite
 from pentimento.stores.ledger.records import KeptResults, SpooledObject
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
@@ -23,6 +24,11 @@ _spool = tables.spool
 _columns = _requests.c
 # A forgotten picture leaves its row with an empty key.
 _HAS_PICTURE = and_(_columns.image_key.is_not(None), _columns.image_key != "")
+# While the store is away every picture passes through these.
+_IS_SPOOLED = _spool.c.key == bindparam("id")
+_SPOOL = PreparedWrite(lambda dialect: insert_unless_present_in(dialect, _spool), _spool.c.keys())
+_READ_SPOOLED = PreparedWrite(lambda _: select(_spool.c.data).where(_IS_SPOOLED))
+_UNSPOOL = PreparedWrite(lambda _: delete(_spool).where(_IS_SPOOLED))
 _FORGOTTEN_AT_ONCE = 200
 _PAGES_AT_ONCE = 1024
 
@@ -45,7 +51,7 @@ class JournalObjects:
             "size_bytes": reference.size_bytes,
             "data": data,
         }
-        return self._submit(lambda connection: insert_unless_present(connection, _spool, row))
+        return self._submit(lambda connection: _SPOOL.first(connection, row) is not None)
 
     def spooled(self) -> "Future[list[SpooledObject]]":
         """Return all objects that wait."""
@@ -59,13 +65,16 @@ class JournalObjects:
 
     def read_spooled(self, key: str) -> "Future[bytes | None]":
         """Return the bytes that wait under the key; None where nothing does."""
-        statement = select(_spool.c.data).where(_spool.c.key == key)
-        return self._submit(lambda connection: connection.execute(statement).scalar_one_or_none())
+
+        def read(connection: Connection) -> bytes | None:
+            row = _READ_SPOOLED.first(connection, {"id": key})
+            return bytes(row[0]) if row is not None else None
+
+        return self._submit(read)
 
     def unspool(self, key: str) -> "Future[bool]":
         """Delete what waits under the key; False when nothing did."""
-        statement = delete(_spool).where(_spool.c.key == key)
-        return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
+        return self._submit(lambda connection: _UNSPOOL.changed_count(connection, {"id": key}) == 1)
 
     def kept(self) -> "Future[list[KeptResults]]":
         """Return what is kept of every tenant's requests that have ended."""

@@ -51,6 +51,8 @@ class FilesystemObjectStore:
         self._objects = root / "objects"
         self._staging = root / "staging"
         self._quarantine = root / "quarantine"
+        # Seen to be there: the system is asked for each of the 256 once.
+        self._shards: set[Path] = set()
         if read_only:
             return
         with _typed_errors():
@@ -62,13 +64,14 @@ class FilesystemObjectStore:
         """Write the object, flush it and return its reference; with `durable` False it may be lost in a power cut."""
         target = self._path(check_key(key))
         with _typed_errors():
-            self._make_shard(target.parent)
+            if target.parent not in self._shards:
+                self._make_shard(target.parent)
             staged, descriptor = self._stage()
             try:
                 _write_all(descriptor, data)
                 if durable:
                     os.fsync(descriptor)
-                staged.rename(target)
+                self._move(staged, target)
             except BaseException:
                 staged.unlink(missing_ok=True)
                 raise
@@ -169,6 +172,15 @@ class FilesystemObjectStore:
         with suppress(FileExistsError):
             shard.mkdir(mode=0o700)
             _flush_directory(self._objects)
+        self._shards.add(shard)
+
+    def _move(self, staged: Path, target: Path) -> None:
+        try:
+            staged.rename(target)
+        except FileNotFoundError:
+            # It was there once; the volume may be another one by now.
+            self._make_shard(target.parent)
+            staged.rename(target)
 
     def _stage(self) -> tuple[Path, int]:
         """Make a file in staging, locked by this process. A sweep may take it before it is locked: then another one."""
@@ -177,7 +189,7 @@ class FilesystemObjectStore:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if path.exists():
+                if os.fstat(descriptor).st_nlink:
                     return path, descriptor
             except BlockingIOError:
                 pass

@@ -5,9 +5,9 @@ Each is answered with its event. Once a request is accepted the journal is asked
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pentimento.dataplane.effects import CommitResult, Drop, End, PersistAccepted, PersistAttempt, PersistEnd
 from pentimento.dataplane.events import (
@@ -20,7 +20,7 @@ from pentimento.dataplane.events import (
 )
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import PentimentoError, Unavailable
-from pentimento.domain.generation import Attempt, Route
+from pentimento.domain.generation import Attempt
 from pentimento.domain.image_request import Completed
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, ResultRecord
@@ -127,28 +127,26 @@ def _refuse(parts: FrontdoorParts, job: Job, error: PentimentoError) -> None:
 
 
 async def _start_attempt(parts: FrontdoorParts, job: Job, execution: Execution) -> None:
-    """Route and attempt share a commit; the cache's grant is asked for meanwhile."""
-    attempt, stage, routed = execution.attempt, execution.stage, job.routed[execution.stage]
-    reserving = asyncio.ensure_future(reserve_entries(parts, job, execution))
-    pinning = None if routed.journalled else _pin(parts.journal, attempt.request_id, execution.route, stage)
-    try:
-        won = await _until_durable(lambda: parts.journal.start_attempt(attempt, execution.worker_id, stage))
-        if pinning is not None:
-            execution.route = routed.journalled = route_from_bytes(await pinning)
-    finally:
-        # Nobody awaits it where this process stops in between.
-        if pinning is not None:
-            pinning.close()
-    execution.grant = await reserving
+    """The cache's grant is asked for meanwhile."""
+    attempt = execution.attempt
+    reserving = asyncio.ensure_future(reserve_entries(parts, job, execution)) if parts.gateway is not None else None
+    won = await _journal_attempt(parts.journal, job, execution)
+    execution.grant = await reserving if reserving is not None else None
     job.time_stage("attempt", execution.bound_at, parts.clock.monotonic())
     parts.submit(AttemptPersisted(attempt.request_id, attempt.fencing_token, won))
 
 
-def _pin(journal: Journal, request_id: str, route: Route, stage: int) -> Coroutine[Any, Any, bytes]:
-    """The route is handed to the journal now, so that what is written next shares its commit."""
-    data = route_to_bytes(route)
-    first = journal.record_route(request_id, data, stage)
-    return _until_durable(lambda: journal.record_route(request_id, data, stage), first)
+async def _journal_attempt(journal: Journal, job: Job, execution: Execution) -> bool:
+    """Whether it may run. A stage's first attempt is journalled together with the route, which is the one in force from
+    then on."""
+    attempt, worker_id, stage = execution.attempt, execution.worker_id, execution.stage
+    routed = job.routed[stage]
+    if routed.journalled:
+        return await _until_durable(lambda: journal.start_attempt(attempt, worker_id, stage))
+    ours = route_to_bytes(execution.route)
+    pinned, won = await _until_durable(lambda: journal.route_and_start(attempt, worker_id, ours, stage))
+    execution.route = routed.journalled = execution.route if pinned == ours else route_from_bytes(pinned)
+    return won
 
 
 async def _commit(parts: FrontdoorParts, job: Job, attempt: Attempt, execution: Execution) -> None:
@@ -195,14 +193,12 @@ async def _end(parts: FrontdoorParts, job: Job, effect: PersistEnd) -> None:
     parts.submit(EndPersisted(effect.request_id, won))
 
 
-async def _until_durable(write: Callable[[], "Future[T]"], first: "Future[T] | None" = None) -> T:
-    """Ask again until the journal answers: nothing may follow before it has. `first` is under way already."""
+async def _until_durable(write: Callable[[], "Future[T]"]) -> T:
+    """Ask again until the journal answers: nothing may follow before it has."""
     delays_s = _RETRIES.delays_s()
-    answer = first or write()
     while True:
         try:
-            return await asyncio.wrap_future(answer)
+            return await asyncio.wrap_future(write())
         except PentimentoError as error:
             logger.error("the journal does not answer; asking again", extra={"reason": error.reason})
         await asyncio.sleep(next(delays_s))
-        answer = write()

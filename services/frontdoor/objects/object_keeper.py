@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,6 +55,9 @@ class ObjectKeeper:
         self._limits = limits
         self._threads = started_pool(_THREAD_COUNT, "objects")
         self._spooled: dict[str, SpooledObject] = {}
+        # Of all of them, and by tenant.
+        self._waiting_bytes = 0
+        self._tenant_waiting_bytes: Counter[str] = Counter()
         self._largest_bytes = 0
         # From the first failure until everything that waits has been moved nothing new is tried on the store.
         self._away = asyncio.Event()
@@ -61,23 +65,22 @@ class ObjectKeeper:
     async def recover(self) -> None:
         """Changes state: what waits in the journal is known, and moved from now on."""
         for waiting in await asyncio.wrap_future(self._journal.spooled()):
-            self._spooled[waiting.object.key] = waiting
+            self._note(waiting)
             self._away.set()
 
     async def put(self, tenant: str, key: str, data: bytes) -> ObjectReference:
         """Changes state: durable on return, in the store or else in the journal. Raises ResourceExhausted where neither
         has room, StoreUnavailable where neither answers."""
-        reference = refer_to(key, data)
         self._largest_bytes = max(self._largest_bytes, len(data))
         if not self._away.is_set():
             try:
-                await self._on_store(lambda store: store.put(key, data), self._limits.put_timeout_s)
-                return reference
+                return await self._on_store(lambda store: store.put(key, data), self._limits.put_timeout_s)
             except (StoreFull, StoreUnavailable) as error:
                 logger.error(
                     "the object store takes nothing; objects wait in the journal", extra={"why": error.message}
                 )
                 self._away.set()
+        reference = refer_to(key, data)
         await self._spool(SpooledObject(tenant, reference), data)
         return reference
 
@@ -101,7 +104,7 @@ class ObjectKeeper:
 
     async def delete(self, key: str) -> None:
         """Changes state: it is nowhere any more; in a store that is away it is left to the sweep."""
-        if self._spooled.pop(key, None) is not None:
+        if self._forget(key):
             await asyncio.wrap_future(self._journal.unspool(key))
         try:
             await self._on_store(lambda store: store.delete(key), _READ_TIMEOUT_S)
@@ -127,9 +130,9 @@ class ObjectKeeper:
         """Raises ResourceExhausted where the pictures of that many requests could not be kept while the store is away,
         were each as large as the largest so far."""
         if self._away.is_set():
-            self._check(self._waiting_bytes(), unfinished_count * self._largest_bytes, self._limits.spool_bytes)
-            ahead = tenant_unfinished_count * self._largest_bytes
-            self._check(self._waiting_bytes(tenant), ahead, self._limits.tenant_spool_bytes, " of this tenant")
+            self._check(self._waiting_bytes, unfinished_count * self._largest_bytes, self._limits.spool_bytes)
+            ahead, theirs = tenant_unfinished_count * self._largest_bytes, self._tenant_waiting_bytes[tenant]
+            self._check(theirs, ahead, self._limits.tenant_spool_bytes, " of this tenant")
 
     async def move_forever(self) -> None:
         """Changes state: whenever the store is back it gets what waits for it."""
@@ -155,7 +158,7 @@ class ObjectKeeper:
             data = await asyncio.wrap_future(self._journal.read_spooled(key))
             if data is not None:
                 await self._move(waiting.object, data)
-            self._spooled.pop(key, None)
+            self._forget(key)
             self._publish()
 
     async def _move(self, reference: ObjectReference, data: bytes) -> None:
@@ -164,13 +167,14 @@ class ObjectKeeper:
 
     async def _spool(self, waiting: SpooledObject, data: bytes) -> None:
         key, size, tenant = waiting.object.key, waiting.object.size_bytes, waiting.tenant
-        self._check(self._waiting_bytes(), size, self._limits.spool_bytes)
-        self._check(self._waiting_bytes(tenant), size, self._limits.tenant_spool_bytes, " of this tenant")
-        self._spooled[key] = waiting
+        theirs = self._tenant_waiting_bytes[tenant]
+        self._check(self._waiting_bytes, size, self._limits.spool_bytes)
+        self._check(theirs, size, self._limits.tenant_spool_bytes, " of this tenant")
+        self._note(waiting)
         try:
             await asyncio.wrap_future(self._journal.spool(tenant, waiting.object, data))
         except BaseException:
-            self._spooled.pop(key, None)
+            self._forget(key)
             raise
         self._publish()
 
@@ -181,12 +185,26 @@ class ObjectKeeper:
             )
             raise ResourceExhausted("SPOOL_FULL", message, retry_after_ms=SPOOL_RETRY_MS)
 
-    def _waiting_bytes(self, tenant: str | None = None) -> int:
-        return sum(one.object.size_bytes for one in self._spooled.values() if tenant in (None, one.tenant))
+    def _note(self, waiting: SpooledObject) -> None:
+        self._forget(waiting.object.key)
+        self._spooled[waiting.object.key] = waiting
+        self._waiting_bytes += waiting.object.size_bytes
+        self._tenant_waiting_bytes[waiting.tenant] += waiting.object.size_bytes
+
+    def _forget(self, key: str) -> bool:
+        """Whether it waited."""
+        waiting = self._spooled.pop(key, None)
+        if waiting is None:
+            return False
+        self._waiting_bytes -= waiting.object.size_bytes
+        self._tenant_waiting_bytes[waiting.tenant] -= waiting.object.size_bytes
+        if not self._tenant_waiting_bytes[waiting.tenant]:
+            del self._tenant_waiting_bytes[waiting.tenant]
+        return True
 
     def _publish(self) -> None:
         SPOOLED_OBJECTS.set(len(self._spooled))
-        SPOOLED_BYTES.set(self._waiting_bytes())
+        SPOOLED_BYTES.set(self._waiting_bytes)
 
     async def _on_store(self, work: Callable[[ObjectStore], T], timeout_s: float) -> T:
         """The answer of the store; StoreUnavailable once it takes longer than that."""

@@ -130,6 +130,27 @@ def test_an_attempt_starts_once_and_only_under_a_newer_token(journal: Journal) -
     assert found.newest_attempt.worker_id == "w2"
 
 
+def test_route_and_first_attempt_are_in_together_and_may_be_repeated(journal: Journal) -> None:
+    journal.accept(request()).result()
+
+    told = [journal.route_and_start(attempt(5), "w1", route, 1).result() for route in (b"first", b"first", b"other")]
+    late = journal.route_and_start(attempt(4), "w2", b"late", 0).result()
+
+    assert told == [(b"first", True)] * 3
+    assert late == (b"first", False)
+    found = journal.get("r1", "tenant").result()
+    assert found is not None and found.newest_attempt is not None
+    assert (found.route, found.cascade_stage, found.attempt_count) == (b"first", 1, 1)
+    assert found.newest_attempt.cascade_stage == 1
+
+
+def test_neither_route_nor_attempt_of_an_unknown_request_is_in(journal: Journal) -> None:
+    with pytest.raises(InvalidArgument):
+        journal.route_and_start(attempt(1, "unknown"), "w1", b"route").result()
+
+    assert journal.get("unknown", "tenant").result() is None
+
+
 def test_attempts_of_unknown_requests_do_not_start(journal: Journal) -> None:
     assert not journal.start_attempt(attempt(1, "unknown"), "w1").result()
 

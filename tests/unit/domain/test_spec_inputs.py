@@ -27,6 +27,14 @@ def test_what_was_taken_is_put_back_where_it_was() -> None:
     assert put_inputs(bare, inputs) == SPEC
 
 
+def test_a_spec_without_bytes_is_given_back_as_it_is() -> None:
+    bare = GenerationSpec("a red circle", "", "tiny", 32, 32, 10, 3.0, Scheduler.EULER, 7, 0.0, (), (), None)
+
+    assert take_inputs(bare) == (bare, {})
+    assert take_inputs(bare)[0] is bare
+    assert put_inputs(bare, {}) is bare
+
+
 def test_an_image_without_a_place_is_refused() -> None:
     with pytest.raises(ValueError, match="mask"):
         put_inputs(SPEC, {"mask.image": b"mask"})

@@ -126,6 +126,48 @@ def test_a_volume_that_went_away_is_unavailable_rather_than_empty(tmp_path: Path
     assert not root.exists()
 
 
+def test_a_directory_that_was_taken_away_meanwhile_is_made_again(tmp_path: Path) -> None:
+    store = FilesystemObjectStore(tmp_path)
+    store.put("a", b"first")
+    (shard,) = (tmp_path / "objects").iterdir()
+    shutil.rmtree(shard)
+
+    reference = store.put("a", b"second")
+
+    assert store.get(reference) == b"second"
+    assert files_under(tmp_path / "staging") == []
+    assert shard.stat().st_mode & 0o077 == 0
+
+
+def test_the_system_is_asked_once_for_each_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, made = FilesystemObjectStore(tmp_path), list[Path]()
+    real = Path.mkdir
+    monkeypatch.setattr(Path, "mkdir", lambda path, **options: (made.append(path), real(path, **options)))
+
+    for data in (b"first", b"second", b"third"):
+        store.put("a", data)
+
+    assert len(made) == 1
+
+
+def test_a_file_that_a_sweep_took_before_it_was_locked_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, swept = FilesystemObjectStore(tmp_path), list[Path]()
+    real = fcntl.flock
+
+    def sweep_first(descriptor: int, operation: int) -> None:
+        if not swept:
+            swept.extend((tmp_path / "staging").iterdir())
+            swept[0].unlink()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", sweep_first)
+
+    assert store.get(store.put("a", b"bytes")) == b"bytes"
+    assert len(swept) == 1
+
+
 def test_objects_are_spread_over_directories(tmp_path: Path) -> None:
     store = FilesystemObjectStore(tmp_path)
     for number in range(64):
