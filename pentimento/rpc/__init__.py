@@ -7,7 +7,13 @@ await server.run_until_stopped(warm, drain)
 """
 
 from pentimento.rpc.channel import open_channel
-from pentimento.rpc.context import current_caller, current_request_id, remaining_s, spawn_detached
+from pentimento.rpc.context import (
+    current_caller,
+    current_request_id,
+    detached_context,
+    remaining_s,
+    spawn_detached,
+)
 from pentimento.rpc.errors import error_from_rpc, to_status
 from pentimento.rpc.process import run_service
 from pentimento.rpc.server import RpcServer
@@ -20,6 +26,7 @@ __all__ = [
     "RpcServerSettings",
     "current_caller",
     "current_request_id",
+    "detached_context",
     "error_from_rpc",
     "hash_token",
     "new_token",

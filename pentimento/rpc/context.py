@@ -40,7 +40,12 @@ def remaining_s() -> float | None:
 
 def spawn_detached(work: Coroutine[Any, Any, T], name: str) -> "asyncio.Task[T]":
     """A task that keeps the request id but neither the deadline nor the caller of the call it was started in."""
+    return asyncio.get_running_loop().create_task(work, name=name, context=detached_context())
+
+
+def detached_context() -> contextvars.Context:
+    """Return a copy of the context, without the deadline and the caller of the call that it is of."""
     context = contextvars.copy_context()
     context.run(deadline.set, None)
     context.run(caller.set, None)
-    return asyncio.get_running_loop().create_task(work, name=name, context=context)
+    return context

@@ -45,9 +45,10 @@ class Intake:
         DeadlineExceeded when it does not come in time, ResourceExhausted when others need its place or it is too large,
         InvalidArgument when the call ended without it.
         """
-        place = Place(self._turns, key, may_settle=may_settle)
+        until = asyncio.get_running_loop().time() + self.seconds_for(limit_bytes)
+        place = Place(self._turns, key, until, may_settle=may_settle)
         try:
-            async with asyncio.timeout(self._seconds_for(limit_bytes)) as limit:
+            async with asyncio.timeout(None) as limit:
                 data = await place.receive(context, limit)
         except TimeoutError:
             raise (not_received() if place.in_turn else too_many_messages()) from None
@@ -70,7 +71,7 @@ class Intake:
         """The messages of a stream, each of at most `limit_bytes`. DeadlineExceeded when the first does not come in
         time."""
         try:
-            async with asyncio.timeout(self._seconds_for(limit_bytes)):
+            async with asyncio.timeout(self.seconds_for(limit_bytes)):
                 data = await context.read()
         except TimeoutError:
             raise not_received() from None
@@ -78,26 +79,30 @@ class Intake:
             yield checked(data, limit_bytes)
             data = await context.read()
 
-    def _seconds_for(self, limit_bytes: int) -> float:
+    def seconds_for(self, limit_bytes: int) -> float:
+        """Return how long a message of a method may take that takes so many bytes."""
         return self._timeout_s + SECONDS_PER_MEBIBYTE * (limit_bytes / MEBIBYTE)
 
 
 class Place:
     """Where one message is received."""
 
-    __slots__ = ("_key", "_may_settle", "_settled", "_timer", "_turns", "in_turn")
+    __slots__ = ("_key", "_may_settle", "_settled", "_timer", "_turns", "_until", "in_turn")
 
-    def __init__(self, turns: ReceivingTurns, key: str, *, may_settle: bool) -> None:
+    def __init__(self, turns: ReceivingTurns, key: str, until: float, *, may_settle: bool) -> None:
+        """`until`: when the message has to be there, by the event loop's clock."""
         self._turns = turns
         self._key = key
+        self._until = until
         self._may_settle = may_settle
         self._settled = False
         # False while it waits for its turn, and again when others got it.
         self.in_turn = False
 
     async def receive(self, context: Context, limit: asyncio.Timeout) -> Any:
-        """The next message, or END. `limit` expires when the place is needed by others."""
-        await self._turns.enter(self._key)
+        """The next message, or END. `limit`, which has no end yet, expires when the message has not come in time, or
+        when the place is needed by others."""
+        await self._enter(limit)
         self.in_turn = True
         self._look_later(limit)
         try:
@@ -109,11 +114,19 @@ class Place:
             else:
                 self._turns.leave(self._key)
 
+    async def _enter(self, limit: asyncio.Timeout) -> None:
+        """Most messages find a place and are there at once: the end is set only where one waits for either."""
+        if asyncio.get_running_loop().time() + QUICK_S >= self._until or not self._turns.may_enter(self._key):
+            limit.reschedule(self._until)
+        await self._turns.enter(self._key)
+
     def _look_later(self, limit: asyncio.Timeout) -> None:
         self._timer = asyncio.get_running_loop().call_later(QUICK_S, self._look, limit)
 
     def _look(self, limit: asyncio.Timeout) -> None:
         """A message that takes its time moves to a steady place; where there is none it goes once others wait."""
+        if limit.when() is None:
+            limit.reschedule(self._until)
         if self._may_settle and self._turns.settle(self._key):
             self._settled = True
             self._turns.leave(self._key)

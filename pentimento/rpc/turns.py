@@ -27,7 +27,7 @@ class ReceivingTurns:
 
     async def enter(self, key: str) -> None:
         """Returns with a quick place, to be left by `leave` or exchanged by `settle`."""
-        if self._may_enter(key):
+        if self.may_enter(key):
             self._take(key)
             return
         turn = asyncio.get_running_loop().create_future()
@@ -45,7 +45,7 @@ class ReceivingTurns:
         self._quick[key] -= 1
         if not self._quick[key]:
             del self._quick[key]
-        while (following := next(filter(self._may_enter, self._waiting), None)) is not None:
+        while (following := next(filter(self.may_enter, self._waiting), None)) is not None:
             queue = self._waiting.pop(following)
             turn = queue.popleft()
             if queue:
@@ -55,7 +55,8 @@ class ReceivingTurns:
                 turn.set_result(None)
                 return
 
-    def _may_enter(self, key: str) -> bool:
+    def may_enter(self, key: str) -> bool:
+        """Return whether there is a quick place for the key now."""
         return self._quick_free_count > 0 and self._quick[key] < self._quick_share
 
     def _take(self, key: str) -> None:

@@ -184,11 +184,11 @@ def failed_from_proto(message: pb.PictureFailed) -> PictureFailed:
 def event_to_proto(event: GenerateEvent) -> pb.GenerateResponse:
     match event:
         case Accepted():
-            return pb.GenerateResponse(accepted=pb.Accepted(**asdict(event)))
+            return pb.GenerateResponse(accepted=_accepted_to_proto(event))
         case Routed():
             return pb.GenerateResponse(routed=_routed_to_proto(event))
         case Progress():
-            return pb.GenerateResponse(progress=pb.Progress(**asdict(event)))
+            return pb.GenerateResponse(progress=_progress_to_proto(event))
         case Completed():
             return pb.GenerateResponse(completed=completed_to_proto(event))
         case PictureFailed():
@@ -198,15 +198,30 @@ def event_to_proto(event: GenerateEvent) -> pb.GenerateResponse:
 def replay_event_to_proto(event: GenerateEvent) -> pb.ReplayResponse:
     match event:
         case Accepted():
-            return pb.ReplayResponse(accepted=pb.Accepted(**asdict(event)))
+            return pb.ReplayResponse(accepted=_accepted_to_proto(event))
         case Routed():
             return pb.ReplayResponse(routed=_routed_to_proto(event))
         case Progress():
-            return pb.ReplayResponse(progress=pb.Progress(**asdict(event)))
+            return pb.ReplayResponse(progress=_progress_to_proto(event))
         case Completed():
             return pb.ReplayResponse(completed=completed_to_proto(event))
         case PictureFailed():
             raise InvalidArgument.of("event", "must not be of one of several pictures: a replay has one")
+
+
+def _accepted_to_proto(event: Accepted) -> pb.Accepted:
+    ids = event.image_request_ids
+    return pb.Accepted(request_id=event.request_id, replayed=event.replayed, image_request_ids=ids)
+
+
+def _progress_to_proto(event: Progress) -> pb.Progress:
+    return pb.Progress(
+        step=event.step,
+        step_count=event.step_count,
+        preview=event.preview,
+        attempt_number=event.attempt_number,
+        image_index=event.image_index,
+    )
 
 
 def _routed_to_proto(event: Routed) -> pb.Routed:

@@ -1,8 +1,7 @@
 """pentimento.api.image.v1, .frontdoor.v1 and .tenants.v1 over the transport-neutral API."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 
 import grpc.aio
 
@@ -30,6 +29,7 @@ from pentimento.wire.image import (
 )
 from pentimento.wire.jobs import page_to_proto, query_from_proto, result_url_to_proto
 from pentimento.wire.tenants import key_to_proto, period_length_s, quota_from_proto, tenant_to_proto, usage_to_proto
+from services.frontdoor.answers.stream_reaper import StreamReaper
 from services.frontdoor.identity import Identity
 from services.frontdoor.objects.result_urls import ResultUrls
 from services.frontdoor.requests.image_api import ImageApi
@@ -65,10 +65,11 @@ class ImageServicer(ImageServiceServicer):
         stream = self._api.generate(current_caller().tenant, request_from_proto(request.request), *options)
         # The stream may stay open for long, and the message holds the images that it came with.
         del request
-        async with aclosing(stream) as events:
+        async with aclosing(stream) as events, StreamReaper(self._stream_idle_s) as reaper:
             async for event in events:
-                with self._reaping():
-                    yield event_to_proto(event)
+                reaper.begin()
+                yield event_to_proto(event)
+                reaper.end()
 
     async def Replay(
         self,
@@ -79,10 +80,11 @@ class ImageServicer(ImageServiceServicer):
         stream = self._api.replay(current_caller().tenant, replay_from_proto(request), *options)
         # As in Generate.
         del request
-        async with aclosing(stream) as events:
+        async with aclosing(stream) as events, StreamReaper(self._stream_idle_s) as reaper:
             async for event in events:
-                with self._reaping():
-                    yield replay_event_to_proto(event)
+                reaper.begin()
+                yield replay_event_to_proto(event)
+                reaper.end()
 
     async def Submit(
         self, request: pb.SubmitRequest, context: grpc.aio.ServicerContext[pb.SubmitRequest, pb.SubmitResponse]
@@ -99,10 +101,12 @@ class ImageServicer(ImageServiceServicer):
     async def Attach(
         self, request: pb.AttachRequest, context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]
     ) -> AsyncIterator[pb.AttachResponse]:
-        async with aclosing(self._api.attach(current_caller().tenant, request.request_id)) as events:
+        stream = self._api.attach(current_caller().tenant, request.request_id)
+        async with aclosing(stream) as events, StreamReaper(self._stream_idle_s) as reaper:
             async for event in events:
-                with self._reaping():
-                    yield attach_event_to_proto(event)
+                reaper.begin()
+                yield attach_event_to_proto(event)
+                reaper.end()
 
     async def ListRequests(
         self,
@@ -168,17 +172,6 @@ class ImageServicer(ImageServiceServicer):
             models=[model_to_proto(model) for model in self._api.list_models()],
             adapters=[adapter_to_proto(adapter) for adapter in self._api.list_adapters()],
         )
-
-    @contextmanager
-    def _reaping(self) -> Iterator[None]:
-        """Around the handing over of one message: flow control holds it up for as long as the client reads nothing."""
-        task = asyncio.current_task()
-        assert task is not None
-        reaper = asyncio.get_running_loop().call_later(self._stream_idle_s, task.cancel)
-        try:
-            yield
-        finally:
-            reaper.cancel()
 
 
 class FrontdoorServicer(FrontdoorServiceServicer):

@@ -19,7 +19,7 @@ from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
 from pentimento.domain.image_request import Completed, ResolvedRequest
 from pentimento.policies.serving.entry import Stage
-from pentimento.rpc import spawn_detached
+from pentimento.rpc import detached_context
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.routing.stages import PoolOption, as_painted_by
 from services.frontdoor.status import CountedStart
@@ -123,7 +123,8 @@ class Job:
     # Another frontdoor goes on with it: what it came with stays.
     elsewhere: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    # Of the call that it came with, without its deadline and caller.
+    context: contextvars.Context = field(default_factory=detached_context)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -221,7 +222,7 @@ class Jobs:
         self, context: contextvars.Context, work: Coroutine[Any, Any, Any], cause: Effect | str
     ) -> "asyncio.Task[Any]":
         name = cause if isinstance(cause, str) else type(cause).__name__
-        task = context.run(spawn_detached, work, name)
+        task = asyncio.get_running_loop().create_task(work, name=name, context=context)
         self._tasks.add(task)
         task.add_done_callback(lambda ended: self._forget(ended, cause))
         return task

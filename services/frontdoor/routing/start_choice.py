@@ -47,8 +47,12 @@ class Asked:
     candidate: StartCandidate
     held: HeldModel
     resolved: ResolvedRequest
-    scope: CacheScope
+    lora_patch_step: int
     pipelined_from_step: int
+
+    def scope(self, tenant: str) -> CacheScope:
+        """Return the scope of the cache that it is looked up in."""
+        return scope_of(tenant, self.resolved, self.held, self.lora_patch_step, self.pipelined_from_step)
 
 
 async def decide_route(
@@ -60,7 +64,7 @@ async def decide_route(
     planned = plan.pools if plan is not None and not asker.stays else ()
     pools = tuple(pool for pool in planned if _can_paint(parts, asker, pool))
     candidates = start_candidates(pools, asker.stage, asker.draw)
-    asked = tuple(_ask(parts, asker, candidate, held) for candidate in candidates)
+    asked = tuple(_ask(parts, asker.resolved, candidate, held) for candidate in candidates)
     answer = await _look_up(parts, asker, asked, embedding, note)
     starts = [_or_noise(parts, one, found) for one, found in zip(asked, answer.starts, strict=True)]
     number = choose_start([_found(parts, one, found) for one, found in zip(asked, starts, strict=True)])
@@ -70,7 +74,7 @@ async def decide_route(
         start=found.start,
         model=chosen.held.model,
         model_digest=chosen.held.model_digest,
-        lora_patch_step=parts.adapters.lora_patch_step(chosen.resolved.spec),
+        lora_patch_step=chosen.lora_patch_step,
         controlnet_mode=mode_of(chosen.resolved.spec, chosen.pipelined_from_step),
         pipelined_from_step=chosen.pipelined_from_step,
         plan_version=plan.version if plan is not None else PlanVersion(),
@@ -97,7 +101,10 @@ async def _look_up(
     timeout_s = parts.timeouts.lookup_s
     # A latent that several pictures resumed would make them one and the same; an image is noised by each one's seed.
     is_first = asker.resolved.image_index == 0
-    candidates = [LookupCandidate(one.scope, one.candidate.latents and is_first, one.candidate.images) for one in asked]
+    candidates = [
+        LookupCandidate(one.scope(asker.tenant), one.candidate.latents and is_first, one.candidate.images)
+        for one in asked
+    ]
     lookup = parts.gateway.lookup(candidates, embedding, asker.resolved.quality, timeout_s)
     answer = await bounded("gateway", timeout_s, lookup, note)
     if answer is None or len(answer.starts) != len(asked):
@@ -119,13 +126,12 @@ def _can_paint(parts: FrontdoorParts, asker: Asker, pool: PoolPlan) -> bool:
     return is_allowed and held is not None and fits(asker.resolved, held, parts.adapters)
 
 
-def _ask(parts: FrontdoorParts, asker: Asker, candidate: StartCandidate, own: HeldModel) -> Asked:
+def _ask(parts: FrontdoorParts, asked: ResolvedRequest, candidate: StartCandidate, own: HeldModel) -> Asked:
     held = _held(parts, candidate.model, own)
-    resolved = as_painted_by(asker.resolved, held)
+    resolved = as_painted_by(asked, held)
     patch_step = parts.adapters.lora_patch_step(resolved.spec)
     pipelined_from = parts.pipelining.from_step(resolved.spec)
-    scope = scope_of(asker.tenant, resolved, held, patch_step, pipelined_from)
-    return Asked(candidate, held, resolved, scope, pipelined_from)
+    return Asked(candidate, held, resolved, patch_step, pipelined_from)
 
 
 def _held(parts: FrontdoorParts, model: str, own: HeldModel) -> HeldModel:

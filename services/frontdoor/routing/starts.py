@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.fleet import HeldModel
@@ -18,12 +19,11 @@ def scope_of(
     for never."""
     spec = resolved.spec
     settings = [(net.conditioning_scale, net.start_fraction, net.end_fraction) for net in spec.controlnets]
-    sampler = f"{held.scheduler_digest} {spec.scheduler.value} {spec.eta!r}"
     return CacheScope(
         tenant=tenant,
         model_digest=held.model_digest,
         vae_digest=held.vae_digest,
-        scheduler_digest=_sha256(sampler.encode()),
+        scheduler_digest=_sampler_digest(f"{held.scheduler_digest} {spec.scheduler.value} {spec.eta!r}"),
         prediction_type=held.prediction_type,
         width_px=spec.width_px,
         height_px=spec.height_px,
@@ -37,6 +37,11 @@ def scope_of(
         control_digest=_digest_of([*settings, pipelined_from_step] if pipelined_from_step else settings),
         shared_pool=resolved.cache is CacheMode.SHARED,
     )
+
+
+@lru_cache(maxsize=256)
+def _sampler_digest(sampler: str) -> str:
+    return _sha256(sampler.encode())
 
 
 def _controlnets(resolved: ResolvedRequest) -> list[str]:

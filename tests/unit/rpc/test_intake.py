@@ -9,7 +9,8 @@ import pytest
 from pentimento.domain import errors
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.rpc import intake as module
-from pentimento.rpc.intake import Intake, checked
+from pentimento.rpc.intake import Intake, Place, checked
+from pentimento.rpc.turns import ReceivingTurns
 
 MEBIBYTE = 1 << 20
 
@@ -97,11 +98,63 @@ async def test_a_larger_message_has_a_second_more_for_each_mebibyte(
     monkeypatch.setattr(module.asyncio, "timeout", lambda delay: asked.append(delay) or timeout(delay))
     intake = Intake(1, 2, 5.0, shared=False)
 
-    await intake.one(Stream(b""), "a", limit_bytes, may_settle=True)  # type: ignore[arg-type]
     streamed = intake.many(Stream(b"", grpc.aio.EOF), limit_bytes)  # type: ignore[arg-type]
     assert [message async for message in streamed] == [b""]
 
-    assert asked == [seconds] * 2
+    assert asked == [seconds]
+    assert intake.seconds_for(limit_bytes) == seconds
+
+
+class Limit:
+    """A time-out that notes when it is to expire."""
+
+    def __init__(self) -> None:
+        self.ends: list[float | None] = []
+        self.set = asyncio.Event()
+
+    def when(self) -> float | None:
+        return self.ends[-1] if self.ends else None
+
+    def reschedule(self, when: float | None) -> None:
+        self.ends.append(when)
+        self.set.set()
+
+
+async def received(turns: ReceivingTurns, until: float, stream: Stream) -> tuple[bytes, list[float | None]]:
+    limit = Limit()
+    data = await Place(turns, "a", until, may_settle=False).receive(stream, limit)  # type: ignore[arg-type]
+    return data, limit.ends
+
+
+async def test_a_message_that_is_there_at_once_is_given_no_end() -> None:
+    until = asyncio.get_running_loop().time() + 1e6
+
+    assert await received(ReceivingTurns(1, 1, 1, 1), until, Stream(b"x")) == (b"x", [])
+
+
+async def test_who_has_little_time_or_no_place_yet_is_given_an_end_at_once() -> None:
+    now, turns = asyncio.get_running_loop().time(), ReceivingTurns(1, 1, 1, 1)
+    assert await received(turns, now, Stream(b"x")) == (b"x", [now])
+    await turns.enter("b")
+
+    waiting = asyncio.create_task(received(turns, now + 1e6, Stream(b"x")))
+    await settle_down()
+    turns.leave("b")
+
+    assert await waiting == (b"x", [now + 1e6])
+
+
+async def test_a_message_that_is_not_there_soon_is_given_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUICK_S", 0.0)
+    until, limit, stream = asyncio.get_running_loop().time() + 1e6, Limit(), Stream()
+    turns = ReceivingTurns(1, 1, 1, 1)
+
+    call = asyncio.create_task(Place(turns, "a", until, may_settle=True).receive(stream, limit))  # type: ignore[arg-type]
+    await limit.set.wait()
+    stream.messages.put_nowait(b"x")
+
+    assert await call == b"x"
+    assert limit.ends == [until]
 
 
 async def refusal(intake: Intake, stream: Stream, *, may_settle: bool = True) -> PentimentoError:
