@@ -36,7 +36,7 @@ def build(tree: Path, first_page: str) -> "subprocess.CompletedProcess[str]":
         str(tree),
         str(tree.parent / "site"),
     ]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
 
 
 def test_a_site_of_pages_that_hold_together(tree: Path) -> None:
