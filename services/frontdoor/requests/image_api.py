@@ -46,7 +46,7 @@ from services.frontdoor.routing.explaining import Explained, ExplainedSteps, rea
 from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note
 from services.frontdoor.routing.neighbours import check_neighbour_count, neighbours_of
 from services.frontdoor.routing.routes import embed
-from services.frontdoor.routing.stages import PoolOption, cascade_stages, choose_stages, fits
+from services.frontdoor.routing.stages import PoolOption, allowed_stages, cascade_stages, choose_stages, fits
 from services.frontdoor.routing.start_choice import Asker, decide_route
 from services.frontdoor.routing.starts import kind_of, work_left
 
@@ -208,10 +208,8 @@ class ImageApi:
         return judged
 
     def _within_pools(self, tenant: str, judged: Judged) -> Judged:
-        """Leave out stages in pools that the tenant may not use. Where none is left admission refuses the first."""
-        quota = self._parts.tenants.quota_of(tenant)
-        allowed = tuple(stage for stage in judged.stages if quota.allows(stage.pool))
-        return replace(judged, stages=allowed) if allowed else judged
+        """Leave out stages in pools that the tenant may not use."""
+        return replace(judged, stages=allowed_stages(judged.stages, self._parts.tenants.quota_of(tenant)))
 
     async def _judge_replay(self, tenant: str, request: ReplayRequest, preview_interval_steps: int) -> Judged:
         """By the journal's record alone; its model paints it, whatever the plan does with others."""

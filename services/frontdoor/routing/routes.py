@@ -19,7 +19,14 @@ from services.frontdoor.requests.jobs import Job, RoutedStage
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.foresight import foresee, foresees, left_out_note
 from services.frontdoor.routing.light_starts import started_from_light
-from services.frontdoor.routing.stages import PoolOption, as_painted_by, cascade_stages, known_stages, may_be_scored
+from services.frontdoor.routing.stages import (
+    PoolOption,
+    allowed_stages,
+    as_painted_by,
+    cascade_stages,
+    known_stages,
+    may_be_scored,
+)
 from services.frontdoor.routing.start_choice import Asker, decide_route, new_route_id
 from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
 from services.frontdoor.status import CountedStart
@@ -136,8 +143,7 @@ def _stages_from(parts: FrontdoorParts, job: Job, entered: PoolOption) -> tuple[
     plan, request = parts.dataplane.state.plan, job.request
     start = kind_of(entered.route.start)
     stages = stages_from(plan, request.stages, entered.pool, entered.held.model, start, request.draw)
-    allowed = parts.tenants.quota_of(request.tenant)
-    return tuple(stage for stage in known_stages(stages, parts.catalogue) if allowed.allows(stage.pool))
+    return allowed_stages(known_stages(stages, parts.catalogue), parts.tenants.quota_of(request.tenant))
 
 
 def _may_be_paired(parts: FrontdoorParts, option: PoolOption) -> bool:

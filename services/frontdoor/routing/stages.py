@@ -10,6 +10,7 @@ from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import HeldModel, Plan
 from pentimento.domain.generation import CascadeStage, FromImage, Route, Scheduler, noise_form_of
 from pentimento.domain.image_request import ImageRequest, ResolvedRequest
+from pentimento.domain.tenants import TenantQuota
 from pentimento.policies.serving.entry import Stage, request_stages, scaled_start_step
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
@@ -68,6 +69,12 @@ def as_started_by(option: PoolOption, pool: str, resolved: ResolvedRequest, held
 def known_stages(stages: Sequence[Stage], catalogue: Catalogue) -> tuple[Stage, ...]:
     """Those whose models were ever held: a cascade goes as far as that."""
     return tuple(stage for stage in stages if catalogue.known(stage.model) is not None)
+
+
+def allowed_stages(stages: Sequence[Stage], quota: TenantQuota) -> tuple[Stage, ...]:
+    """Return those in pools that the tenant may use. Where none is left it is all of them, and admission refuses the
+    first."""
+    return tuple(stage for stage in stages if quota.allows(stage.pool)) or tuple(stages)
 
 
 def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) -> tuple[CascadeStage, ...]:

@@ -1,9 +1,12 @@
 """What a route records of its stages."""
 
+import pytest
+
 from pentimento.domain.fleet import StartThreshold
 from pentimento.domain.generation import CascadeStage
+from pentimento.domain.tenants import TenantQuota
 from pentimento.policies.serving.entry import Stage
-from services.frontdoor.routing.stages import cascade_stages, may_be_scored
+from services.frontdoor.routing.stages import allowed_stages, cascade_stages, may_be_scored
 
 PLANNED = (
     Stage("l", "light", "c", thresholds=(StartThreshold("noise", 0.7),)),
@@ -41,3 +44,9 @@ def test_a_discriminator_may_be_asked_where_a_stage_has_a_threshold_or_is_the_op
     assert may_be_scored((Stage("light", "light"), Stage("heavy", "heavy")))
     assert not may_be_scored(PLANNED[1:])
     assert not may_be_scored(PLANNED[:1])
+
+
+@pytest.mark.parametrize(("pools", "left"), [((), "lmh"), (("l", "h"), "lh"), (("m",), "m"), (("x",), "lmh")])
+def test_stages_in_pools_that_the_tenant_may_not_use_are_left_out(pools: tuple[str, ...], left: str) -> None:
+    """All of them are left where it may use none: admission refuses the first."""
+    assert "".join(stage.pool for stage in allowed_stages(PLANNED, TenantQuota(pools=pools))) == left
