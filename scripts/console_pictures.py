@@ -82,8 +82,10 @@ class Tab:
         await self.page.mouse.move(*places[1], steps=8)
         await self.page.mouse.up()
 
-    async def picture(self, *, whole: bool = False) -> bytes:
-        """Return a PNG of what is to be seen, or of the whole page."""
+    async def picture(self, part: str, *, whole: bool = False) -> bytes:
+        """Return a PNG of what is to be seen, of a part, or of the whole page."""
+        if part:
+            return bytes(await self.page.locator(part).screenshot())
         # Pictures of other requests come when they come.
         if not whole:
             await self.page.wait_for_load_state("networkidle")
@@ -136,13 +138,13 @@ SCENES = {
     "cache": cache,
     **{name: page_called(name) for name in ("gallery", "fleet", "charts")},
 }
-# What the documentation shows: scene, theme, width.
+# What the documentation shows: scene, theme, width, and which part of the page where it is not the upper one.
 SHOWN = {
-    "console-playground.png": ("playground", "light", 1440),
-    "console-mask.png": ("mask", "dark", 390),
-    "console-several.png": ("several", "dark", 1440),
-    "console-fleet.png": ("fleet", "dark", 1440),
-    "console-charts.png": ("charts", "light", 1440),
+    "console-playground.png": ("playground", "light", 1440, ""),
+    "console-mask.png": ("mask", "dark", 390, "fieldset.mask"),
+    "console-several.png": ("several", "dark", 1440, ""),
+    "console-fleet.png": ("fleet", "dark", 1440, ""),
+    "console-charts.png": ("charts", "light", 1440, ""),
 }
 
 
@@ -159,7 +161,9 @@ async def paint_some(address: str) -> None:
                 await asyncio.sleep(1)
 
 
-async def look(browser: Any, url: str, scene: str, theme: str, width_px: int, *, whole: bool) -> bytes:
+async def look(
+    browser: Any, url: str, scene: str, theme: str, width_px: int, part: str = "", *, whole: bool = False
+) -> bytes:
     """Return a PNG of a scene."""
     size = {"width": width_px, "height": HEIGHT_PX}
     context = await browser.new_context(viewport=size, color_scheme=theme, reduced_motion="reduce")
@@ -167,7 +171,7 @@ async def look(browser: Any, url: str, scene: str, theme: str, width_px: int, *,
     try:
         tab = Tab(await context.new_page(), url)
         await SCENES[scene](tab)
-        return await tab.picture(whole=whole)
+        return await tab.picture(part, whole=whole)
     finally:
         await context.close()
 
@@ -181,9 +185,8 @@ async def take(url: str, everything: Path | None) -> None:
     """Write the pictures."""
     async with running_browser() as browser:
         if everything is None:
-            for name, (scene, theme, width_px) in SHOWN.items():
-                png = await look(browser, url, scene, theme, width_px, whole=width_px < WIDTHS_PX[0])
-                small(png).save(IMAGES / name, optimize=True)
+            for name, view in SHOWN.items():
+                small(await look(browser, url, *view)).save(IMAGES / name, optimize=True)
             return
         everything.mkdir(parents=True, exist_ok=True)
         for scene in SCENES:

@@ -11,7 +11,7 @@ function neighbour(found) {
   const frame = h("div", { class: "frame small" });
   const body = [frame, h("span", { class: "similarity" }, h("meter", { min: "0", max: "1", value: String(Math.max(found.similarity, 0)), "aria-label": "similarity" }), found.similarity.toFixed(3))];
   const steps = found.resume_steps.length ? `latents after ${found.resume_steps.join(", ")}` : "its picture";
-  body.push(h("span", { class: "hint" }, steps), found.ancestor_depth ? h("span", { class: "hint" }, `${found.ancestor_depth} ancestors`) : null);
+  body.push(h("span", { class: "hint" }, steps), found.ancestor_depth ? h("span", { class: "hint" }, found.ancestor_depth === 1 ? "1 ancestor" : `${found.ancestor_depth} ancestors`) : null);
   if (!found.request_id) {
     frame.append(h("span", { class: "hint" }, "another tenant's"));
     return h("li", null, h("div", { class: "tile" }, body));

@@ -79,7 +79,7 @@ export class LineChart {
   }
 
   ends(x) {
-    if (!this.times.length) return [s("text", { class: "tick", x: this.width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "nothing yet")];
+    if (!this.times.length) return [s("text", { class: "tick", x: this.width / 2, y: HEIGHT / 2 - 14, "text-anchor": "middle" }, "nothing yet")];
     const seconds = Math.round((this.to - this.from) / 1000);
     const ago = seconds < 120 ? `${seconds} s ago` : `${Math.round(seconds / 60)} min ago`;
     return [s("text", { class: "tick", x: x(this.from), y: HEIGHT - 4 }, ago), s("text", { class: "tick", x: this.width - 4, y: HEIGHT - 4, "text-anchor": "end" }, "now")];

@@ -19,12 +19,11 @@ const CHARTS = [
   [() => new LineChart("Allocation", { hint: "workers by the plan" }), (all) => byName(all, "workers", 0)],
   [() => new LineChart("Admission", { ...SHARE, hint: "share of the demand that the plan admits" }), (all) => [{ name: "admitted", points: all.map((one) => [one.at, one.admission]) }]],
 ];
+// Of cascades, and only where there is something to show of them.
 const CASCADE = [
-  [() => new LineChart("Deferral rate", { ...SHARE, hint: `judged pictures that went on, ${AVERAGED}` }), (all) => [{ name: "deferred", points: deferrals(all) }]],
-  [() => new LineChart("Confidence threshold", { top: 1, hint: "by the plan" }), (all) => byName(all, "thresholds", NaN)],
+  [() => new LineChart("Deferral rate", { ...SHARE, hint: `judged pictures that went on, ${AVERAGED}` }), (all) => [{ name: "deferred", points: deferrals(all) }], (sample) => sample.scored > 0],
+  [() => new LineChart("Confidence threshold", { top: 1, hint: "by the plan" }), (all) => byName(all, "thresholds", NaN), (sample) => Object.keys(sample.thresholds).length > 0],
 ];
-
-const isCascaded = (sample) => Object.keys(sample.thresholds).length > 0 || sample.scored > 0;
 
 export class Charts {
   async open(main) {
@@ -32,6 +31,7 @@ export class Charts {
     this.starts = h("figure", { class: "chart card" });
     this.grid = h("div", { class: "chart-grid" });
     this.charts = [];
+    this.waiting = CASCADE;
     main.append(h("h1", null, "Charts"), this.problem, this.grid);
     this.add(CHARTS);
     this.grid.append(this.starts);
@@ -51,7 +51,9 @@ export class Charts {
 
   show() {
     this.problem.replaceChildren();
-    if (this.charts.length === CHARTS.length && samples.some(isCascaded)) this.add(CASCADE);
+    const shown = this.waiting.filter(([, , isThere]) => samples.some(isThere));
+    this.waiting = this.waiting.filter((one) => !shown.includes(one));
+    this.add(shown);
     for (const [chart, series] of this.charts) chart.update(series(samples));
     this.starts.replaceChildren(...bars("Where pictures started", "by the steps K that their start saved, since the frontdoor's start", startRows(samples.at(-1))));
   }
