@@ -1,7 +1,6 @@
 """`pentimento tenant`: tenants, their keys and quotas, and what they used."""
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from rich.table import Table
 from pentimento.cli.calls import naming
 from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_ca_option, token_option
 from pentimento.cli.durations import duration_ms
+from pentimento.cli.json_output import json_option, say
 from pentimento.clients.tenants import TenantsClient
 from pentimento.domain.errors import FailedPrecondition, NotFound
 from pentimento.domain.tenants import DAY_S, HOUR_S, Tenant, TenantKey, TenantQuota, UsagePeriod
@@ -26,8 +26,6 @@ T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 BOUNDS = ("requests_per_s", "burst_count", "concurrent_count", "cost_per_minute", "cache_bytes", "pools")
 LENGTHS = {"day": DAY_S, "hour": HOUR_S}
-
-json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
 
 
 def admin_options(command: Command) -> Command:
@@ -79,10 +77,7 @@ def create(name: str, as_json: bool, **options: Any) -> None:
 def list_all(as_json: bool, **options: Any) -> None:
     """Lists all tenants."""
     found = ask(options, lambda client: client.tenants())
-    if as_json:
-        click.echo(json.dumps([to_json(one) for one in found], indent=1))
-    else:
-        Console().print(tenants_table(found))
+    show_all([tenant_document(one) for one in found], tenants_table(found), as_json=as_json)
 
 
 @tenant.command()
@@ -118,7 +113,7 @@ def change(name: str, unlimited: tuple[str, ...], as_json: bool, **options: Any)
 def delete(name: str, as_json: bool, **options: Any) -> None:
     """Forgets the tenant NAME: its keys end, and its quota. Requests under way go on."""
     ask(options, lambda client: client.delete(name))
-    click.echo(json.dumps({"deleted": name}) if as_json else f"{name} is no tenant any more")
+    say({"deleted": name}, f"{name} is no tenant any more", as_json=as_json)
 
 
 @tenant.group()
@@ -144,10 +139,7 @@ def create_key(name: str, expires: str | None, as_json: bool, **options: Any) ->
 def list_keys(name: str, as_json: bool, **options: Any) -> None:
     """Lists the keys of the tenant NAME, and for 30 days those that ended."""
     found = ask(options, lambda client: client.keys(name))
-    if as_json:
-        click.echo(json.dumps([to_json(one) for one in found], indent=1))
-    else:
-        Console().print(keys_table(found, time.time()))
+    show_all([key_document(one) for one in found], keys_table(found, time.time()), as_json=as_json)
 
 
 @key.command()
@@ -170,7 +162,7 @@ def rotate(key_id: str, grace: str, expires: str | None, as_json: bool, **option
 def revoke(key_id: str, as_json: bool, **options: Any) -> None:
     """Ends KEY_ID now. Calls that run go on."""
     ended = ask(options, lambda client: client.revoke_key(key_id))
-    click.echo(json.dumps(to_json(ended)) if as_json else f"{key_id} of {ended.tenant} is revoked")
+    say(key_document(ended), f"{key_id} of {ended.tenant} is revoked", as_json=as_json)
 
 
 @tenant.command()
@@ -186,10 +178,7 @@ def usage(name: str, since: str, by: str, as_json: bool, **options: Any) -> None
     # From the beginning of the first day or hour.
     first_ms -= first_ms % (length_s * 1000)
     found = ask(options, lambda client: client.usage(name, max(first_ms, 0), now_ms + 1, length_s))
-    if as_json:
-        click.echo(json.dumps([to_json(period) for period in found], indent=1))
-    else:
-        Console().print(usage_table(found, length_s))
+    show_all([period_document(one) for one in found], usage_table(found, length_s), as_json=as_json)
 
 
 def ask(options: dict[str, Any], question: Callable[[TenantsClient], Awaitable[T]]) -> T:
@@ -242,17 +231,46 @@ def seconds(field: str, text: str | None) -> int | None:
 
 def show_tenant(one: Tenant, *, as_json: bool) -> None:
     """Print a tenant."""
-    if as_json:
-        click.echo(json.dumps(to_json(one)))
-    else:
-        Console().print(tenants_table([one]))
+    show_all([tenant_document(one)], tenants_table([one]), as_json=as_json)
+
+
+def show_all(documents: Sequence[dict[str, Any]], table: Table, *, as_json: bool) -> None:
+    """Print a document a line, or the table."""
+    if not as_json:
+        Console().print(table)
+        return
+    for document in documents:
+        say(document, "", as_json=True)
+
+
+def tenant_document(one: Tenant) -> dict[str, Any]:
+    """Return what is printed of a tenant as JSON."""
+    quota = dict(to_json(one.quota))
+    return {"name": one.name, "quota": quota, "created_at_ms": in_ms(one.created_at), "revision": one.revision}
+
+
+def key_document(key: TenantKey) -> dict[str, Any]:
+    """Return what is printed of a key as JSON: never its secret."""
+    times = {"created_at_ms": key.created_at, "expires_at_ms": key.expires_at, "revoked_at_ms": key.revoked_at}
+    return {"key_id": key.key_id, "tenant": key.tenant} | {name: in_ms(at) for name, at in times.items()}
+
+
+def period_document(period: UsagePeriod) -> dict[str, Any]:
+    """Return what is printed of an hour or a day as JSON."""
+    counts = dict(to_json(period))
+    return {"start_at_ms": in_ms(counts.pop("start_at"))} | counts
+
+
+def in_ms(at: float | None) -> int | None:
+    """Return a time in seconds in whole milliseconds; None for never."""
+    return round(at * 1000) if at is not None else None
 
 
 def show_secret(made: TenantKey, secret: str, *, as_json: bool, old: TenantKey | None = None) -> None:
     """Print a new key to stdout, and what to know of it to stderr."""
     if as_json:
-        told = {"secret": secret, "key": to_json(made)}
-        click.echo(json.dumps(told | ({"old_key": to_json(old)} if old is not None else {})))
+        told = {"secret": secret, "key": key_document(made)}
+        say(told | ({"old_key": key_document(old)} if old is not None else {}), "", as_json=True)
         return
     click.echo(secret)
     ends = f", ends at {when(made.expires_at)}" if made.expires_at is not None else ""

@@ -16,12 +16,18 @@ from tests.e2e.guarded.conftest import Guarded
 REQUEST = ImageRequest("a red circle", num_inference_steps=2, cache=CacheMode.OFF)
 
 
-def tenant(guarded: Guarded, *arguments: str) -> Any:
-    """What the command prints as JSON, called as an operator calls it."""
+def told(guarded: Guarded, *arguments: str) -> list[Any]:
+    """The JSON documents that the command prints, called as an operator calls it."""
     whom = ("--state-dir", str(guarded.suite.state.path), "--token", guarded.tenant_admin)
     done = CliRunner().invoke(cli, ["tenant", *arguments, "--json", *whom], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def tenant(guarded: Guarded, *arguments: str) -> Any:
+    """The only document."""
+    (document,) = told(guarded, *arguments)
+    return document
 
 
 def key_of(guarded: Guarded, name: str) -> str:
@@ -49,7 +55,7 @@ def modest(guarded: Guarded) -> str:
 @pytest.fixture(scope="module")
 def rotated(guarded: Guarded, modest: str) -> str:
     """A key beside the old one."""
-    (key,) = tenant(guarded, "key", "list", "modest")
+    key = tenant(guarded, "key", "list", "modest")
     return str(tenant(guarded, "key", "rotate", key["key_id"], "--grace", "1h")["secret"])
 
 
@@ -85,8 +91,8 @@ async def test_a_rotated_key_works_beside_the_old_one_and_a_revoked_one_does_not
 
 def test_what_they_used_is_told(guarded: Guarded, modest: str) -> None:
     """Whatever was asked for before."""
-    (day, *_) = tenant(guarded, "usage", "modest")
+    (day, *_) = told(guarded, "usage", "modest")
 
     assert day["picture_count"] == day["request_count"] >= 1
     assert day["painted_cost"] > 0
-    assert {one["name"] for one in tenant(guarded, "list")} >= {"modest"}
+    assert {one["name"] for one in told(guarded, "list")} >= {"modest"}
