@@ -173,6 +173,7 @@ OTHER_VALUES: dict[str, object] = {
     "init_image": InitImage(png(), 0.5),
     "cache": CacheMode.OFF,
     "format": ImageFormat.JPEG,
+    "encoding_quality": 100,
     "quality": 0.5,
     "deadline_ms": 50_000,
     "max_cost": 1e6,
