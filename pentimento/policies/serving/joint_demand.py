@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from pentimento.policies.allocation import AllocationContext
 from pentimento.policies.serving.demand import demand_of, settled_weight, share_weight
-from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
+from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, scaled_start_step
 from pentimento.policies.serving.settings import ServingSettings
 
 # Weight of the newest second in the trend, at most a share of that in the level; of a look in the curve.
@@ -19,12 +19,19 @@ _TREND_SHARE = 0.2
 _CURVE_WEIGHT = 0.2
 # A forecast is at most so many times the level.
 _MOST_GROWTH = 2.0
+# The starts of requests that may come before the next plan, and what room for one a second is worth in quality.
+NEAR, FAR = "near surge", "far surge"
+ROOMS = {NEAR: 0.02, FAR: 0.001}
+# Load that jumps is so many times what it was. What it has been at most counts half after so many seconds.
+_CHANCE, _JUMP = 0.2, 3.0
+_FORGOTTEN_S = 300.0
 
 
 @dataclass(frozen=True)
 class JointDemand:
     """Requests a second, averaged, and their change a second; the shares of hits, and the share of the steps that they
-    save; the exponent of the deferral curve; when that was, and when devices last changed their models (seconds)."""
+    save; the exponent of the deferral curve; when that was, and when devices last changed their models (seconds); the
+    highest rate of late."""
 
     rate: float = 0.0
     trend: float = 0.0
@@ -35,6 +42,7 @@ class JointDemand:
     image_saved: float = 0.3
     bend: float = 1.0
     moved_at_s: float = -math.inf
+    highest: float = 0.0
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "JointDemand | None":
@@ -53,12 +61,19 @@ class JointDemand:
             self.image_saved,
             self.bend,
             self.moved_at_s,
+            self.highest,
         )
 
     def forecast(self, ahead_s: float) -> float:
         """Return the requests a second that are to be planned for: those of `ahead_s` seconds from now where they are
         more than those of now."""
         return min(max(self.rate, self.rate + self.trend * ahead_s), _MOST_GROWTH * self.rate)
+
+    def surges(self, planned: float) -> dict[str, float]:
+        """Return the requests a second beyond those that are planned for that may come before the next plan: those of
+        chance, and those of a load that jumps, to what it was lately or to a multiple of what it is."""
+        near = _CHANCE * planned
+        return {NEAR: near, FAR: max(self.highest, _JUMP * self.rate, planned + near) - planned - near}
 
     def by_start(self, ahead_s: float) -> dict[str, float]:
         """Return the same by kind of start."""
@@ -72,7 +87,7 @@ def observed_demand(context: AllocationContext, settings: ServingSettings) -> Jo
     came = sum(demand.arrivals_per_s - demand.deferred_per_s for demand in context.demand)
     if before is None:
         rate = settings.expected_per_s or max(came, 0.0)
-        return _with_starts(context, JointDemand(rate=rate, at_s=context.now_s), is_first=True)
+        return _with_starts(context, settings, JointDemand(rate=rate, at_s=context.now_s), is_first=True)
     elapsed_s = context.now_s - before.at_s
     newest_s = settled_weight(settings.demand_weight, before.rate)
     weight = 1.0 - (1.0 - newest_s) ** elapsed_s
@@ -83,21 +98,46 @@ def observed_demand(context: AllocationContext, settings: ServingSettings) -> Jo
         share = 1.0 - (1.0 - min(_TREND_WEIGHT, _TREND_SHARE * newest_s)) ** elapsed_s
         trend += share * ((rate - before.rate) / elapsed_s - trend)
     bend = _bend(context, settings, before.bend)
-    known = replace(before, rate=rate, trend=trend, at_s=context.now_s, bend=bend)
-    return _with_starts(context, known, is_first=False)
+    highest = max(rate, before.highest * 0.5 ** (elapsed_s / _FORGOTTEN_S))
+    known = replace(before, rate=rate, trend=trend, at_s=context.now_s, bend=bend, highest=highest)
+    return _with_starts(context, settings, known, is_first=False)
 
 
-def _with_starts(context: AllocationContext, known: JointDemand, is_first: bool) -> JointDemand:
-    starts = [start for demand in context.demand for start in demand.starts]
-    total = sum(start.request_count for start in starts)
-    if not total:
-        return known
-    weight = 1.0 if is_first else share_weight(total)
+def refines(context: AllocationContext, settings: ServingSettings, saved: float) -> bool:
+    """Return whether any small model can start from an image that saves that share (0..1) of the steps."""
+    return any(starts_from_images(context, settings, small, saved) for small in settings.small_models)
+
+
+def starts_from_images(context: AllocationContext, settings: ServingSettings, model: str, saved: float) -> bool:
+    """Return the same of one model: one that takes too few steps to leave any out cannot."""
+    steps = next((one.step_count for one in context.profiles if one.model == model), 0)
+    total = settings.step_count
+    return not steps or scaled_start_step(round(saved * total), total, steps) > 0
+
+
+def as_planned_for(context: AllocationContext, settings: ServingSettings, known: JointDemand) -> JointDemand:
+    """Return the demand as routes are planned for it: where nobody but the heavy model can start from images, requests
+    go as if none had any."""
+    return known if refines(context, settings, known.image_saved) else replace(known, image_share=0.0)
+
+
+def _with_starts(
+    context: AllocationContext, settings: ServingSettings, known: JointDemand, is_first: bool
+) -> JointDemand:
     shares, saved = {LATENT: known.latent_share, IMAGE: known.image_share}, {}
     for kind, before in ((LATENT, known.latent_saved), (IMAGE, known.image_saved)):
-        own = [start for start in starts if start.kind == kind and start.step_count > 0]
+        # Where no picture can start from an image nothing is heard of those that there are.
+        told = [
+            start
+            for demand in context.demand
+            for start in demand.starts
+            if kind == LATENT or starts_from_images(context, settings, demand.model, before)
+        ]
+        total = sum(start.request_count for start in told)
+        weight = 1.0 if is_first and total else share_weight(total)
+        own = [start for start in told if start.kind == kind and start.step_count > 0]
         count = sum(start.request_count for start in own)
-        shares[kind] += weight * (count / total - shares[kind])
+        shares[kind] += weight * (count / max(total, 1) - shares[kind])
         newest = sum(start.request_count * start.start_step / start.step_count for start in own) / max(count, 1)
         saved[kind] = before + weight * (newest - before) if count else before
     return replace(

@@ -4,6 +4,9 @@ A model has one pool wherever every request is in time in batches of one size, e
 change: a request on its way finds its pool in every later plan. A pool has every worker of its model that is no slower
 than those that the solution has for it: whoever is in time at one is in time at all of them. Pools that a solution does
 not use have all workers, and nobody is sent there.
+
+Behind a model that is to paint alone comes the quickest one of the same start, which stands in where it would be too
+late: a cascade without a threshold.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +23,13 @@ from pentimento.domain.fleet import (
 )
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.entry import SPARE, STARTS
-from pentimento.policies.serving.joint_problem import Course, JointProblem, JointSolution, PlannedPool
-from pentimento.policies.serving.joint_routes import PlannedRoute, kind_of
+from pentimento.policies.serving.joint_problem import (
+    Course,
+    JointProblem,
+    JointSolution,
+    PlannedPool,
+)
+from pentimento.policies.serving.joint_routes import PlannedRoute, kind_of, quickest_routes
 from pentimento.policies.serving.joint_sizes import Counts, settled_units
 from pentimento.policies.serving.joint_spare import shared_out
 from pentimento.policies.serving.placement import place
@@ -62,9 +70,11 @@ def decision_of(
     members = {
         slot: [one.worker_id for one, pool in placed if speeds.get(pool, 0.0) <= slowest[slot]] for slot in slowest
     }
-    entries = _Entries(slots, routes)
+    quickest = quickest_routes(problem.components, problem.routes)
+    entries = _Entries(slots, routes, {start: route.uses[0].component for start, route in quickest.items()})
     for course, rate in sorted(solution.rates.items(), key=lambda item: (item[0].route, item[0].pools)):
-        entries.add(course, rate)
+        if routes[course.route].route.start not in problem.rooms:
+            entries.add(course, rate)
     shares = entries.shares()
     _serve_the_rest(shares, assignments, models)
     pools = _pools(assignments, members, shares, models)
@@ -170,27 +180,36 @@ def as_planned(context: AllocationContext) -> AllocationContext:
 
 @dataclass(frozen=True)
 class _Way:
-    """How requests of one start go: the pool where they enter, and from which confidence on they stay there."""
+    """How requests of one start go: the pool where they enter, the one that follows, and from which confidence on they
+    stay in the first; None where they do unless it would be late, so that the second stands in."""
 
     pool: str
     beyond: str = ""
-    threshold: float = 0.0
+    threshold: float | None = None
 
 
 class _Entries:
     """The shares of each way, by kind of start."""
 
-    def __init__(self, slots: Mapping[PlannedPool, str], routes: Mapping[str, PlannedRoute]) -> None:
+    def __init__(
+        self, slots: Mapping[PlannedPool, str], routes: Mapping[str, PlannedRoute], stand_ins: Mapping[str, str]
+    ) -> None:
+        """`stand_ins`: the model that stands in, by start."""
         self._slots = slots
         self._routes = routes
+        self._stand_ins = stand_ins
         self._rates: dict[str, dict[_Way, float]] = {}
 
     def add(self, course: Course, rate: float) -> None:
         """Changes state."""
         planned = self._routes[course.route]
         first, *rest = (self._slots.get(pool, pool.component) for pool in course.pools)
-        way = _Way(first, rest[0], planned.threshold) if rest else _Way(first)
-        rates = self._rates.setdefault(planned.route.start, {})
+        start = planned.route.start
+        model, stand_in = course.pools[0].component, self._stand_ins.get(start, "")
+        way = _Way(first, stand_in) if stand_in and stand_in != model else _Way(first)
+        if rest:
+            way = _Way(first, rest[0], planned.threshold)
+        rates = self._rates.setdefault(start, {})
         rates[way] = rates.get(way, 0.0) + rate
 
     def shares(self) -> dict[str, list[RouteShare]]:
@@ -208,7 +227,7 @@ class _Entries:
         return tuple(
             CascadePlan(
                 self._name(start, way),
-                (StagePlan(way.pool, (StartThreshold(start, way.threshold),)), StagePlan(way.beyond)),
+                (StagePlan(way.pool, _thresholds(start, way)), StagePlan(way.beyond)),
             )
             for start, rates in self._rates.items()
             for way in rates
@@ -216,10 +235,18 @@ class _Entries:
         )
 
     def _name(self, start: str, way: _Way) -> str:
+        if way.threshold is None:
+            return f"{start}:{way.pool}~{way.beyond}"
         alike = sorted(
-            other.threshold for other in self._rates[start] if (other.pool, other.beyond) == (way.pool, way.beyond)
+            other.threshold
+            for other in self._rates[start]
+            if (other.pool, other.beyond) == (way.pool, way.beyond) and other.threshold is not None
         )
         return f"{start}:{way.pool}>{way.beyond}#{alike.index(way.threshold)}"
+
+
+def _thresholds(start: str, way: _Way) -> tuple[StartThreshold, ...]:
+    return () if way.threshold is None else (StartThreshold(start, way.threshold),)
 
 
 def _pools(

@@ -69,7 +69,9 @@ class PaintingRoute:
 @dataclass(frozen=True)
 class JointProblem:
     """The numbers of the problem. `demand`: requests a second by start. `devices`: how many, by kind. `held`: units by
-    (kind, component). `may_load`: False where devices keep what they hold, or are left idle."""
+    (kind, component). `may_load`: False where devices keep what they hold, or are left idle. `rooms`: the starts of
+    requests that are not there yet and may come before the next plan, and what room for one of them a second is worth,
+    in quality."""
 
     demand: Mapping[str, float]
     devices: Mapping[str, int]
@@ -80,14 +82,24 @@ class JointProblem:
     horizon_s: float = 60.0
     served_weight: float = 10.0
     may_load: bool = True
+    rooms: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> float:
+        """Return the requests a second that there are."""
+        return sum(rate for start, rate in self.demand.items() if start not in self.rooms)
+
+    def worth(self, route: PaintingRoute) -> float:
+        """Return what a request a second by that route adds to the objective."""
+        return self.rooms.get(route.start, self.served_weight + route.quality)
 
     @property
     def bound(self) -> float:
         """Return what no plan's objective exceeds: all are served, each by the best way for its start."""
         best: dict[str, float] = {}
         for route in self.routes:
-            best[route.start] = max(route.quality, best.get(route.start, 0.0))
-        return sum(rate * (self.served_weight + best[start]) for start, rate in self.demand.items() if start in best)
+            best[route.start] = max(self.worth(route), best.get(route.start, 0.0))
+        return sum(rate * best[start] for start, rate in self.demand.items() if start in best)
 
 
 @dataclass(frozen=True, order=True)

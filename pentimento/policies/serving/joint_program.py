@@ -75,14 +75,15 @@ class JointProgram:
         return self._solution(solved.values, solved.is_optimal) if solved is not None else None
 
     def _solution(self, values: tuple[float, ...], is_optimal: bool) -> JointSolution:
-        weight, routes = self._problem.served_weight, self._routes
+        routes, worth = self._routes, self._problem.worth
         rates = {course: values[rate] for course, rate in self._columns.rates.items() if values[rate] > 1e-9}
-        wanted = sum(self._problem.demand.values())
+        wanted = self._problem.wanted
+        served = sum(rate for course, rate in rates.items() if routes[course.route].start not in self._problem.rooms)
         return JointSolution(
             {pool: round(values[unit]) for pool, unit in self._columns.units.items() if round(values[unit])},
             rates,
-            min(1.0, sum(rates.values()) / wanted) if wanted > 0 else 1.0,
-            sum(rate * (weight + routes[course.route].quality) for course, rate in rates.items()),
+            min(1.0, served / wanted) if wanted > 0 else 1.0,
+            sum(rate * worth(routes[course.route]) for course, rate in rates.items()),
             is_optimal,
         )
 
@@ -96,7 +97,7 @@ class JointProgram:
         choices = pools_in_time(self._problem, dict.fromkeys(paths.values()))
         for route in self._problem.routes:
             for pools in choices[paths[route.name]] if route.start in limits else ():
-                rate = self._program.variable(self._problem.served_weight + route.quality)
+                rate = self._program.variable(self._problem.worth(route))
                 rates[Course(route.name, pools)] = rate
                 limits[route.start].append(rate)
         for start, of_start in limits.items():

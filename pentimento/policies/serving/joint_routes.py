@@ -1,13 +1,13 @@
 """From profiles, f(t) and qualities to the components and routes of the joint problem."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import Replica
 from pentimento.policies.allocation import AllocationContext, AllocationProfile
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
-from pentimento.policies.serving.joint_demand import JointDemand
+from pentimento.policies.serving.joint_demand import ROOMS, JointDemand, refines, starts_from_images
 from pentimento.policies.serving.joint_problem import Component, PaintingRoute, Use
 from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
 
@@ -89,27 +89,53 @@ def routes_of(
 ) -> list[PlannedRoute]:
     """Return every way in which these components can paint, for each kind of start."""
     there = {component.name for component in components}
+    image_left = _left(context, settings.heavy, demand.image_saved)
+    refined = refines(context, settings, demand.image_saved)
+    hits = 0.0 if refined else demand.image_share
     left = {
-        NOISE: 1.0,
+        # Where nobody but the heavy model can start from images, they are hits wherever it paints.
+        NOISE: 1.0 - hits * (1.0 - image_left),
         LATENT: _left(context, settings.heavy, demand.latent_saved),
-        IMAGE: _left(context, settings.heavy, demand.image_saved),
     }
     curve = settings.deferral.bent(demand.bend)
     heavy, smalls = settings.heavy, [name for name in settings.small_models if name in there]
     found = []
     if heavy in there:
-        found += [_alone(settings, heavy, start, left[start]) for start in (NOISE, LATENT, IMAGE)]
+        found += [_alone(settings, heavy, start, left[start]) for start in (NOISE, LATENT)]
+        found += [_alone(settings, heavy, IMAGE, image_left)] if refined or settings.light not in there else []
     if settings.light in there:
         found.append(_alone(settings, settings.light, NOISE, 1.0))
-        found += _cascades(settings, settings.light, NOISE, 1.0, curve) if heavy in there else ()
+        found += _cascades(settings, NOISE, curve, heavy_left=left[NOISE]) if heavy in there else ()
+    if not refined and settings.light in there:
+        # Such requests go as if they had come from noise.
+        found.append(_alone(settings, settings.light, IMAGE, 1.0))
     for small in smalls:
-        share = _left(context, small, demand.image_saved)
+        if not starts_from_images(context, settings, small, demand.image_saved):
+            continue
+        share, kept = _left(context, small, demand.image_saved), settings.quality_of(small).reuse
         found.append(_alone(settings, small, IMAGE, share))
         if heavy in there and small == settings.light:
-            found += _cascades(settings, small, IMAGE, share, curve)
+            found += _cascades(settings, IMAGE, curve, share, kept)
     if heavy not in there:
         found += [_alone(settings, small, start, 1.0) for small in smalls[:1] for start in (NOISE, LATENT)]
+    quickest = quickest_routes(components, [planned.route for planned in found]).get(NOISE)
+    if heavy in there and quickest is not None and (model := quickest.uses[0].component) != heavy:
+        found += [PlannedRoute(replace(quickest, name=f"{room}:{model}", start=room), model) for room in ROOMS]
     return found
+
+
+def quickest_routes(components: Sequence[Component], routes: Iterable[PaintingRoute]) -> dict[str, PaintingRoute]:
+    """Return the way of each start, by one model, that takes the least of a device's time."""
+    most = {
+        one.name: max((cost.throughput for costs in one.costs.values() for cost in costs), default=0.0)
+        for one in components
+    }
+    found: dict[str, tuple[float, PaintingRoute]] = {}
+    for route in routes:
+        if len(route.uses) == 1 and most[route.uses[0].component] > 0.0:
+            seconds = route.uses[0].work / most[route.uses[0].component]
+            found[route.start] = min((seconds, route), found.get(route.start, (seconds, route)), key=lambda one: one[0])
+    return {start: route for start, (_, route) in found.items()}
 
 
 def _left(context: AllocationContext, model: str, saved: float) -> float:
@@ -126,15 +152,22 @@ def _alone(settings: ServingSettings, model: str, start: str, share: float) -> P
 
 
 def _cascades(
-    settings: ServingSettings, light: str, start: str, share: float, curve: DeferralCurve
+    settings: ServingSettings,
+    start: str,
+    curve: DeferralCurve,
+    share: float = 1.0,
+    kept: float = 1.0,
+    heavy_left: float = 1.0,
 ) -> Iterator[PlannedRoute]:
-    """One for each of some thresholds: no picture that is refused there was worth the discriminator's time at 0."""
-    own, heavy = settings.quality_of(light), settings.quality_of(settings.heavy)
-    for number in range(1, _THRESHOLD_COUNT):
+    """One for each of some thresholds: no picture that is refused there was worth the discriminator's time at 0, and
+    where all are sent on the heavy model alone does as well. A mean request takes `share` of a whole run of the light
+    model, and `heavy_left` of one of the heavy model; of its quality a light picture has `kept`."""
+    light, own, heavy = settings.light, settings.quality_of(settings.light), settings.quality_of(settings.heavy)
+    for number in range(1, _THRESHOLD_COUNT - 1):
         deferred = number / (_THRESHOLD_COUNT - 1)
         threshold = min(curve.confidence(deferred), 1.0)
-        quality = _cascade_quality(own, heavy, deferred, own.reuse if start != NOISE else 1.0)
-        uses = (Use(light, share, _PATH * share), Use(settings.heavy, deferred, _PATH))
+        quality = _cascade_quality(own, heavy, deferred, kept)
+        uses = (Use(light, share, _PATH * share), Use(settings.heavy, deferred * heavy_left, _PATH))
         route = PaintingRoute(f"{start}:{light}>{settings.heavy}@{number}", start, uses, quality)
         if threshold > 0.0:
             yield PlannedRoute(route, light, settings.heavy, threshold)

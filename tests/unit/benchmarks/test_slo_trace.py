@@ -4,7 +4,16 @@ import pytest
 
 from benchmarks.energy import JOINT, NIRVANA, SANA, SDXL, VANILLA, SpentSeconds
 from benchmarks.energy import figures_of as energy_figures
-from benchmarks.slo_trace import CASCADE, TraceRun, dominates, figures_of, static_capacity_per_s, trace_load
+from benchmarks.slo_trace import (
+    CASCADE,
+    SYSTEMS,
+    TraceRun,
+    dominates,
+    figures_of,
+    scenario_of,
+    static_capacity_per_s,
+    trace_load,
+)
 
 
 def runs_of(system: str, violations: float, quality: float) -> list[TraceRun]:
@@ -60,3 +69,10 @@ def test_seconds_are_compared_with_vanilla_and_with_the_thriftiest_paper() -> No
     assert not figures["NIRVANA-only: device-seconds an image ÷ vanilla's"].ok
     joint = figures["joint: device-seconds an image ÷ those of MoDM-only, SANA"]
     assert joint.value == pytest.approx(1.05) and not joint.ok
+
+
+def test_a_light_picture_stands_in_as_this_suite_serves_and_not_in_the_papers_systems() -> None:
+    falling = [system for system in SYSTEMS if scenario_of(system, 60.0).dataplane.fall_back]
+
+    assert falling == ["diffserve falling back", "joint"]
+    assert scenario_of("diffserve falling back", 60.0).policy.name == "diffserve"

@@ -25,21 +25,31 @@ def asked(rate: float, *starts: StartShare, devices: int = 16) -> AllocationCont
     return context(devices, ModelDemand("sd15", rate, starts=starts))
 
 
+def entered(decision: AllocationDecision, start: str, draw: float = 0.5) -> tuple[str, str]:
+    """The model, and the cascade, of a request that starts so."""
+    entry = entry_of(decision.pools, start, draw)
+    assert entry is not None
+    return entry.pool.model, entry.cascade
+
+
 def test_what_the_heavy_model_can_carry_it_paints() -> None:
-    """Eight devices in batches of two (twice 2.16 s is within the SLO) carry 7.4 a second."""
+    """Seven devices in batches of two (twice 2.16 s is within the SLO) carry 6.5 a second. What the eighth would add is
+    worth less than room for more requests, by the light model."""
     decision = decide(ALLOCATOR, asked(6.0, devices=8))
 
-    assert counts(decision) == {"sd15": 8}
-    assert (decision.admission_rate, decision.cascades) == (1.0, ())
+    assert counts(decision) == {"sd15": 7, "turbo": 1}
+    assert decision.admission_rate == 1.0
+    assert entered(decision, NOISE) == ("sd15", "noise:sd15~turbo")
+    stands_in = next(one for one in decision.cascades if one.cascade == "noise:sd15~turbo")
+    assert [(stage.pool, stage.thresholds) for stage in stands_in.stages] == [("sd15", ()), ("turbo", ())]
 
 
 def test_beyond_that_a_cascade_keeps_the_worst_pictures_for_the_heavy_model() -> None:
     decision = decide(ALLOCATOR, asked(16.0))
 
-    entry = entry_of(decision.pools, NOISE, 0.5)
-    assert entry is not None
-    assert (entry.pool.model, entry.cascade[:5]) == ("turbo", "noise")
-    cascade = next(one for one in decision.cascades if one.cascade == entry.cascade)
+    model, name = entered(decision, NOISE, 0.99)
+    assert model == "turbo"
+    cascade = next(one for one in decision.cascades if one.cascade == name)
     assert [stage.pool for stage in cascade.stages] == ["turbo", "sd15"]
     assert 0.0 < cascade.stages[0].thresholds[0].confidence < 1.0
 
@@ -82,10 +92,11 @@ def test_a_load_is_made_only_where_it_pays_within_the_horizon() -> None:
 
 
 def test_devices_do_not_change_their_models_again_within_the_dwell_time() -> None:
-    first = decide(ALLOCATOR, asked(16.0))
+    slow = tuple(replace(profile, load_s=10.0) for profile in profiles(turbo=TURBO, sd15=SD15))
+    first = decide(ALLOCATOR, replace(asked(16.0), profiles=slow))
     swings = [first]
     for number, rate in enumerate((14.0, 17.0, 15.0, 16.0), start=1):
-        again = replace(asked(rate), now_s=5.0 * number, last=swings[-1])
+        again = replace(asked(rate), profiles=slow, now_s=5.0 * number, last=swings[-1])
         swings.append(decide(ALLOCATOR, again))
 
     assert [counts(decision) for decision in swings] == [counts(first)] * 5
@@ -107,36 +118,38 @@ def test_a_light_demand_that_wavers_keeps_the_first_plan(starts: tuple[StartShar
 
     assert {assignment.max_batch_size for assignment in first.assignments} == {1}
     (used,) = (pool for pool in first.pools if pool.routes)
-    assert (used.pool, len(used.worker_ids)) == ("sd15", 16)
+    assert (used.pool, len(used.worker_ids)) == ("sd15", 15)
+
+
+def heavy_sizes(decision: AllocationDecision) -> set[int]:
+    return {one.max_batch_size for one in decision.assignments if one.model == "sd15"}
 
 
 def test_batches_are_as_small_as_the_load_allows() -> None:
-    """Sixteen devices carry 8.9 a second in batches of one, 14.8 in batches of two."""
-    sizes = {
-        rate: {one.max_batch_size for one in decide(ALLOCATOR, asked(rate)).assignments} for rate in (4.0, 6.5, 8.5)
-    }
+    """Fifteen devices carry 8.4 a second in batches of one, 13.9 in batches of two."""
+    sizes = {rate: heavy_sizes(decide(ALLOCATOR, asked(rate))) for rate in (4.0, 6.5, 8.5)}
 
     assert sizes == {4.0: {1}, 6.5: {1}, 8.5: {2}}
 
 
 def test_a_batch_size_stays_until_a_smaller_one_has_much_room() -> None:
-    """Batches of one would be 76 % busy at 6.5 a second and 53 % at 4.5."""
+    """Batches of one would be 77 % busy at 6.5 a second and 53 % at 4.5."""
     larger = decide(ALLOCATOR, asked(8.5))
 
     def later(rate: float) -> set[int]:
         last = replace(larger, memory=JointDemand(rate=rate).values())
-        return {one.max_batch_size for one in decide(ALLOCATOR, replace(asked(rate), last=last)).assignments}
+        return heavy_sizes(decide(ALLOCATOR, replace(asked(rate), last=last)))
 
     assert (later(6.5), later(4.5)) == ({2}, {1})
 
 
 def test_devices_that_nobody_needs_help_a_busy_model() -> None:
-    """Ten hold the light model after a peak. Six heavy ones carry five a second, and would be 95 % busy with it."""
+    """Ten hold the light model after a peak. Six heavy ones carry five a second, and would be 90 % busy with it."""
     views = tuple(worker(number, "sd15" if number < 6 else "turbo") for number in range(16))
 
     decision = decide(ALLOCATOR, replace(asked(5.0), replicas=views))
 
-    assert counts(decision) == {"sd15": 8, "turbo": 8}
+    assert counts(decision) == {"sd15": 7, "turbo": 9}
 
 
 def test_a_load_under_way_counts_as_done() -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.fleet import StartShare
-from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, AllocationProfile, ModelDemand
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
-from pentimento.policies.serving.joint_demand import JointDemand, observed_demand
+from pentimento.policies.serving.joint_demand import FAR, NEAR, JointDemand, as_planned_for, observed_demand
 from pentimento.policies.serving.settings import ServingSettings
 
 # A weight that the averages of forty requests a second and more have.
@@ -22,7 +22,7 @@ def look(now_s: float, *demand: ModelDemand, before: JointDemand | None = None) 
 
 
 def test_what_is_remembered_is_what_was_known() -> None:
-    known = JointDemand(*(float(number) for number in range(1, 10)))
+    known = JointDemand(*(float(number) for number in range(1, 11)))
 
     assert JointDemand.of(known.values()) == known
     assert JointDemand.of(()) is None
@@ -170,3 +170,36 @@ def test_the_curve_bends_within_bounds(low: int, bend: float) -> None:
     after = look(1.0, ModelDemand("light", 5.0, confidences=counts), before=JointDemand(rate=5.0))
 
     assert after.bend == pytest.approx(1.0 + 0.2 * says * (bend - 1.0))
+
+
+def test_room_is_for_chance_and_for_a_jump_or_for_what_came_lately() -> None:
+    """A fifth more by chance; three times as many, or as many as there were."""
+    calm, after_a_peak = JointDemand(rate=10.0, highest=10.0), JointDemand(rate=10.0, highest=50.0)
+
+    assert calm.surges(10.0) == {NEAR: pytest.approx(2.0), FAR: pytest.approx(18.0)}
+    assert after_a_peak.surges(10.0) == {NEAR: pytest.approx(2.0), FAR: pytest.approx(38.0)}
+    assert calm.surges(40.0) == {NEAR: pytest.approx(8.0), FAR: 0.0}
+
+
+def test_the_highest_rate_is_forgotten_by_half_in_five_minutes() -> None:
+    after = look(300.0, ModelDemand("heavy", 1.0), before=JointDemand(rate=1.0, highest=40.0))
+
+    assert after.highest == pytest.approx(20.0)
+    assert look(5.0, ModelDemand("heavy", 80.0), before=JointDemand(rate=80.0, highest=40.0)).highest == 80.0
+
+
+def test_a_model_of_one_step_tells_nothing_of_images() -> None:
+    """It cannot start from any: all that is heard is what the heavy model paints."""
+    one_step = AllocationProfile("light", "", 1, 1.0, 0, step_count=1)
+    seen = (
+        ModelDemand("light", 5.0, starts=(StartShare(0, 90, NOISE, 1),)),
+        ModelDemand("heavy", 5.0, starts=(StartShare(0, 5, NOISE, 50), StartShare(25, 5, IMAGE, 50))),
+    )
+
+    there = AllocationContext(0.0, (), seen, (one_step,))
+
+    assert observed_demand(there, SETTINGS).image_share == pytest.approx(0.5)
+    assert as_planned_for(there, SETTINGS, JointDemand(image_share=0.5)).image_share == 0.0
+    plain = AllocationContext(0.0, (), seen)
+    assert observed_demand(plain, SETTINGS).image_share == pytest.approx(0.05)
+    assert as_planned_for(plain, SETTINGS, JointDemand(image_share=0.5)).image_share == 0.5

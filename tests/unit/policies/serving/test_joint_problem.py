@@ -193,3 +193,14 @@ def test_the_solvers_own_search_finds_plans_of_the_same_worth() -> None:
     other = JointProgram(busy).solved_by_highs(10.0, 0.0)
 
     assert other is not None and other.objective == pytest.approx(solved(busy).objective)
+
+
+def test_room_for_more_is_kept_where_it_is_worth_more_than_quality() -> None:
+    """Two devices paint all by the heavy model, or one of them lets room for ten light pictures a second."""
+    room = PaintingRoute("room", "surge", (Use("light", 1.0),), 0.0)
+    two = replace(PROBLEM, devices={"gpu": 2}, demand={"noise": 2.0, "surge": 10.0}, routes=(*PROBLEM.routes, room))
+    little, much = replace(two, rooms={"surge": 0.01}), replace(two, rooms={"surge": 0.1})
+
+    assert set(units_by_component(little)) == {"heavy"}
+    assert "light" in units_by_component(much)
+    assert (little.wanted, solved(much).served_share) == (2.0, pytest.approx(1.0))
