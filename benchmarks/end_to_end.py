@@ -63,8 +63,7 @@ from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
 # likely to be done with it go to the heavy model at once.
 THRESHOLD = 0.27
 SKIP_BELOW = 0.4
-# The gate is one of means, so that thinning profiles are read by theirs. MoDM's own table of means for images is not
-# used: it was measured by CLIPScore, which sees little of a style, and 0.84 of the styles were kept by it.
+# The gate is one of means, so that thinning profiles are read by theirs.
 FRONTDOOR = f'thinning_rule = "mean"\nskip_light_below = {SKIP_BELOW}'
 # What a lone picture takes the peer, times so much.
 SLO_FACTOR = 4.0
