@@ -1,4 +1,4 @@
-"""pentimento.api.image.v1, .frontdoor.v1 and .tenants.v1 over the transport-neutral API."""
+"""pentimento.api.image.v1 and .frontdoor.v1 over the transport-neutral API."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -9,8 +9,6 @@ from pentimento.api.frontdoor.v1 import frontdoor_service_pb2 as frontdoor_pb
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServiceServicer
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceServicer
-from pentimento.api.tenants.v1 import tenant_service_pb2 as tenants_pb
-from pentimento.api.tenants.v1.tenant_service_pb2_grpc import TenantServiceServicer
 from pentimento.dataplane.pools import Pool, Worker
 from pentimento.rpc import current_caller
 from pentimento.wire.adapters import adapter_to_proto
@@ -28,19 +26,16 @@ from pentimento.wire.image import (
     status_to_proto,
 )
 from pentimento.wire.jobs import page_to_proto, query_from_proto, result_url_to_proto
-from pentimento.wire.tenants import key_to_proto, period_length_s, quota_from_proto, tenant_to_proto, usage_to_proto
 from services.frontdoor.answers.stream_reaper import StreamReaper
 from services.frontdoor.identity import Identity
 from services.frontdoor.objects.result_urls import ResultUrls
 from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.tenant_requests import TenantRequests
 from services.frontdoor.status import FrontdoorStatus
-from services.frontdoor.tenants.administration import TenantAdministration
 from services.frontdoor.webhooks.delivering import Webhooks
 from services.frontdoor.workers.worker_links import WorkerLinks
 
 IMAGE_SERVICE = pb.DESCRIPTOR.services_by_name["ImageService"].full_name
-TENANT_SERVICE = tenants_pb.DESCRIPTOR.services_by_name["TenantService"].full_name
 FRONTDOOR_SERVICE = frontdoor_pb.DESCRIPTOR.services_by_name["FrontdoorService"].full_name
 
 
@@ -244,86 +239,3 @@ def _worker_to_proto(worker: Worker, address: str) -> frontdoor_pb.WorkerView:
         connected=worker.connected,
         draining=worker.draining,
     )
-
-
-class TenantServicer(TenantServiceServicer):
-    """The administration of tenants."""
-
-    def __init__(self, administration: TenantAdministration) -> None:
-        self._administration = administration
-
-    async def CreateTenant(
-        self,
-        request: tenants_pb.CreateTenantRequest,
-        context: grpc.aio.ServicerContext[tenants_pb.CreateTenantRequest, tenants_pb.CreateTenantResponse],
-    ) -> tenants_pb.CreateTenantResponse:
-        tenant = await self._administration.create(request.name, quota_from_proto(request.quota))
-        return tenants_pb.CreateTenantResponse(tenant=tenant_to_proto(tenant))
-
-    async def ListTenants(
-        self,
-        request: tenants_pb.ListTenantsRequest,
-        context: grpc.aio.ServicerContext[tenants_pb.ListTenantsRequest, tenants_pb.ListTenantsResponse],
-    ) -> tenants_pb.ListTenantsResponse:
-        tenants = await self._administration.tenants()
-        return tenants_pb.ListTenantsResponse(tenants=map(tenant_to_proto, tenants))
-
-    async def UpdateTenant(
-        self,
-        request: tenants_pb.UpdateTenantRequest,
-        context: grpc.aio.ServicerContext[tenants_pb.UpdateTenantRequest, tenants_pb.UpdateTenantResponse],
-    ) -> tenants_pb.UpdateTenantResponse:
-        quota = quota_from_proto(request.quota)
-        tenant = await self._administration.update(request.name, quota, request.revision)
-        return tenants_pb.UpdateTenantResponse(tenant=tenant_to_proto(tenant))
-
-    async def DeleteTenant(
-        self,
-        request: tenants_pb.DeleteTenantRequest,
-        context: grpc.aio.ServicerContext[tenants_pb.DeleteTenantRequest, tenants_pb.DeleteTenantResponse],
-    ) -> tenants_pb.DeleteTenantResponse:
-        await self._administration.delete(request.name)
-        return tenants_pb.DeleteTenantResponse()
-
-    async def CreateKey(
-        self,
-        request: tenants_pb.CreateKeyRequest,
-        context: grpc.aio.ServicerContext[tenants_pb.CreateKeyRequest, tenants_pb.CreateKeyResponse],
-    ) -> tenants_pb.CreateKeyResponse:
-        life_s = request.expires_in_s if request.HasField("expires_in_s") else None
-        key, secret = await self._administration.create_key(request.tenant, life_s)
-        return tenants_pb.CreateKeyResponse(key=key_to_proto(key), secret=secret)
-
-    async def ListKeys(
-        self,
-        request: tenants_pb.ListKeysRequest,
-        context: grpc.aio.ServicerContext[tenants_pb.ListKeysRequest, tenants_pb.ListKeysResponse],
-    ) -> tenants_pb.ListKeysResponse:
-        keys = await self._administration.keys(request.tenant)
-        return tenants_pb.ListKeysResponse(keys=map(key_to_proto, keys))
-
-    async def RotateKey(
-        self,
-        request: tenants_pb.RotateKeyRequest,
-        context: grpc.aio.ServicerContext[tenants_pb.RotateKeyRequest, tenants_pb.RotateKeyResponse],
-    ) -> tenants_pb.RotateKeyResponse:
-        life_s = request.expires_in_s if request.HasField("expires_in_s") else None
-        key, secret, old = await self._administration.rotate_key(request.key_id, request.grace_s, life_s)
-        return tenants_pb.RotateKeyResponse(key=key_to_proto(key), secret=secret, old_key=key_to_proto(old))
-
-    async def RevokeKey(
-        self,
-        request: tenants_pb.RevokeKeyRequest,
-        context: grpc.aio.ServicerContext[tenants_pb.RevokeKeyRequest, tenants_pb.RevokeKeyResponse],
-    ) -> tenants_pb.RevokeKeyResponse:
-        key = await self._administration.revoke_key(request.key_id)
-        return tenants_pb.RevokeKeyResponse(key=key_to_proto(key))
-
-    async def GetUsage(
-        self,
-        request: tenants_pb.GetUsageRequest,
-        context: grpc.aio.ServicerContext[tenants_pb.GetUsageRequest, tenants_pb.GetUsageResponse],
-    ) -> tenants_pb.GetUsageResponse:
-        length_s = period_length_s(request.period)
-        bounds = (request.from_ms / 1000, request.to_ms / 1000)
-        return usage_to_proto(await self._administration.usage(request.tenant, *bounds, length_s))

@@ -56,18 +56,12 @@ from services.frontdoor.routing import cache_writes, routes, scoring
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.routing.pipelining import ControlPipelining
 from services.frontdoor.routing.thinning import ThinningOffers
-from services.frontdoor.servicer import (
-    FRONTDOOR_SERVICE,
-    IMAGE_SERVICE,
-    TENANT_SERVICE,
-    FrontdoorServicer,
-    ImageServicer,
-    TenantServicer,
-)
+from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status
 from services.frontdoor.tenants.administration import TenantAdministration
 from services.frontdoor.tenants.directory import TenantDirectory
+from services.frontdoor.tenants.servicer import TENANT_SERVICE, TenantServicer
 from services.frontdoor.tenants.usage import UsageMeter
 from services.frontdoor.webhooks.delivering import Webhooks
 from services.frontdoor.webhooks.wiring import wire_webhooks

@@ -1,7 +1,6 @@
 """Pins of the cache's objects, on SQLite and on PostgreSQL."""
 
 import struct
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,18 +14,6 @@ from pentimento.testing.clocks import SetClock
 VECTOR = struct.pack("<2f", 1.0, 0.0)
 SHARED = "*shared*"
 LATENT = refer_to("a/5", bytes(10))
-
-
-@pytest.fixture
-def clock() -> SetClock:
-    return SetClock()
-
-
-@pytest.fixture
-def ledger(ledger_url: str, clock: SetClock) -> Iterator[CacheLedger]:
-    ledger = open_cache_ledger(ledger_url, clock)
-    yield ledger
-    ledger.close()
 
 
 def add(ledger: CacheLedger, pool: str = "t") -> str:

@@ -14,11 +14,6 @@ INPUT = SpecInput("init_image.image", ObjectReference("inputs/a/1", "sha256:1", 
 
 
 @pytest.fixture
-def clock() -> SetClock:
-    return SetClock()
-
-
-@pytest.fixture
 def journal(ledger_url: str, clock: SetClock) -> Iterator[Journal]:
     journal = open_journal(ledger_url, clock)
     yield journal

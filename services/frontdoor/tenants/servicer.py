@@ -1,0 +1,93 @@
+"""pentimento.api.tenants.v1 over the transport-neutral administration."""
+
+import grpc.aio
+
+from pentimento.api.tenants.v1 import tenant_service_pb2 as pb
+from pentimento.api.tenants.v1.tenant_service_pb2_grpc import TenantServiceServicer
+from pentimento.wire.tenants import key_to_proto, period_length_s, quota_from_proto, tenant_to_proto, usage_to_proto
+from services.frontdoor.tenants.administration import TenantAdministration
+
+TENANT_SERVICE = pb.DESCRIPTOR.services_by_name["TenantService"].full_name
+
+
+class TenantServicer(TenantServiceServicer):
+    """The administration of tenants."""
+
+    def __init__(self, administration: TenantAdministration) -> None:
+        self._administration = administration
+
+    async def CreateTenant(
+        self,
+        request: pb.CreateTenantRequest,
+        context: grpc.aio.ServicerContext[pb.CreateTenantRequest, pb.CreateTenantResponse],
+    ) -> pb.CreateTenantResponse:
+        tenant = await self._administration.create(request.name, quota_from_proto(request.quota))
+        return pb.CreateTenantResponse(tenant=tenant_to_proto(tenant))
+
+    async def ListTenants(
+        self,
+        request: pb.ListTenantsRequest,
+        context: grpc.aio.ServicerContext[pb.ListTenantsRequest, pb.ListTenantsResponse],
+    ) -> pb.ListTenantsResponse:
+        tenants = await self._administration.tenants()
+        return pb.ListTenantsResponse(tenants=map(tenant_to_proto, tenants))
+
+    async def UpdateTenant(
+        self,
+        request: pb.UpdateTenantRequest,
+        context: grpc.aio.ServicerContext[pb.UpdateTenantRequest, pb.UpdateTenantResponse],
+    ) -> pb.UpdateTenantResponse:
+        quota = quota_from_proto(request.quota)
+        tenant = await self._administration.update(request.name, quota, request.revision)
+        return pb.UpdateTenantResponse(tenant=tenant_to_proto(tenant))
+
+    async def DeleteTenant(
+        self,
+        request: pb.DeleteTenantRequest,
+        context: grpc.aio.ServicerContext[pb.DeleteTenantRequest, pb.DeleteTenantResponse],
+    ) -> pb.DeleteTenantResponse:
+        await self._administration.delete(request.name)
+        return pb.DeleteTenantResponse()
+
+    async def CreateKey(
+        self,
+        request: pb.CreateKeyRequest,
+        context: grpc.aio.ServicerContext[pb.CreateKeyRequest, pb.CreateKeyResponse],
+    ) -> pb.CreateKeyResponse:
+        life_s = request.expires_in_s if request.HasField("expires_in_s") else None
+        key, secret = await self._administration.create_key(request.tenant, life_s)
+        return pb.CreateKeyResponse(key=key_to_proto(key), secret=secret)
+
+    async def ListKeys(
+        self,
+        request: pb.ListKeysRequest,
+        context: grpc.aio.ServicerContext[pb.ListKeysRequest, pb.ListKeysResponse],
+    ) -> pb.ListKeysResponse:
+        keys = await self._administration.keys(request.tenant)
+        return pb.ListKeysResponse(keys=map(key_to_proto, keys))
+
+    async def RotateKey(
+        self,
+        request: pb.RotateKeyRequest,
+        context: grpc.aio.ServicerContext[pb.RotateKeyRequest, pb.RotateKeyResponse],
+    ) -> pb.RotateKeyResponse:
+        life_s = request.expires_in_s if request.HasField("expires_in_s") else None
+        key, secret, old = await self._administration.rotate_key(request.key_id, request.grace_s, life_s)
+        return pb.RotateKeyResponse(key=key_to_proto(key), secret=secret, old_key=key_to_proto(old))
+
+    async def RevokeKey(
+        self,
+        request: pb.RevokeKeyRequest,
+        context: grpc.aio.ServicerContext[pb.RevokeKeyRequest, pb.RevokeKeyResponse],
+    ) -> pb.RevokeKeyResponse:
+        key = await self._administration.revoke_key(request.key_id)
+        return pb.RevokeKeyResponse(key=key_to_proto(key))
+
+    async def GetUsage(
+        self,
+        request: pb.GetUsageRequest,
+        context: grpc.aio.ServicerContext[pb.GetUsageRequest, pb.GetUsageResponse],
+    ) -> pb.GetUsageResponse:
+        length_s = period_length_s(request.period)
+        bounds = (request.from_ms / 1000, request.to_ms / 1000)
+        return usage_to_proto(await self._administration.usage(request.tenant, *bounds, length_s))
