@@ -159,14 +159,7 @@ def _parts(
     gateway = _channel(settings, settings.gateway_address)
     cache = GatewayClient(gateway) if gateway is not None else None
     texts_and_pictures = _embedders(settings)
-    links = WorkerLinks(
-        lambda address: open_channel(address, settings.channels),
-        catalogue,
-        adapters,
-        interpreter.submit,
-        identity,
-        settings.worker_silence_s,
-    )
+    links = _links(settings, catalogue, adapters, interpreter, identity)
     shadows = Shadows(
         settings=shadow_settings(settings),
         journal=journal,
@@ -187,18 +180,13 @@ def _parts(
         jobs=jobs,
         catalogue=catalogue,
         adapters=adapters,
-        pipelining=ControlPipelining(
-            PipeliningRule(settings.controlnet_pipelining, settings.controlnet_wait_share), adapters
-        ),
+        pipelining=_pipelining(settings, adapters),
         pairing=settings.latent_parallel,
         thinning=thinning_offers(settings),
         links=links,
         embedder=texts_and_pictures,
         gateway=cache,
-        discriminators=Discriminators(
-            lambda address: DiscriminatorClient(open_channel(address, settings.channels)),
-            settings.discriminator_addresses,
-        ),
+        discriminators=_discriminators(settings),
         inputs=inputs,
         results=results,
         pins=Pins(journal, cache, keeper, clock, pin_limits(settings)),
@@ -208,6 +196,33 @@ def _parts(
         tenants=tenants,
         usage=UsageMeter(journal.tenants, clock),
         timeouts=part_timeouts(settings),
+    )
+
+
+def _links(
+    settings: FrontdoorSettings,
+    catalogue: Catalogue,
+    adapters: AdapterCatalogue,
+    interpreter: Interpreter,
+    identity: Identity,
+) -> WorkerLinks:
+    return WorkerLinks(
+        lambda address: open_channel(address, settings.channels),
+        catalogue,
+        adapters,
+        interpreter.submit,
+        identity,
+        settings.worker_silence_s,
+    )
+
+
+def _pipelining(settings: FrontdoorSettings, adapters: AdapterCatalogue) -> ControlPipelining:
+    return ControlPipelining(PipeliningRule(settings.controlnet_pipelining, settings.controlnet_wait_share), adapters)
+
+
+def _discriminators(settings: FrontdoorSettings) -> Discriminators:
+    return Discriminators(
+        lambda address: DiscriminatorClient(open_channel(address, settings.channels)), settings.discriminator_addresses
     )
 
 

@@ -124,25 +124,18 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     selection = settings.selection
     reuse = selection.reuse()
     planned = PlannedCache(settings.choice(), reuse)
-    capacity = Capacity(
-        stores.ledger,
-        stores.objects,
-        settings.capacity,
-        settings.grants,
-        lambda: EvictionChoice(planned.in_force.eviction),
-    )
+    capacity = _capacity(settings, stores, planned)
     bounds = _bounds(settings)
     uses = UseNotes(stores.ledger)
     quality = QualityWatch(stores.ledger, guard, planned, follows=selection.follow_quality)
     lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch, lambda: planned.in_force)
     neighbours = NeighbourSearch(guard, stores.index, stores.ledger, bounds)
-    keys = open_grant_keys(settings.grants.grant_key_file)
-    written = WriteBounds(settings.grants.grant_ttl_s, selection.max_ancestor_depth)
+    writing = _writing(settings, stores, guard, indexing, capacity, planned)
     healing = Healing(stores.ledger, stores.objects)
     gateway = Gateway(
         lookup=lookup,
         neighbours=neighbours,
-        writing=EntryWriting(stores.ledger, guard, indexing, capacity, planned, written, SystemClock(), keys),
+        writing=writing,
         healing=healing,
         pinning=Pinning(stores.ledger, SystemClock()),
         quality=quality,
@@ -181,6 +174,29 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
         planned=planned,
         follower=_follower(member, server, settings, planned),
     )
+
+
+def _capacity(settings: GatewaySettings, stores: Stores, planned: PlannedCache) -> Capacity:
+    return Capacity(
+        stores.ledger,
+        stores.objects,
+        settings.capacity,
+        settings.grants,
+        lambda: EvictionChoice(planned.in_force.eviction),
+    )
+
+
+def _writing(
+    settings: GatewaySettings,
+    stores: Stores,
+    guard: EncoderGuard,
+    indexing: Indexing,
+    capacity: Capacity,
+    planned: PlannedCache,
+) -> EntryWriting:
+    keys = open_grant_keys(settings.grants.grant_key_file)
+    bounds = WriteBounds(settings.grants.grant_ttl_s, settings.selection.max_ancestor_depth)
+    return EntryWriting(stores.ledger, guard, indexing, capacity, planned, bounds, SystemClock(), keys)
 
 
 def _bounds(settings: GatewaySettings) -> LookupBounds:
