@@ -1,58 +1,95 @@
-"""What the machine lets a refusal take at best: a server of grpc.aio that does nothing but refuse, called beside the
-suite, at random times, from the process that loads the suite.
+"""What the machine lets a refusal take at best: servers that do nothing but refuse, called beside the suite, at random
+times, from the process that loads the suite. One is of grpc.aio; the other answers 429 over HTTP, from uvicorn.
 
-    python -m benchmarks.bare_refusals      the server: prints its port, refuses until its input ends
+    python -m benchmarks.bare_refusals grpc     a server: prints its port, refuses until its input ends
+    python -m benchmarks.bare_refusals http
 """
 
 import asyncio
 import random
+import socket
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn
 
 import grpc
 
+from benchmarks.http_client import HttpClient
+
 PATH = "/bare.Refusals/Refuse"
 CALLS_PER_S = 20.0
+REFUSED = 429
 
 
 @asynccontextmanager
 async def bare_refusals() -> AsyncIterator[list[float]]:
-    """Seconds that its refusals took, longer and longer while the context lasts."""
-    command = (sys.executable, "-m", "benchmarks.bare_refusals")
+    """Seconds that refusals over gRPC took, longer and longer while the context lasts."""
+    async with (
+        bare_server("grpc") as address,
+        grpc.aio.insecure_channel(address) as channel,
+        called_again_and_again(lambda: refused(channel)) as seconds,
+    ):
+        yield seconds
+
+
+@asynccontextmanager
+async def bare_http_refusals() -> AsyncIterator[list[float]]:
+    """As `bare_refusals`, of a 429 with Retry-After and nothing else."""
+    async with bare_server("http") as address:
+        client = HttpClient(address)
+        request = client.request({"prompt": "a red circle"})
+
+        async def ask() -> None:
+            answer = await client.ask(request)
+            assert answer.status == REFUSED, answer
+
+        async with called_again_and_again(ask) as seconds:
+            yield seconds
+        client.close()
+
+
+@asynccontextmanager
+async def bare_server(kind: str) -> AsyncIterator[str]:
+    """The address of a server of that kind, in a process of its own."""
+    command = (sys.executable, "-m", "benchmarks.bare_refusals", kind)
     server = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     assert server.stdin is not None and server.stdout is not None
     try:
-        port = int(await server.stdout.readline())
-        seconds: list[float] = []
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            calling = asyncio.create_task(call(channel, seconds))
-            try:
-                yield seconds
-            finally:
-                calling.cancel()
-                with suppress(asyncio.CancelledError):
-                    await calling  # Raises what went wrong.
+        yield f"127.0.0.1:{int(await server.stdout.readline())}"
     finally:
         server.stdin.close()
         await server.wait()
 
 
-async def call(channel: grpc.aio.Channel, seconds: list[float]) -> NoReturn:
-    """One after the other, as streams, which is what pictures are asked for with."""
+@asynccontextmanager
+async def called_again_and_again(ask: Callable[[], Awaitable[None]]) -> AsyncIterator[list[float]]:
+    """Seconds that calls took, made while the context lasts."""
+    seconds: list[float] = []
+    calling = asyncio.create_task(call(ask, seconds))
+    try:
+        yield seconds
+    finally:
+        calling.cancel()
+        with suppress(asyncio.CancelledError):
+            await calling  # Raises what went wrong.
+
+
+async def call(ask: Callable[[], Awaitable[None]], seconds: list[float]) -> NoReturn:
+    """One after the other."""
     source = random.Random(1)
-    await refused(channel)  # It connects.
+    await ask()  # It connects.
     while True:
         await asyncio.sleep(source.expovariate(CALLS_PER_S))
         began = time.perf_counter()
-        await refused(channel)
+        await ask()
         seconds.append(time.perf_counter() - began)
 
 
 async def refused(channel: grpc.aio.Channel) -> None:
+    """As streams, which is what pictures are asked for with."""
     refuse: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(PATH)
     try:
         async for _ in refuse(b""):
@@ -76,5 +113,25 @@ async def serve() -> None:
     await server.stop(None)
 
 
+async def refuse_over_http(scope: Any, receive: Any, send: Any) -> None:
+    """An ASGI application that reads nothing."""
+    head = [(b"retry-after", b"1"), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": REFUSED, "headers": head})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def serve_http() -> None:
+    import uvicorn
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    settings = uvicorn.Config(refuse_over_http, log_level="warning", access_log=False, lifespan="off")
+    server = uvicorn.Server(settings)
+    print(listener.getsockname()[1], flush=True)
+    serving = asyncio.create_task(server.serve([listener]))
+    await asyncio.to_thread(sys.stdin.read)
+    server.should_exit = True
+    await serving
+
+
 if __name__ == "__main__":
-    asyncio.run(serve())
+    asyncio.run({"grpc": serve, "http": serve_http}[sys.argv[1]]())

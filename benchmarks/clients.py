@@ -16,7 +16,7 @@ from benchmarks.report import Figure, at_most, counted, parse_options, publish
 from pentimento.testing.machine import ROOT
 
 TESTS = "tests/e2e/strangers"
-# A client, and what the names of its tests have in common; Go's is to be written.
+# A client, and what the names of its tests have in common.
 CLIENTS = {
     "openai, Python": ("test_openai_clients", "[python]"),
     "openai, JavaScript": ("test_openai_clients", "[javascript]"),

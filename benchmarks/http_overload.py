@@ -4,8 +4,8 @@ who gets a turn.
 As `overload`, through the edge: an emulated fleet of sixteen, open-loop, each request a POST of its own. Goodput is
 what was answered in time, a second, once the queues have settled and while the load lasts; its peak is the best of runs
 around capacity. A refusal is timed from the request to the end of its answer, of whoever was never accepted, and counts
-only as 429 with Retry-After. Beside it, at the same time, what a server takes there that only refuses, over gRPC. Last,
-a greedy tenant asks for ten times as much as one that asks for less than its half.
+only as 429 with Retry-After. Beside it, at the same time, what servers take there that only refuse, over HTTP and over
+gRPC. Last, a greedy tenant asks for ten times as much as one that asks for less than its half.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bare_refusals import bare_refusals
+from benchmarks.bare_refusals import bare_http_refusals, bare_refusals
 from benchmarks.emulated_runs import FLEETS
 from benchmarks.http_client import HttpClient
 from benchmarks.overload import FAIRNESS, GOODPUT, REJECTION, Load, goodput_figures, loads, rejection_figure, suite_of
@@ -51,11 +51,13 @@ class HttpRecord:
 
 @dataclass
 class HttpRun:
-    """One load; `share` of capacity."""
+    """One load; `share` of capacity. `bare_http_s` and `bare_s`: what servers took that only refuse, where the load is
+    too much."""
 
     share: float
     records: list[HttpRecord]
     goodput: float
+    bare_http_s: Sequence[float]
     bare_s: Sequence[float]
     stolen: float
 
@@ -108,14 +110,16 @@ async def run(suite: LocalSuite, tokens: dict[str, str], load: Load) -> HttpRun:
     clients = {tenant: HttpClient(suite.endpoint.http, token) for tenant, token in tokens.items()}
     async with AsyncExitStack() as stack:
         stolen = stack.enter_context(StolenTime())
-        bare_s = await stack.enter_async_context(bare_refusals()) if load.share in GOODPUT else []
+        is_over = load.share in GOODPUT
+        bare_http_s = await stack.enter_async_context(bare_http_refusals()) if is_over else []
+        bare_s = await stack.enter_async_context(bare_refusals()) if is_over else []
         began = time.perf_counter()
         records = await asyncio.gather(*(asked(clients[one.tenant], one, began) for one in load.workload.arrivals))
     for client in clients.values():
         client.close()
     in_time = sum(one.in_time and load.settled_s <= one.ended_s < load.until_s for one in records)
     goodput = in_time / (load.until_s - load.settled_s)
-    found = HttpRun(load.share, list(records), goodput, bare_s, stolen.share())
+    found = HttpRun(load.share, list(records), goodput, bare_http_s, bare_s, stolen.share())
     print(found.row(), flush=True)
     return found
 
@@ -153,7 +157,9 @@ def figures(runs: Sequence[HttpRun]) -> list[Figure]:
     others = [f"{one.status} {one.code}" for run in runs for one in run.records if one.status not in (200, 504, 429)]
     silent = [one.code for run in runs for one in run.records if one.status == 429 and one.silent]
     found.append(rejection_figure("time to 429, p99", seconds, REJECTION))
+    bare_http_s = [value for run in over for value in run.bare_http_s]
     bare_s = [value for run in over for value in run.bare_s]
+    found.append(rejection_figure("time a server takes that only answers 429, p99", bare_http_s, informative("ms")))
     found.append(rejection_figure("time a server takes that only refuses over gRPC, p99", bare_s, informative("ms")))
     count = sum(len(run.records) for run in runs)
     found.append(counted("429 without Retry-After", len(silent), count, at_most(0), silent[:50]))
