@@ -22,7 +22,17 @@ from typing import Any
 from benchmarks.bare_refusals import bare_http_refusals, bare_refusals
 from benchmarks.emulated_runs import FLEETS
 from benchmarks.http_client import HttpClient
-from benchmarks.overload import FAIRNESS, GOODPUT, REJECTION, Load, goodput_figures, loads, rejection_figure, suite_of
+from benchmarks.overload import (
+    GOODPUT,
+    REJECTION,
+    Load,
+    fairness_figure,
+    goodput_figures,
+    loads,
+    rejection_figure,
+    round_count,
+    suite_of,
+)
 from benchmarks.report import Figure, Options, at_most, counted, informative, parse_options, publish
 from benchmarks.stolen_time import StolenTime
 from pentimento.devices.emulation import EmulatedFleet, read_fleet
@@ -91,18 +101,24 @@ def main() -> int:
     options = parse_options("http_overload", __doc__, add_options)
     fleet = read_fleet(options.rest["fleet"])
     with suite_of(options.rest["fleet"], "--http", "127.0.0.1:0") as (suite, tokens):
-        runs = asyncio.run(all_runs(options, fleet, suite, tokens))
-    return publish(options, figures(runs), notes={"fleet": options.rest["fleet"].name, "emulated": True})
+        rounds = asyncio.run(all_rounds(options, fleet, suite, tokens))
+    return publish(options, figures(rounds), notes={"fleet": options.rest["fleet"].name, "emulated": True})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fleet", type=Path, default=FLEETS / "heavy-16-half.toml", help="fleet file")
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of a load")
+    parser.add_argument("--rounds", type=int, default=3, help="how often every load is played")
 
 
-async def all_runs(options: Options, fleet: EmulatedFleet, suite: LocalSuite, tokens: dict[str, str]) -> list[HttpRun]:
-    """One after the other."""
-    return [await run(suite, tokens, load) for load in loads(options, fleet)]
+async def all_rounds(
+    options: Options, fleet: EmulatedFleet, suite: LocalSuite, tokens: dict[str, str]
+) -> list[list[HttpRun]]:
+    """Play every load once a round, one after the other."""
+    return [
+        [await run(suite, tokens, load) for load in loads(options, fleet, number)]
+        for number in range(round_count(options))
+    ]
 
 
 async def run(suite: LocalSuite, tokens: dict[str, str], load: Load) -> HttpRun:
@@ -148,11 +164,11 @@ async def asked(client: HttpClient, arrival: Arrival, began: float) -> HttpRecor
     return HttpRecord(arrival.tenant, answer.status, ended - began, took_s, in_time, refused, silent, code)
 
 
-def figures(runs: Sequence[HttpRun]) -> list[Figure]:
-    *alone, together = runs
+def figures(rounds: Sequence[Sequence[HttpRun]]) -> list[Figure]:
+    runs = [run for each in rounds for run in each]
     rows = [run.row() for run in runs]
-    over = [run for run in alone if run.share in GOODPUT]
-    found = goodput_figures([(run.share, run.goodput) for run in alone], rows)
+    over = [run for run in runs if run.share in GOODPUT]
+    found = goodput_figures([[(run.share, run.goodput) for run in each[:-1]] for each in rounds], rows)
     seconds = [one.took_s for run in over for one in run.records if one.refused]
     others = [f"{one.status} {one.code}" for run in runs for one in run.records if one.status not in (200, 504, 429)]
     silent = [one.code for run in runs for one in run.records if one.status == 429 and one.silent]
@@ -164,7 +180,7 @@ def figures(runs: Sequence[HttpRun]) -> list[Figure]:
     count = sum(len(run.records) for run in runs)
     found.append(counted("429 without Retry-After", len(silent), count, at_most(0), silent[:50]))
     found.append(counted("other errors", len(others), count, at_most(0), others[:50]))
-    found.append(Figure("Jain index, greedy and modest tenant", together.jain(), FAIRNESS, rows, None))
+    found.append(fairness_figure([each[-1].jain() for each in rounds]))
     return found
 
 

@@ -5,7 +5,8 @@ and while the load lasts; its peak is the best of runs around capacity; then twi
 rejection is timed at the client, from the call to the error of whoever was never accepted, with what client and server
 take from each other on one machine, and beside it what a server that only refuses takes there at the same time. It
 counts only as RESOURCE_EXHAUSTED with RetryInfo. What was accepted and then given up is counted apart. Last, a greedy
-tenant asks for ten times as much as one that asks for less than its half.
+tenant asks for ten times as much as one that asks for less than its half. All of it is played in several rounds on one
+suite, each with arrivals of its own.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from benchmarks.bare_refusals import bare_refusals
 from benchmarks.emulated_runs import FLEETS, capacity_per_s, emulated_suite, played, steady_load
 from benchmarks.report import (
     Figure,
+    Interval,
     Options,
     Target,
     at_least,
@@ -33,7 +35,7 @@ from benchmarks.report import (
     parse_options,
     publish,
 )
-from benchmarks.statistics import quantile
+from benchmarks.statistics import CONFIDENCE, paired_ratio, paired_ratio_interval, quantile
 from benchmarks.stolen_time import StolenTime
 from pentimento.devices.emulation import EmulatedFleet, largest_batch, measured_batches, read_fleet
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
@@ -55,6 +57,7 @@ FAIRNESS = at_least(0.95)
 MODEST, GREEDY = 0.4, 4.0
 TENANTS = ("greedy", "modest")
 SLO_FACTOR = 2.0
+LOGARITHMS = "Student's t of the logarithms over rounds"
 # In units of the SLO: by then the queues are as long as they get.
 SETTLING = 2.0
 
@@ -132,13 +135,19 @@ def main() -> int:
     options = parse_options("overload", __doc__, add_options)
     fleet = read_fleet(options.rest["fleet"])
     with suite_of(options.rest["fleet"]) as (suite, tokens):
-        runs = asyncio.run(all_runs(options, fleet, suite, tokens))
-    return publish(options, figures(runs), notes={"fleet": options.rest["fleet"].name, "emulated": True})
+        rounds = asyncio.run(all_rounds(options, fleet, suite, tokens))
+    return publish(options, figures(rounds), notes={"fleet": options.rest["fleet"].name, "emulated": True})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fleet", type=Path, default=FLEETS / "heavy-16-half.toml", help="fleet file")
     parser.add_argument("--duration", type=float, default=90.0, help="seconds of a load")
+    parser.add_argument("--rounds", type=int, default=3, help="how often every load is played")
+
+
+def round_count(options: Options) -> int:
+    """One in a quick run."""
+    return 1 if options.quick else int(options.rest["rounds"])
 
 
 @contextmanager
@@ -153,11 +162,14 @@ def suite_of(fleet: Path, *flags: str) -> Iterator[tuple[LocalSuite, dict[str, s
             yield suite, tokens
 
 
-async def all_runs(
+async def all_rounds(
     options: Options, fleet: EmulatedFleet, suite: LocalSuite, tokens: dict[str, str]
-) -> list[OverloadRun]:
-    """One after the other."""
-    return [await run(suite, tokens, load) for load in loads(options, fleet)]
+) -> list[list[OverloadRun]]:
+    """Play every load once a round, one after the other."""
+    return [
+        [await run(suite, tokens, load) for load in loads(options, fleet, number)]
+        for number in range(round_count(options))
+    ]
 
 
 @dataclass(frozen=True)
@@ -170,8 +182,8 @@ class Load:
     until_s: float
 
 
-def loads(options: Options, fleet: EmulatedFleet) -> Iterator[Load]:
-    """Around capacity, beyond it, and last the two tenants together."""
+def loads(options: Options, fleet: EmulatedFleet, round_number: int) -> Iterator[Load]:
+    """Around capacity, beyond it, and last the two tenants together. No two rounds have the same arrivals."""
     capacity, slo_s = capacity_per_s(fleet, fleet.default_model), slo_of(fleet)
     shares = (1.0, 2.0) if options.quick else (*AROUND_CAPACITY, *OVERLOADS)
     asked = [(share, {"greedy": 1.0}) for share in shares]
@@ -179,7 +191,7 @@ def loads(options: Options, fleet: EmulatedFleet) -> Iterator[Load]:
     settling_s = SETTLING * slo_s
     duration_s = 1.5 * settling_s if options.quick else max(float(options.rest["duration"]), 1.5 * settling_s)
     steps = fleet.model(fleet.default_model).steps
-    for seed, (share, tenants) in enumerate(asked):
+    for seed, (share, tenants) in enumerate(asked, start=round_number * len(asked)):
         rate = share * capacity
         workload = steady_load(rate, duration_s, slo_s, seed, tenants=tenants, steps=steps, model=fleet.default_model)
         yield Load(share, workload, settling_s, duration_s)
@@ -220,11 +232,11 @@ def goodput_of(records: Sequence[RequestRecord], from_s: float, until_s: float) 
     return sum(from_s <= record.ended_s < until_s for record in in_time) / (until_s - from_s)
 
 
-def figures(runs: Sequence[OverloadRun]) -> list[Figure]:
-    *alone, together = runs
+def figures(rounds: Sequence[Sequence[OverloadRun]]) -> list[Figure]:
+    runs = [run for each in rounds for run in each]
     rows = [run.row() for run in runs]
-    found = goodput_figures([(run.share, run.goodput) for run in alone], rows)
-    over = [run for run in alone if run.share in GOODPUT]
+    found = goodput_figures([[(run.share, run.goodput) for run in each[:-1]] for each in rounds], rows)
+    over = [run for run in runs if run.share in GOODPUT]
     seconds = [value for run in over for value in run.rejections.seconds]
     others = [reason for run in runs for reason in run.rejections.others]
     rejected_count = len(seconds) + len(others)
@@ -235,19 +247,27 @@ def figures(runs: Sequence[OverloadRun]) -> list[Figure]:
     given_up = [run.rejections.dropped_count for run in over]
     answered = [run.report.overall.total - len(run.rejections.seconds) for run in over]
     found.append(counted("accepted, then dropped", sum(given_up), max(sum(answered), 1), informative(), given_up))
-    jain = together.report.jain if math.isfinite(together.report.jain) else None
-    found.append(Figure("Jain index, greedy and modest tenant", jain, FAIRNESS, rows, None))
+    found.append(fairness_figure([each[-1].report.jain for each in rounds]))
     return found
 
 
-def goodput_figures(runs: Sequence[tuple[float, float]], rows: list[dict[str, Any]]) -> list[Figure]:
-    """`runs`: share of capacity and goodput a second of each load of one tenant."""
-    peak = max(goodput for share, goodput in runs if share <= max(AROUND_CAPACITY))
-    return [
-        Figure(f"goodput at {share:g} x capacity / peak", goodput / peak if peak else None, GOODPUT[share], rows, None)
-        for share, goodput in runs
-        if share in GOODPUT
-    ]
+def goodput_figures(rounds: Sequence[Sequence[tuple[float, float]]], rows: list[dict[str, Any]]) -> list[Figure]:
+    """Return the goodput of each overload over its round's peak. `rounds`: share of capacity and goodput a second of
+    each load of one tenant. The interval is over rounds; one round has none."""
+    peaks = [max(goodput for share, goodput in each if share <= max(AROUND_CAPACITY)) for each in rounds]
+    found = []
+    for load in (share for share, _ in rounds[0] if share in GOODPUT):
+        pairs = [(dict(each)[load], peak) for each, peak in zip(rounds, peaks, strict=True)]
+        name, known = f"goodput at {load:g} x capacity / peak", all(min(pair) > 0 for pair in pairs)
+        interval = Interval(*paired_ratio_interval(pairs), CONFIDENCE, LOGARITHMS) if known and len(pairs) > 1 else None
+        found.append(Figure(name, paired_ratio(pairs) if known else None, GOODPUT[load], rows, interval))
+    return found
+
+
+def fairness_figure(indices: Sequence[float]) -> Figure:
+    """Return the smallest of the rounds' indices."""
+    least = min(indices) if all(math.isfinite(index) for index in indices) else None
+    return Figure("Jain index, greedy and modest tenant, least of the rounds", least, FAIRNESS, list(indices), None)
 
 
 def rejection_figure(name: str, seconds: Sequence[float], target: Target) -> Figure:
