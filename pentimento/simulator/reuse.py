@@ -6,6 +6,7 @@ from dataclasses import replace
 from pentimento.dataplane import Dataplane
 from pentimento.domain.fleet import PoolPlan
 from pentimento.policies.serving.entry import (
+    NO_QUOTA,
     FoundStart,
     Stage,
     StartCandidate,
@@ -32,6 +33,7 @@ class Reuse:
     def __init__(self, scenario: Scenario, workload: Workload, fleet: SimulatedFleet, dataplane: Dataplane) -> None:
         self._use = scenario.policy.cache
         self._pixels = scenario.pixels
+        self._quotas = dict(scenario.quotas)
         self._fleet = fleet
         self._dataplane = dataplane
         self._cache = _warm_cache(scenario, workload, fleet)
@@ -44,6 +46,8 @@ class Reuse:
         if self._cache is None:
             return MISS, ((own.pool, own.model),)
         arrival = request.arrival
+        quota = self._quotas.get(arrival.tenant, NO_QUOTA)
+        pools = [pool for pool in pools if pool.pool == own.pool or quota.allows(pool.pool)]
         if self._use is CacheUse.RETRIEVAL:
             candidates: tuple[StartCandidate, ...] = (StartCandidate(own.pool, own.model, images=True),)
         else:

@@ -21,7 +21,7 @@ from pentimento.domain.fleet import StartShare
 from pentimento.emulation.attempt_steps import AttemptSteps
 from pentimento.emulation.device import EmulatedDevice
 from pentimento.emulation.jobs import EmulatedJob
-from pentimento.policies.serving.entry import NOISE, request_stages, stages_from
+from pentimento.policies.serving.entry import NO_QUOTA, NOISE, allowed_stages, request_stages, stages_from
 from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import RequestRecord, StageSpan
 from pentimento.simulator.adapters import SimulatedAdapters
@@ -47,6 +47,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, workload: Workload, rng: Random) -> None:
         self._scenario = scenario
         self._workload = workload
+        self._quotas = dict(scenario.quotas)
         self._random = rng
         self._draws = [draws_of(arrival, rng) for arrival in workload.arrivals]
         self._agenda = Agenda()
@@ -192,8 +193,10 @@ class Simulation:
         request_id = f"r{index}"
         draw, route_draw = self._draws[index]
         plan, scenario = self.dataplane.state.plan, self._scenario
-        stages = request_stages(plan, arrival.model, route_draw, scenario.cascade)
-        stages = stages or request_stages(plan, scenario.default_model, route_draw)
+        quota = self._quotas.get(arrival.tenant, NO_QUOTA)
+        stages = request_stages(plan, arrival.model, route_draw, scenario.cascade, quota)
+        stages = stages or request_stages(plan, scenario.default_model, route_draw, quota=quota)
+        stages = allowed_stages(stages, quota)
         cascade = tuple(stage.pool for stage in stages)
         pool = cascade[0]
         request = SimulatedRequest(request_id, arrival, draw, route_draw, stages, pool=pool)
@@ -281,14 +284,13 @@ class Simulation:
         own = stage_of.pool
         # What was sent on to a stage goes nowhere else.
         request.start, lanes = self._reuse.choose(request, stage_of, pools if stage == 0 else ())
-        if stage == 0:
-            start, draw = request.start.kind.value, request.route_draw
-            request.cascade = stages_from(plan, request.cascade, *lanes[0], start, draw)
         request.deferred = stage > 0
         request.options = lanes
         own_steps = self._fleet.steps_of(stage_of.model, request.arrival)
         if stage == 0:
             kind, saved = request.start.kind.value, request.start.start_step_of(own_steps)
+            quota, draw = self._quotas.get(request.arrival.tenant, NO_QUOTA), request.route_draw
+            request.cascade = allowed_stages(stages_from(plan, request.cascade, *lanes[0], kind, draw, quota), quota)
             model = lanes[0][1] if kind != NOISE else ""
             self._controller.count_start(own, StartShare(saved, 0, kind, own_steps, model))
         work = [float(self._steps_left(request, model) * self._scenario.pixels) for _, model in lanes]

@@ -6,14 +6,17 @@ nothing of its own (MoDM's large workers). A stage of a cascade sends what its d
 by thresholds for each kind of start.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, RouteShare, StartThreshold
+from pentimento.domain.tenants import TenantQuota
 
 NOISE, LATENT, IMAGE, SPARE = "noise", "latent", "image", "spare"
 STARTS = (NOISE, LATENT, IMAGE)
 EVERY_START = (RouteShare(NOISE, 1.0), RouteShare(LATENT, 1.0), RouteShare(IMAGE, 1.0))
+# Every pool may be used.
+NO_QUOTA = TenantQuota()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +54,18 @@ def every_start(cascade: str) -> tuple[RouteShare, ...]:
     return tuple(RouteShare(start, 1.0, cascade) for start in STARTS)
 
 
-def entry_of(pools: Sequence[PoolPlan], start: str, draw: float) -> EnteredPool | None:
-    """Return where a request of this start enters; None when no pool takes such a start. `draw` is uniform in 0..1 and
-    decides by the pools' shares."""
+def entry_of(
+    pools: Sequence[PoolPlan], start: str, draw: float, suits: Callable[[EnteredPool], bool] = lambda _: True
+) -> EnteredPool | None:
+    """Return where a request of this start enters, of the places that suit it; None when no pool takes such a start.
+    `draw` is uniform in 0..1 and decides by the pools' shares."""
     taking = [
         (EnteredPool(pool, route.cascade), route.share)
         for pool in pools
         for route in pool.routes
         if route.route == start and route.share > 0
     ]
+    taking = [(entry, share) for entry, share in taking if suits(entry)]
     left = draw * sum(share for _, share in taking)
     for entry, share in taking:
         left -= share
@@ -68,27 +74,56 @@ def entry_of(pools: Sequence[PoolPlan], start: str, draw: float) -> EnteredPool 
     return taking[-1][0] if taking else None
 
 
-def request_stages(plan: Plan | None, model: str, draw: float, cascade: Sequence[str] = ()) -> tuple[Stage, ...]:
+def request_stages(
+    plan: Plan | None, model: str, draw: float, cascade: Sequence[str] = (), quota: TenantQuota = NO_QUOTA
+) -> tuple[Stage, ...]:
     """Return the stages that a request goes through before it is known whether the cache helps: the pool of the model
     that it names, else those of the plan, or else the models of `cascade`. A pool that no plan names is called after
-    its model. Where a model has several pools, they take its requests by their workers."""
+    its model. Where a model has several pools, they take its requests by their workers.
+
+    It is drawn to what its tenant may use by `quota`, where there is any such place; `allowed_stages` is what is left
+    of it."""
     pools = plan.pools if plan is not None else ()
     if model:
-        own = _drawn([pool for pool in pools if pool.model == model], draw)
+        of_model = [pool for pool in pools if pool.model == model]
+        own = _drawn([pool for pool in of_model if quota.allows(pool.pool)] or of_model, draw)
         return (Stage(own.pool if own is not None else model, model),)
-    entry = entry_of(pools, NOISE, draw)
+    entry = _entry(plan, NOISE, draw, quota) if plan is not None else None
     if plan is not None and entry is not None:
         return _stages(plan, entry)
     return tuple(Stage(name, name) for name in cascade)
 
 
+def allowed_stages(stages: Sequence[Stage], quota: TenantQuota) -> tuple[Stage, ...]:
+    """Return those in pools that the tenant may use. Where none is left it is all of them, and admission refuses the
+    first."""
+    return tuple(stage for stage in stages if quota.allows(stage.pool)) or tuple(stages)
+
+
+def _entry(plan: Plan, start: str, draw: float, quota: TenantQuota) -> EnteredPool | None:
+    """Of the places from which a stage is left to the tenant; of all where there is none."""
+    if not quota.pools:
+        return entry_of(plan.pools, start, draw)
+
+    def is_open(entry: EnteredPool) -> bool:
+        return any(quota.allows(stage.pool) for stage in _stages(plan, entry))
+
+    return entry_of(plan.pools, start, draw, is_open) or entry_of(plan.pools, start, draw)
+
+
 def stages_from(
-    plan: Plan | None, own: Sequence[Stage], pool: str, model: str, start: str, draw: float
+    plan: Plan | None,
+    own: Sequence[Stage],
+    pool: str,
+    model: str,
+    start: str,
+    draw: float,
+    quota: TenantQuota = NO_QUOTA,
 ) -> tuple[Stage, ...]:
     """Return the stages of a request once its start is known and `pool`, which holds `model`, is where it begins: those
     that the plan has for such starts there, else `own`, those that it came with, where it begins with the first of
-    them, else that pool alone."""
-    entry = entry_of(plan.pools, start, draw) if plan is not None else None
+    them, else that pool alone. Drawn as `request_stages` are."""
+    entry = _entry(plan, start, draw, quota) if plan is not None else None
     if plan is not None and entry is not None and entry.pool.pool == pool and own[0].planned:
         return _stages(plan, entry)
     return tuple(own) if own[0].pool == pool else (Stage(pool, model),)

@@ -26,7 +26,7 @@ from pentimento.domain.image_request import (
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.domain.requests import RequestState
 from pentimento.domain.spec_inputs import take_inputs
-from pentimento.policies.serving.entry import Stage, request_stages
+from pentimento.policies.serving.entry import Stage, allowed_stages, request_stages
 from pentimento.stores.ledger.journal import superseded
 from pentimento.wire.image import job_to_bytes, replay_to_bytes, request_to_bytes
 from services.frontdoor.answers.audience import Listener
@@ -46,7 +46,7 @@ from services.frontdoor.routing.explaining import Explained, ExplainedSteps, rea
 from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note
 from services.frontdoor.routing.neighbours import check_neighbour_count, neighbours_of
 from services.frontdoor.routing.routes import embed
-from services.frontdoor.routing.stages import PoolOption, allowed_stages, cascade_stages, choose_stages, fits
+from services.frontdoor.routing.stages import PoolOption, cascade_stages, choose_stages, fits
 from services.frontdoor.routing.start_choice import Asker, decide_route
 from services.frontdoor.routing.starts import kind_of, work_left
 
@@ -201,15 +201,11 @@ class ImageApi:
             yield event
 
     async def _judge_image(self, tenant: str, request: ImageRequest, preview_interval_steps: int) -> Judged:
-        judged = self._within_pools(tenant, self._judge(request, preview_interval_steps))
+        judged = self._judge(tenant, request, preview_interval_steps)
         if request.pin_ms is not None:
             inputs = take_inputs(judged.resolved.spec)[1]
             await self._parts.pins.check_room(tenant, request.pin_ms, sum(map(len, inputs.values())))
         return judged
-
-    def _within_pools(self, tenant: str, judged: Judged) -> Judged:
-        """Leave out stages in pools that the tenant may not use."""
-        return replace(judged, stages=allowed_stages(judged.stages, self._parts.tenants.quota_of(tenant)))
 
     async def _judge_replay(self, tenant: str, request: ReplayRequest, preview_interval_steps: int) -> Judged:
         """By the journal's record alone; its model paints it, whatever the plan does with others."""
@@ -219,14 +215,15 @@ class ImageApi:
         held = self._parts.catalogue.find(model)
         check_replayed_adapters(recorded.provenance.spec, self._parts.adapters)
         resolved = resolve_replay(request, recorded, held, self._limits, preview_interval_steps)
-        return Judged(resolved, request_stages(plan, model, draw), draw)
+        return Judged(resolved, request_stages(plan, model, draw, quota=self._parts.tenants.quota_of(tenant)), draw)
 
-    def _judge(self, request: ImageRequest, preview_interval_steps: int = 0) -> Judged:
-        """Return what is painted, by the stages whose models can paint a picture of that size. Raises InvalidArgument
-        where none of them can, and as `resolve` and `choose_stages`."""
+    def _judge(self, tenant: str, request: ImageRequest, preview_interval_steps: int = 0) -> Judged:
+        """Return what is painted, by the stages whose models can paint a picture of that size, in pools that the tenant
+        may use. Raises InvalidArgument where no model can, and as `resolve` and `choose_stages`."""
         draw = random.random()
         catalogue, plan = self._parts.catalogue, self._parts.dataplane.state.plan
-        held, stages = choose_stages(request, draw, catalogue, plan, self._cascade)
+        quota = self._parts.tenants.quota_of(tenant)
+        held, stages = choose_stages(request, draw, catalogue, plan, self._cascade, quota)
         seed = secrets.randbits(SEED_BITS)
         known = self._parts.adapters
         resolved = resolve(request, held, known, self._limits, seed, preview_interval_steps)
@@ -234,7 +231,7 @@ class ImageApi:
         if not fitting:
             # The last one says what is wrong.
             resolve(request, catalogue.find(stages[-1].model), known, self._limits, seed)
-        return Judged(resolved, fitting or stages, draw, seed_drawn=request.seed is None)
+        return Judged(resolved, allowed_stages(fitting or stages, quota), draw, seed_drawn=request.seed is None)
 
     async def pin(self, tenant: str, request_id: str, duration_ms: int) -> PinnedPicture:
         """Keep the picture of a completed request replayable for so long. Raises as `Pins`, and NotFound
@@ -276,7 +273,7 @@ class ImageApi:
         """The route that `generate` would take now, and so many of the cache's nearest entries; nothing is accepted or
         journalled. Raises InvalidArgument for too many."""
         check_neighbour_count(neighbour_count)
-        judged, notes = self._within_pools(tenant, self._judge(request)), list[str]()
+        judged, notes = self._judge(tenant, request), list[str]()
         scored = foresees(self._parts, judged.stages)
         embedding = await embed(self._parts, tenant, judged.resolved, notes.append, scored=scored)
         stage, told = judged.stages[0], list[str]()

@@ -12,7 +12,7 @@ from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import PlanVersion, Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.latent_pairing import PairingMode, can_pair
-from pentimento.policies.serving.entry import NOISE, Stage, scaled_start_step, stages_from
+from pentimento.policies.serving.entry import NOISE, Stage, allowed_stages, scaled_start_step, stages_from
 from services.frontdoor.metrics import LEFT_OUT
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
@@ -21,7 +21,6 @@ from services.frontdoor.routing.foresight import foresee, foresees, left_out_not
 from services.frontdoor.routing.light_starts import started_from_light
 from services.frontdoor.routing.stages import (
     PoolOption,
-    allowed_stages,
     as_painted_by,
     cascade_stages,
     known_stages,
@@ -141,9 +140,9 @@ async def _awaited_embedding(parts: FrontdoorParts, job: Job) -> Embedding | Non
 def _stages_from(parts: FrontdoorParts, job: Job, entered: PoolOption) -> tuple[Stage, ...]:
     """The stages of a request whose start is known, under the plan of now."""
     plan, request = parts.dataplane.state.plan, job.request
-    start = kind_of(entered.route.start)
-    stages = stages_from(plan, request.stages, entered.pool, entered.held.model, start, request.draw)
-    return allowed_stages(known_stages(stages, parts.catalogue), parts.tenants.quota_of(request.tenant))
+    start, quota = kind_of(entered.route.start), parts.tenants.quota_of(request.tenant)
+    stages = stages_from(plan, request.stages, entered.pool, entered.held.model, start, request.draw, quota)
+    return allowed_stages(known_stages(stages, parts.catalogue), quota)
 
 
 def _may_be_paired(parts: FrontdoorParts, option: PoolOption) -> bool:

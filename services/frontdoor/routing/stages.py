@@ -11,7 +11,7 @@ from pentimento.domain.fleet import HeldModel, Plan
 from pentimento.domain.generation import CascadeStage, FromImage, Route, Scheduler, noise_form_of
 from pentimento.domain.image_request import ImageRequest, ResolvedRequest
 from pentimento.domain.tenants import TenantQuota
-from pentimento.policies.serving.entry import Stage, request_stages, scaled_start_step
+from pentimento.policies.serving.entry import NO_QUOTA, Stage, request_stages, scaled_start_step
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
 
@@ -19,20 +19,26 @@ RETRY_MS = 1000
 
 
 def choose_stages(
-    request: ImageRequest, draw: float, catalogue: Catalogue, plan: Plan | None, cascade: Sequence[str]
+    request: ImageRequest,
+    draw: float,
+    catalogue: Catalogue,
+    plan: Plan | None,
+    cascade: Sequence[str],
+    quota: TenantQuota = NO_QUOTA,
 ) -> tuple[HeldModel, tuple[Stage, ...]]:
     """Return the model that a request is judged by, and its stages; one that names a model is painted by it alone.
 
-    `draw` is uniform in 0..1, for plans with shares; `cascade` names models by their stages, where the plan has none.
+    `draw` is uniform in 0..1, for plans with shares, and among pools that `quota` lets the tenant use; `cascade` names
+    models by their stages, where the plan has none.
     What a request says without naming a model (steps, guidance) it says of the deployment's default one; the model of
     every other stage paints as is usual there. Raises NotFound for a model nobody knows, Unavailable while none of the
     plan's was ever held.
     """
     named = request.model or request.init_image is not None
-    stages = () if named else request_stages(plan, "", draw, cascade)
+    stages = () if named else request_stages(plan, "", draw, cascade, quota)
     if not stages:
         held = catalogue.find(request.model)
-        return held, request_stages(plan, held.model, draw)
+        return held, request_stages(plan, held.model, draw, quota=quota)
     known = known_stages(stages, catalogue)
     if not known:
         models = ", ".join(stage.model for stage in stages)
@@ -69,12 +75,6 @@ def as_started_by(option: PoolOption, pool: str, resolved: ResolvedRequest, held
 def known_stages(stages: Sequence[Stage], catalogue: Catalogue) -> tuple[Stage, ...]:
     """Those whose models were ever held: a cascade goes as far as that."""
     return tuple(stage for stage in stages if catalogue.known(stage.model) is not None)
-
-
-def allowed_stages(stages: Sequence[Stage], quota: TenantQuota) -> tuple[Stage, ...]:
-    """Return those in pools that the tenant may use. Where none is left it is all of them, and admission refuses the
-    first."""
-    return tuple(stage for stage in stages if quota.allows(stage.pool)) or tuple(stages)
 
 
 def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) -> tuple[CascadeStage, ...]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import grpc
 import pytest
 from prometheus_client import REGISTRY
 
+from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
 from pentimento.clients.tenants import TenantsClient
 from pentimento.domain.errors import (
@@ -21,14 +23,18 @@ from pentimento.domain.errors import (
     ResourceExhausted,
     Unauthenticated,
 )
+from pentimento.domain.fleet import Plan, PoolPlan, WorkerAssignment
+from pentimento.domain.generation import PlanVersion
 from pentimento.domain.identity import Role
-from pentimento.domain.image_request import Completed, ImageRequest
+from pentimento.domain.image_request import Completed, ImageRequest, ReplayRequest
 from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.tenants import DAY_S, HOUR_S, TenantQuota, UsagePeriod
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
 from pentimento.stores.ledger import open_journal
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of
+from pentimento.testing.held_models import HELD
 from pentimento.testing.paced_worker import PacedWorker
+from pentimento.wire.plans import plan_to_bytes
 from services.frontdoor.tenants.administration import TenantAdministration
 
 ROLES = {"user": Role.USER, "service": Role.SERVICE, "admin": Role.ADMIN, "tenant-admin": Role.TENANT_ADMIN}
@@ -231,6 +237,28 @@ async def test_pools_that_a_tenant_may_not_use_are_refused(running: Administered
 
     assert isinstance(refused, PermissionDenied)
     assert refused.reason == "POOL_NOT_ALLOWED"
+
+
+async def test_what_names_its_model_is_painted_in_a_pool_that_its_tenant_may_use(
+    folder: Path, worker: PacedWorker
+) -> None:
+    """Both pools are of the model, and most of its workers are in the one that the tenant may not use."""
+    assignments = (WorkerAssignment("w1", f"unix:{folder / 'w1'}", "", 1),)
+    pools = (PoolPlan("closed", HELD.model, ("w1", "w2", "w3")), PoolPlan("open", HELD.model, ("w1",)))
+    journal = open_journal(settings_of(folder).ledger_url)
+    journal.save_plan(plan_to_bytes(Plan(PlanVersion(1, 1), assignments, pools))).result()
+    journal.close()
+    named = replace(REQUEST, model=HELD.model)
+
+    async with administered(folder) as running:
+        client = await running.tenant("acme", pools=("open",))
+        painted = [await paint(client, named) for _ in range(6)]
+        replayed = [event async for event in client.replay(ReplayRequest(painted[0].request_id))]
+        operator = FrontdoorClient(await running.channel("f", "token-admin"))
+        pools_seen = (await operator.status()).pools
+
+    assert isinstance(replayed[-1], Completed)
+    assert {pool.pool: pool.completed_count for pool in pools_seen if pool.completed_count} == {"open": 7}
 
 
 async def test_what_another_process_changes_in_the_ledger_is_followed(running: Administered, folder: Path) -> None:

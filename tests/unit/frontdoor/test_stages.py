@@ -5,8 +5,8 @@ import pytest
 from pentimento.domain.fleet import StartThreshold
 from pentimento.domain.generation import CascadeStage
 from pentimento.domain.tenants import TenantQuota
-from pentimento.policies.serving.entry import Stage
-from services.frontdoor.routing.stages import allowed_stages, cascade_stages, may_be_scored
+from pentimento.policies.serving.entry import Stage, allowed_stages
+from services.frontdoor.routing.stages import cascade_stages, may_be_scored
 
 PLANNED = (
     Stage("l", "light", "c", thresholds=(StartThreshold("noise", 0.7),)),

@@ -6,7 +6,8 @@ import pytest
 
 from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, RouteShare, StagePlan, StartThreshold
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.serving.entry import Stage, every_start, request_stages, stages_from
+from pentimento.domain.tenants import TenantQuota
+from pentimento.policies.serving.entry import Stage, allowed_stages, every_start, request_stages, stages_from
 
 SCORED = (StartThreshold("noise", 0.4), StartThreshold("image", 0.6))
 POOLS = (
@@ -54,6 +55,49 @@ def test_pools_of_one_model_take_its_requests_by_their_workers() -> None:
     drawn = [request_stages(plan, "c", draw / 100)[0].pool for draw in range(100)]
 
     assert (drawn.count("quick"), drawn.count("full")) == (25, 75)
+
+
+def test_a_tenant_is_drawn_to_pools_of_its_model_that_it_may_use_and_to_no_other() -> None:
+    """By the workers of those; where it may use none, one of all is drawn, which admission refuses."""
+    pools = (PoolPlan("a", "c", ("w1",)), PoolPlan("b", "c", ("w2", "w3", "w4")), PoolPlan("d", "c", ("w5",)))
+    plan = Plan(PlanVersion(1, 1), pools=pools)
+
+    def drawn(*allowed: str) -> list[str]:
+        quota = TenantQuota(pools=allowed)
+        return [request_stages(plan, "c", draw / 100, quota=quota)[0].pool for draw in range(100)]
+
+    assert drawn("a") == ["a"] * 100
+    assert [drawn("a", "b").count(pool) for pool in "abd"] == [25, 75, 0]
+    assert drawn("elsewhere") == drawn()
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.3, 0.6, 0.99])
+def test_a_tenant_is_drawn_to_places_where_a_stage_is_left_to_it(draw: float) -> None:
+    """Of three ways from noise the first two end in large, the second and the third have medium."""
+    ways = (RouteShare("noise", 0.5, "two"), RouteShare("noise", 0.2, "three"))
+    pools = (replace(POOLS[0], routes=ways), POOLS[1], replace(POOLS[2], routes=(RouteShare("noise", 0.3),)))
+    plan = replace(PLAN, pools=pools)
+
+    def drawn(*allowed: str) -> list[str]:
+        quota = TenantQuota(pools=allowed)
+        return names(allowed_stages(request_stages(plan, "", draw, quota=quota), quota))
+
+    assert drawn("medium") == ["medium"]
+    assert drawn("large") == ["large"]
+    assert drawn("elsewhere") == names(request_stages(plan, "", draw))
+
+
+def test_a_hit_goes_through_the_cascade_of_the_place_that_its_tenant_may_use() -> None:
+    """Half of the images are refined by medium alone, which it may not use, and half by large and then small."""
+    back = CascadePlan("back", (StagePlan("large", SCORED), StagePlan("small")))
+    large = replace(POOLS[1], routes=(RouteShare("image", 0.5, "back"),))
+    medium = replace(POOLS[2], routes=(RouteShare("image", 0.5),))
+    plan = replace(PLAN, pools=(POOLS[0], medium, large), cascades=(*CASCADES, back))
+    quota, came_with = TenantQuota(pools=("large",)), request_stages(plan, "", 0.5)
+
+    drawn = [stages_from(plan, came_with, "large", "c", "image", draw / 10, quota) for draw in range(10)]
+
+    assert [names(stages) for stages in drawn] == [["large", "small"]] * 10
 
 
 def test_without_a_plan_that_routes_the_settings_cascade_is_taken() -> None:
