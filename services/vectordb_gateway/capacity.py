@@ -1,7 +1,7 @@
 """How much the cache takes: limits, eviction, and read-only when it is full."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pentimento.domain.access import EvictionRule
@@ -12,6 +12,7 @@ from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.objects import ObjectStore
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice, GrantSettings
+from services.vectordb_gateway.tenant_limits import TenantLimits
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +42,7 @@ class Capacity:
         self._followed: EvictionChoice | None = None
         self._shortage = ""
         self._store_bytes = 0
-        # As frontdoors said last; after a start nothing is known of a tenant until it asks for a place.
-        self._tenant_bytes: dict[str, int] = {}
-
-    def limit_tenant(self, tenant: str, most_bytes: int | None) -> None:
-        """Keep at most so much of the tenant from here on, None for no bound of its own; changes state."""
-        if most_bytes is None:
-            self._tenant_bytes.pop(tenant, None)
-        else:
-            self._tenant_bytes[tenant] = most_bytes
+        self.tenants = TenantLimits(ledger)
 
     def refusal(self, tenant: str) -> str:
         """Why nothing is reserved for the tenant now; empty when it is."""
@@ -81,9 +74,9 @@ class Capacity:
 
     def enforce(self) -> None:
         """Evict down to the limits, and look how much room the object store has."""
-        if self._eviction() is not EvictionChoice.NONE and self._may_be_over():
-            # A copy: the loop writes while this thread reads.
-            self._evict(replace(self._settings.limits(), tenant_bytes=dict(self._tenant_bytes)))
+        tenant_bytes = self.tenants.read()
+        if self._eviction() is not EvictionChoice.NONE and self._may_be_over(tenant_bytes):
+            self._evict(replace(self._settings.limits(), tenant_bytes=tenant_bytes))
         self._look_for_room()
         totals = self._ledger.totals()
         metrics.ENTRIES.set(totals.entry_count)
@@ -101,15 +94,15 @@ class Capacity:
             items = self._ledger.evict_items(lambda held: gives_way(held, limits), grace_s).result()
             metrics.ITEM_EVICTIONS.inc(items)
 
-    def _may_be_over(self) -> bool:
+    def _may_be_over(self, tenant_bytes: Mapping[str, int]) -> bool:
         """What tenants hold is summed up only where it may matter."""
         settings, totals = self._settings, self._ledger.totals()
         is_over = totals.entry_count > settings.max_entries or totals.size_bytes > settings.max_size_bytes
-        return is_over or settings.tenant_share < 1.0 or bool(self._tenant_bytes)
+        return is_over or settings.tenant_share < 1.0 or bool(tenant_bytes)
 
     def _over_quota(self, tenant: str) -> str:
         """What is evicted later makes room for itself; where nothing is, a tenant that holds its share waits."""
-        settings, most_bytes = self._settings, self._tenant_bytes.get(tenant)
+        settings, most_bytes = self._settings, self.tenants.of(tenant)
         if most_bytes == 0:
             return "the tenant may keep nothing in the cache"
         if self._eviction() is not EvictionChoice.NONE or (settings.tenant_share == 1.0 and most_bytes is None):

@@ -96,7 +96,7 @@ class EntryWriting:
         check_attempt(attempt, scope)
         check_start_step(run.start_step, scope.num_inference_steps)
         check_start_kind(run.start_kind)
-        self._capacity.limit_tenant(scope.tenant, run.tenant_cache_bytes)
+        self._capacity.tenants.set(scope.tenant, run.tenant_cache_bytes)
         if run.ancestor_depth >= self._bounds.max_ancestor_depth:
             # It would stand before entries that serve, and never serve itself.
             return _refused(f"{run.ancestor_depth} ancestors in a row: nothing may start from its picture")

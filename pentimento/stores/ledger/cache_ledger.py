@@ -18,6 +18,7 @@ from pentimento.domain.generation import ObjectReference
 from pentimento.domain.online_quality import PaintedAgain, QualitySample, ThresholdPosition, WatchedThreshold
 from pentimento.stores.ledger import cache_access as access
 from pentimento.stores.ledger import cache_evictions as evictions
+from pentimento.stores.ledger import cache_limits as limits
 from pentimento.stores.ledger import cache_pins as pins
 from pentimento.stores.ledger import cache_quality as quality
 from pentimento.stores.ledger import cache_tables as tables
@@ -90,6 +91,10 @@ class CacheLedger:
         """Keep what a hit was seen to keep, once however often it is given, and return where its threshold stands by
         `judge`, which is given the newest `kept_count` samples; None where the hit was counted before."""
         return self._submit(lambda connection: quality.note_quality(connection, watched, seen, judge, kept_count))
+
+    def limit_tenant(self, tenant: str, most_bytes: int | None) -> "Future[None]":
+        """Keep for every start that so much is kept of the tenant at most; None for no bound of its own."""
+        return self._submit(lambda connection: limits.limit_tenant(connection, tenant, most_bytes))
 
     def bind_encoder(self, binding: EncoderBinding) -> "Future[EncoderBinding]":
         """Bind the cache to an encoder if it is bound to none, and return the binding in force."""
@@ -289,6 +294,11 @@ class CacheLedger:
         """Return what each tenant holds in live entries."""
         with self._reading() as connection:
             return evictions.holdings(connection)
+
+    def tenant_limits(self) -> dict[str, int]:
+        """Return how many bytes are kept at most of each tenant that has a bound of its own."""
+        with self._reading() as connection:
+            return limits.tenant_limits(connection)
 
     def check_integrity(self) -> list[str]:
         """Return a sentence for each contradiction between the rows."""

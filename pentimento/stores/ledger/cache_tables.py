@@ -144,6 +144,14 @@ quality_samples = Table(
     Column("scratch_quality", Double, nullable=False),
 )
 
+tenant_limits = Table(
+    "cache_tenant_limits",
+    _METADATA,
+    Column("tenant", Text, primary_key=True),
+    # What is kept of it at most.
+    Column("size_bytes", BigInteger, nullable=False),
+)
+
 MIGRATIONS = (
     Migration(
         1,
@@ -307,4 +315,5 @@ MIGRATIONS = (
         ),
     ),
     Migration(7, ("ALTER TABLE cache_entries ADD COLUMN request_id TEXT NOT NULL DEFAULT ''",)),
+    Migration(8, ("CREATE TABLE cache_tenant_limits (tenant TEXT PRIMARY KEY, size_bytes BIGINT NOT NULL)",)),
 )

@@ -1,5 +1,6 @@
 """Limits: the oldest goes, or nothing new comes in."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from pentimento.domain.generation import FromLatent, FromNoise
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.settings import CapacitySettings
+from services.vectordb_gateway.tenant_limits import TenantLimits
 from tests.gateways import attempt, embedding, running_gateway, scope
 
 FAR_APART = [embedding(*([0] * number), 1) for number in range(4)]
@@ -201,6 +203,44 @@ async def test_a_tenant_with_bytes_of_its_own_keeps_no_more_and_others_keep_thei
             await gateway.store(text, scope("small"))
         gateway.maintain()
         assert (await gateway.client.statistics()).entry_count == 8
+
+
+async def test_a_gateway_knows_the_bytes_of_tenants_when_it_starts(tmp_path: Path) -> None:
+    """What it was told before a restart holds without a word of the tenant's; what was taken back does not."""
+    async with running_gateway(tmp_path) as gateway:
+        for text in FAR_APART:
+            for tenant in ("small", "freed"):
+                await gateway.store(text, scope(tenant))
+        for tenant in ("small", "freed"):
+            await gateway.client.reserve(scope(tenant), attempt(tenant), tenant_cache_bytes=1200)
+        await gateway.client.reserve(scope("freed"), attempt("freed"))
+
+    async with running_gateway(tmp_path) as gateway:
+        assert (await gateway.client.statistics()).entry_count == 6
+
+        small = [isinstance((await gateway.lookup(text, scope("small"))).start, FromLatent) for text in FAR_APART]
+        freed = [isinstance((await gateway.lookup(text, scope("freed"))).start, FromLatent) for text in FAR_APART]
+        assert (small, freed) == ([False, False, True, True], [True] * 4)
+        assert gateway.problems() == []
+
+
+async def test_gateways_over_one_ledger_go_by_the_bytes_that_any_of_them_was_told(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        other = TenantLimits(gateway.process.stores.ledger)
+        for text in FAR_APART:
+            await gateway.store(text)
+        other.set("tenant", 1200)
+        # One writer writes in order.
+        await asyncio.wrap_future(gateway.process.stores.ledger.mark_indexed([]))
+        gateway.maintain()
+        assert (await gateway.client.statistics()).entry_count == 2
+
+        other.set("tenant", None)
+        await asyncio.wrap_future(gateway.process.stores.ledger.mark_indexed([]))
+        for text in FAR_APART[:2]:
+            await gateway.store(text)
+        gateway.maintain()
+        assert (await gateway.client.statistics()).entry_count == 4
 
 
 @pytest.mark.parametrize(("most_bytes", "is_granted"), [(0, False), (500, False), (501, True), (None, True)])
