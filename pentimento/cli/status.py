@@ -6,7 +6,8 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO, TypeVar
 
@@ -60,18 +61,16 @@ def status(
     **addresses: str | None,
 ) -> None:
     """Shows who is up, the models they hold, queues, running work, the cache and the plan in force. Exits with 1 where
-    nobody answers."""
-    if as_json and watch:
-        raise InvalidArgument.of("json", "is one look; --watch --record FILE writes a line for each")
+    nobody answers, unless it stays: with --watch --json every look is a line."""
     if record is not None and not watch:
         raise InvalidArgument.of("record", "is written with --watch alone")
     places = find_places(addresses, read_token(token), tls_ca_file, state_dir)
     if watch:
-        asyncio.run(keep_looking(places, record))
+        asyncio.run(keep_looking(places, record, as_json=as_json))
         return
     found = asyncio.run(look(places))
     if as_json:
-        click.echo(json.dumps(as_document(found), indent=1))
+        click.echo(line_of(found))
     else:
         Console().print(Group(*render(found)))
     if not found.answered:
@@ -117,11 +116,12 @@ async def look(places: Places) -> SuiteStatus:
     )
 
 
-async def keep_looking(places: Places, record: Path | None) -> None:
-    """Look every second, show the fleet and how its allocation has moved, and write that to `record`, if any."""
+async def keep_looking(places: Places, record: Path | None, *, as_json: bool) -> None:
+    """Look every second, show the fleet and how its allocation has moved, or print a look as a line, and write how it
+    has moved to `record`, if any."""
     history: deque[AllocationSample] = deque(maxlen=SHOWN_LOOKS)
     began = time.monotonic()
-    with Live(auto_refresh=False, screen=False) as view, open_record(record) as file:
+    with lines() if as_json else live_view(history) as show, open_record(record) as file:
         while True:
             started = time.monotonic()
             found = await look(places)
@@ -129,8 +129,26 @@ async def keep_looking(places: Places, record: Path | None) -> None:
                 history.append(sample)
                 file.write(sample_line(sample))
                 file.flush()
-            view.update(Group(*render(found), *movement(history)), refresh=True)
+            show(found)
             await asyncio.sleep(max(LOOK_S - (time.monotonic() - started), 0.0))
+
+
+@contextmanager
+def live_view(history: Sequence[AllocationSample]) -> Iterator[Callable[[SuiteStatus], None]]:
+    """What shows a look in place of the one before, with how the allocation has moved since `history` began."""
+    with Live(auto_refresh=False, screen=False) as view:
+        yield lambda found: view.update(Group(*render(found), *movement(history)), refresh=True)
+
+
+@contextmanager
+def lines() -> Iterator[Callable[[SuiteStatus], None]]:
+    """What prints a look as a line of JSON."""
+    yield lambda found: click.echo(line_of(found))
+
+
+def line_of(found: SuiteStatus) -> str:
+    """Return a look of now as one line of JSON."""
+    return json.dumps({"at_ms": time.time_ns() // 1_000_000, **as_document(found)}, ensure_ascii=False)
 
 
 def open_record(record: Path | None) -> TextIO:

@@ -10,8 +10,7 @@ from pentimento.cli.adapters import list_all
 from pentimento.cli.calls import naming, own_token_file
 from pentimento.cli.detached import stopping
 from pentimento.cli.scale import told
-from pentimento.cli.status import status
-from pentimento.domain.errors import InvalidArgument, Unauthenticated, Unavailable
+from pentimento.domain.errors import Unauthenticated, Unavailable
 from pentimento.supervisor.state import Endpoint
 
 NOBODY = "unix:/nonexistent/socket"
@@ -42,13 +41,6 @@ def test_a_lacking_token_is_asked_for_by_its_option() -> None:
 
     assert "--token" in describe(lacking)
     assert describe(Unauthenticated("UNKNOWN_TOKEN", "the token is not known")) == "the token is not known"
-
-
-def test_one_look_as_json_is_not_watched() -> None:
-    done = CliRunner().invoke(status, ["--watch", "--json"])
-
-    assert isinstance(done.exception, InvalidArgument)
-    assert str(done.exception).startswith("json: ")
 
 
 def test_the_way_to_stop_a_suite_names_its_directory_where_it_is_another_than_usual(

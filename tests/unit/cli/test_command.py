@@ -1,10 +1,12 @@
 """The command line: help without grpc, one-line errors that name the field, exit codes."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -69,6 +71,29 @@ def test_where_nobody_answers_status_says_so_by_its_exit_code(tmp_path: Path) ->
     assert (plain.exit_code, document.exit_code) == (1, 1)
     assert "controller does not answer" in plain.output
     assert json.loads(document.output)["fleet"] is None
+
+
+def test_watched_as_json_every_look_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it is stopped; that nobody answers is told, and is no reason to stop."""
+    nobody = f"unix:{tmp_path / 'nobody'}"
+    addresses = [f"--{name}-address={nobody}" for name in ("controller", "frontdoor", "gateway")]
+    looks = iter(range(3))
+
+    async def sleep(seconds: float) -> None:
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "asyncio", SimpleNamespace(run=asyncio.run, sleep=sleep))
+    record = tmp_path / "record"
+
+    done = CliRunner().invoke(status.status, [*addresses, "--watch", "--json", f"--record={record}"])
+
+    documents = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(documents) == 4
+    assert all(sorted(one["unanswered"]) == ["controller", "frontdoor", "gateway"] for one in documents)
+    times = [one["at_ms"] for one in documents]
+    assert times == sorted(times) and times[0] > 1_700_000_000_000
+    assert (done.exit_code, record.read_text()) == (1, "")
 
 
 def test_unknown_model_stops_up_with_one_line(tmp_path: Path) -> None:
