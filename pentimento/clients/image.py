@@ -20,10 +20,10 @@ from pentimento.domain.image_request import (
     ReplayRequest,
     RequestStatus,
 )
-from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl
+from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl, ResultUrlServer
 from pentimento.domain.requests import RequestState
 from pentimento.wire.adapters import adapter_from_proto
-from pentimento.wire.enumerations import REQUEST_STATES
+from pentimento.wire.enumerations import REQUEST_STATES, RESULT_URL_SERVERS
 from pentimento.wire.image import (
     event_from_proto,
     explanation_from_proto,
@@ -149,6 +149,12 @@ class ImageClient:
         with domain_errors():
             answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
         return tuple(adapter_from_proto(adapter) for adapter in answer.adapters)
+
+    async def result_url_server(self, timeout_s: float | None = None) -> ResultUrlServer | None:
+        """Return who serves addresses of pictures; None while the frontdoor does not know."""
+        with domain_errors():
+            answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
+        return RESULT_URL_SERVERS.from_proto(answer.result_url_server) if answer.result_url_server else None
 
 
 async def _events(call: Any) -> AsyncGenerator[GenerateEvent, None]:

@@ -47,6 +47,14 @@ class RequestPage:
     next_page_token: str = ""
 
 
+class ResultUrlServer(Enum):
+    """Who serves the addresses that a deployment gives of its pictures: nobody where it gives none."""
+
+    NONE = "none"
+    STORE = "store"
+    EDGE = "edge"
+
+
 @dataclass(frozen=True)
 class ResultUrl:
     """Where a picture may be read by anybody until then; a path where an HTTP edge serves it."""

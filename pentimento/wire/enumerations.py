@@ -12,7 +12,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Capability, ReplicaKind
 from pentimento.domain.generation import ControlNetMode, NoiseForm, Scheduler
 from pentimento.domain.image_request import CacheMode, ImageFormat
-from pentimento.domain.jobs import WebhookState
+from pentimento.domain.jobs import ResultUrlServer, WebhookState
 from pentimento.domain.requests import RequestState
 
 E = TypeVar("E", bound=Enum)
@@ -77,6 +77,14 @@ REPLICA_KINDS = EnumTable(
 CACHE_MODES = EnumTable("cache", {value: image_pb.CacheMode.Value(f"CACHE_MODE_{value.name}") for value in CacheMode})
 IMAGE_FORMATS = EnumTable(
     "format", {value: image_pb.ImageFormat.Value(f"IMAGE_FORMAT_{value.name}") for value in ImageFormat}
+)
+RESULT_URL_SERVERS = EnumTable(
+    "result_url_server",
+    {
+        ResultUrlServer.NONE: image_pb.RESULT_URL_SERVER_NONE,
+        ResultUrlServer.STORE: image_pb.RESULT_URL_SERVER_STORE,
+        ResultUrlServer.EDGE: image_pb.RESULT_URL_SERVER_EDGE,
+    },
 )
 WEBHOOK_STATES = EnumTable(
     "webhook.state",

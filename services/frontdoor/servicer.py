@@ -12,7 +12,7 @@ from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceServicer
 from pentimento.dataplane.pools import Pool, Worker
 from pentimento.rpc import current_caller
 from pentimento.wire.adapters import adapter_to_proto
-from pentimento.wire.enumerations import REQUEST_STATES
+from pentimento.wire.enumerations import REQUEST_STATES, RESULT_URL_SERVERS
 from pentimento.wire.generation import plan_version_to_proto
 from pentimento.wire.image import (
     attach_event_to_proto,
@@ -166,6 +166,7 @@ class ImageServicer(ImageServiceServicer):
         return pb.ListModelsResponse(
             models=[model_to_proto(model) for model in self._api.list_models()],
             adapters=[adapter_to_proto(adapter) for adapter in self._api.list_adapters()],
+            result_url_server=RESULT_URL_SERVERS.to_proto(self._urls.server),
         )
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pentimento.domain.generation import ObjectReference
+from pentimento.domain.jobs import ResultUrlServer
 from pentimento.files.private_files import close_to_others, make_private_directory
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
 from pentimento.stores.objects.signed_paths import PathSigner, presigned_path
@@ -89,6 +90,11 @@ class FilesystemObjectStore:
             if size != reference.size_bytes:
                 raise ObjectCorrupt(reference.key, f"expected {reference.size_bytes} bytes, found {size}")
             return verify(reference, file.read(size))
+
+    @property
+    def address_server(self) -> ResultUrlServer:
+        """The edge, where there is a key."""
+        return ResultUrlServer.NONE if self._signer is None else ResultUrlServer.EDGE
 
     def presign(self, reference: ObjectReference, media_type: str, expires_at: int) -> str:
         """Return a signed path, which an HTTP edge with the same key serves."""

@@ -9,11 +9,10 @@ The last corrupt ones are kept under `quarantine/`, for whoever looks into them;
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import partial
 from typing import Any
 
 import boto3
@@ -22,6 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
+from pentimento.domain.jobs import ResultUrlServer
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
 from pentimento.stores.objects.signed_paths import PathSigner, presigned_path
 from pentimento.stores.objects.store import (
@@ -70,10 +70,12 @@ class S3ObjectStore:
         bucket: str,
         prefix: str,
         part_bytes: int = _DEFAULT_PART_MIB * _MEBIBYTE,
-        presigner: Callable[[ObjectReference, str, int], str] | None = None,
+        signer: PathSigner | None = None,
+        address_server: ResultUrlServer = ResultUrlServer.STORE,
     ) -> None:
-        """`presigner` makes addresses of somebody else's; None: the store's own."""
-        self._presigner = presigner
+        """`signer` signs paths of the edge where that serves addresses, None where there is no key for them."""
+        self._signer = signer
+        self.address_server = address_server
         self._client = client
         self._bucket = bucket
         self._part_bytes = part_bytes
@@ -89,7 +91,7 @@ class S3ObjectStore:
             raise InvalidArgument.of("objects_url", f"s3 urls take {sorted(_OPTIONS)}, got {sorted(unknown)}")
         region = options.get("region", "us-east-1")
         client = boto3.client("s3", endpoint_url=options.get("endpoint"), region_name=region, config=_CONFIG)
-        store = cls(client, bucket, prefix, _part_bytes(options), _presigner(options, signer))
+        store = cls(client, bucket, prefix, _part_bytes(options), signer, _address_server(options, signer))
         if options.get("create_bucket") == "true":
             store._create_bucket()
         return store
@@ -118,8 +120,8 @@ class S3ObjectStore:
         """Return an address of the store itself, signed in its query. Of credentials that end sooner it ends with
         them. Where another serves it: that one's."""
         place = self._place(check_key(reference.key))
-        if self._presigner is not None:
-            return self._presigner(reference, media_type, expires_at)
+        if self.address_server is not ResultUrlServer.STORE:
+            return presigned_path(self._signer, reference, media_type, expires_at)
         # What the browser of a stranger is told is signed as well.
         shown = {"ResponseContentType": media_type, "ResponseContentDisposition": "inline"}
         # S3 takes 1 second to 7 days.
@@ -245,13 +247,13 @@ class S3ObjectStore:
             raise StoreUnavailable("object store", type(error).__name__) from error
 
 
-def _presigner(
-    options: Mapping[str, str], signer: PathSigner | None
-) -> Callable[[ObjectReference, str, int], str] | None:
+def _address_server(options: Mapping[str, str], signer: PathSigner | None) -> ResultUrlServer:
     addresses = options.get("addresses", "store")
     if addresses not in _ADDRESSES:
         raise InvalidArgument.of("objects_url", f"addresses must be {' or '.join(_ADDRESSES)}, got {addresses!r}")
-    return partial(presigned_path, signer) if addresses == "edge" else None
+    if addresses == "store":
+        return ResultUrlServer.STORE
+    return ResultUrlServer.NONE if signer is None else ResultUrlServer.EDGE
 
 
 def _part_bytes(options: Mapping[str, str]) -> int:

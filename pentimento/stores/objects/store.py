@@ -8,6 +8,7 @@ from typing import Protocol
 
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import ObjectReference
+from pentimento.domain.jobs import ResultUrlServer
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 
 # Segments of letters, digits, "_" and "-": neither a path nor a query can be smuggled into a key. No dot at all.
@@ -35,6 +36,10 @@ class ObjectStore(Protocol):
     @property
     def backend(self) -> str:
         """The kind of store: `filesystem` or `s3`."""
+
+    @property
+    def address_server(self) -> ResultUrlServer:
+        """Who serves the addresses that `presign` gives; NONE where it has nothing to sign with."""
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> ObjectReference:
         """Store the object and return its reference. It is readable on return, and safe from a power cut unless

@@ -1,13 +1,54 @@
 """Addresses of finished pictures, as clients of this process reach them."""
 
+import time
 from collections.abc import Iterable
 
 from starlette.requests import Request
 
 from pentimento.clients.image import ImageClient
+from pentimento.domain.errors import FailedPrecondition, FieldViolation
 from pentimento.domain.image_request import Completed
-from pentimento.domain.jobs import ResultUrl
+from pentimento.domain.jobs import ResultUrl, ResultUrlServer
 from services.edge.parts import EdgeParts
+from services.edge.settings import EdgeSettings
+
+FIELD = "response_format"
+FRESH_S = 10.0
+ASK_TIMEOUT_S = 10.0
+
+
+class UrlOffers:
+    """Whether pictures can come as addresses here: known for a while where they can, asked anew where they cannot."""
+
+    def __init__(self, parts: EdgeParts) -> None:
+        self._parts = parts
+        self._good_until = float("-inf")
+
+    async def check(self, token: str | None) -> None:
+        """Raise FailedPrecondition URLS_OFF where a picture would have no address that leads to it: before it is asked
+        for."""
+        now = time.monotonic()
+        if now < self._good_until:
+            return
+        async with self._parts.frontdoor.channel(token) as channel:
+            server = await ImageClient(channel).result_url_server(ASK_TIMEOUT_S)
+        if server is None:
+            return
+        check_server(server, self._parts.settings)
+        self._good_until = now + FRESH_S
+
+
+def check_server(server: ResultUrlServer, settings: EdgeSettings) -> None:
+    """Raise FailedPrecondition URLS_OFF where nobody serves addresses, or this process should and has no files."""
+    if server is ResultUrlServer.NONE:
+        raise urls_off("this deployment gives no addresses of pictures")
+    if server is ResultUrlServer.EDGE and not settings.files_url:
+        raise urls_off("no pictures are served here")
+
+
+def urls_off(why: str) -> FailedPrecondition:
+    violation = FieldViolation(FIELD, f"must be b64_json: {why}")
+    return FailedPrecondition("URLS_OFF", f"{FIELD}: {violation.description}", violations=(violation,))
 
 
 def origin_of(request: Request, parts: EdgeParts) -> str:

@@ -14,7 +14,7 @@ from services.edge.http.bodies import HeldBody, read_body
 from services.edge.http.callers import idempotency_key_of, token_of
 from services.edge.http.forms import read_form
 from services.edge.http.leaving import Receive, Scope, Send
-from services.edge.images.addresses import origin_of
+from services.edge.images.addresses import UrlOffers, origin_of
 from services.edge.images.answering import pictures_document
 from services.edge.images.asking import AskedPictures, asked_pictures
 from services.edge.images.fields import EDIT_FIELDS, GENERATION_FIELDS, by_field_name
@@ -37,9 +37,9 @@ Reader = Callable[[EdgeParts, Request, HeldBody], Awaitable[AskedPictures]]
 
 def image_routes(parts: EdgeParts) -> list[BaseRoute]:
     """Return the routes of pictures."""
-    steps = UsualSteps()
-    generations = PictureCall(parts, steps, "image_generation", read_generation)
-    edits = PictureCall(parts, steps, "image_edit", read_edit)
+    steps, offers = UsualSteps(), UrlOffers(parts)
+    generations = PictureCall(parts, steps, offers, "image_generation", read_generation)
+    edits = PictureCall(parts, steps, offers, "image_edit", read_edit)
     return [
         Route("/v1/images/generations", generations, methods=["POST"]),
         Route("/v1/images/edits", edits, methods=["POST"]),
@@ -52,6 +52,7 @@ class PictureCall:
 
     parts: EdgeParts
     usual_steps: UsualSteps
+    url_offers: UrlOffers
     kind: str
     read: Reader
 
@@ -62,6 +63,8 @@ class PictureCall:
             await introduce(self.parts, token)
         with self.parts.bodies.held() as held:
             asked = await self.read(self.parts, request, held)
+            if asked.as_urls:
+                await self.url_offers.check(token)
             painting = PictureErrand(self.parts, self.usual_steps, token, key, asked, scope)
             if asked.stream:
                 await PictureStream(painting, self.kind)(scope, receive, send)

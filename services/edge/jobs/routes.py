@@ -15,7 +15,7 @@ from services.edge.http.bodies import read_body
 from services.edge.http.callers import idempotency_key_of, token_of
 from services.edge.http.errors import as_known
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
-from services.edge.images.addresses import origin_of, urls_of, whole_url
+from services.edge.images.addresses import UrlOffers, origin_of, urls_of, whole_url
 from services.edge.images.answering import pictures_document
 from services.edge.images.asking import AskedPictures, asked_pictures
 from services.edge.images.events import HEARTBEAT
@@ -57,6 +57,7 @@ class JobRoutes:
 
     def __init__(self, parts: EdgeParts) -> None:
         self._parts = parts
+        self._url_offers = UrlOffers(parts)
 
     async def submit(self, request: Request) -> Response:
         """Take what `/v1/images/generations` takes, and answer once it is accepted."""
@@ -68,6 +69,8 @@ class JobRoutes:
         with self._parts.bodies.held() as held:
             body = await read_body(request, held, self._parts.settings.http.max_body_bytes)
             asked, webhook_url = asked_job(body)
+            if asked.as_urls:
+                await self._url_offers.check(token_of(request))
             async with self._client(request) as client:
                 accepted = await client.submit(asked.request, key, webhook_url=webhook_url)
         result = WantedResult(asked.as_urls, asked.provenance).path(accepted.request_id)
@@ -96,6 +99,8 @@ class JobRoutes:
     async def result(self, request: Request) -> Response:
         """Give the pictures of one that is completed."""
         wanted = wanted_result(request.query_params.multi_items())
+        if wanted.as_urls:
+            await self._url_offers.check(token_of(request))
         async with self._client(request) as client:
             pictures = await completed_pictures(client, request.path_params["id"], wanted.as_urls)
             urls = await urls_of(client, pictures, origin_of(request, self._parts)) if wanted.as_urls else ()
@@ -103,6 +108,7 @@ class JobRoutes:
 
     async def url(self, request: Request) -> Response:
         """Give an address of its picture that expires."""
+        await self._url_offers.check(token_of(request))
         async with self._client(request) as client:
             result = await client.result_url(request.path_params["id"], None, CALL_TIMEOUT_S)
         url = whole_url(result, origin_of(request, self._parts))

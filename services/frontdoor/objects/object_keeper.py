@@ -11,6 +11,7 @@ from typing import TypeVar
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.generation import ObjectReference
+from pentimento.domain.jobs import ResultUrlServer
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.ledger.journal_objects import JournalObjects
@@ -91,6 +92,11 @@ class ObjectKeeper:
             if data is not None:
                 return data
         return await self._on_store(lambda store: store.get(reference), _READ_TIMEOUT_S)
+
+    @property
+    def address_server(self) -> ResultUrlServer | None:
+        """Who serves the store's addresses; None while it has never been there."""
+        return None if self._store is None else self._store.address_server
 
     async def presign(self, reference: ObjectReference, media_type: str, expires_at: int) -> str:
         """Return an address of an object, as the store's. Raises StoreUnavailable while it waits in the journal."""

@@ -4,7 +4,7 @@ import math
 
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
-from pentimento.domain.jobs import ResultUrl
+from pentimento.domain.jobs import ResultUrl, ResultUrlServer
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger.records import JournalledRequest
 from services.frontdoor.objects.object_keeper import ObjectKeeper
@@ -18,6 +18,11 @@ class ResultUrls:
         self._clock = clock
         self._usual_s = usual_s
         self._longest_s = longest_s
+
+    @property
+    def server(self) -> ResultUrlServer | None:
+        """Who serves the addresses that this deployment gives; None while nobody knows, because the store is away."""
+        return self._keeper.address_server if self._longest_s else ResultUrlServer.NONE
 
     async def url_of(self, record: JournalledRequest, expires_in_ms: int | None) -> ResultUrl:
         """Return an address of a completed request's picture. Raises FailedPrecondition URLS_OFF, NOT_COMPLETED,

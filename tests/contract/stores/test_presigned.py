@@ -77,6 +77,14 @@ def test_s3_that_clients_do_not_reach_has_addresses_of_the_edge(s3_endpoint: str
         open_objects(f"{url}&addresses=other", SIGNER)
 
 
+def test_a_store_says_who_serves_its_addresses(tmp_path: Path, s3_endpoint: str) -> None:
+    s3, files = f"s3://who-serves/p?endpoint={s3_endpoint}", f"file://{tmp_path}/objects"
+    urls = (s3, f"{s3}&addresses=edge", files)
+
+    assert [open_objects(url, SIGNER).address_server.value for url in urls] == ["store", "edge", "edge"]
+    assert [open_objects(url).address_server.value for url in urls] == ["store", "none", "none"]
+
+
 def test_who_only_reads_makes_no_directory_and_finds_what_another_writes(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/objects"
     reader = open_objects(url, read_only=True)

@@ -109,6 +109,38 @@ async def test_pictures_come_as_addresses_where_that_is_asked(files: FilesUnderT
     assert (read.status_code, read.content) == (200, files.picture)
 
 
+@pytest.mark.parametrize("keyed", [False, True], ids=["frontdoor", "edge"])
+async def test_where_no_addresses_are_given_nothing_is_painted_for_one(
+    folder: Path, worker: PacedWorker, keyed: bool
+) -> None:
+    """Either the frontdoor has no key to sign with, or the edge no files to serve."""
+    from pentimento.testing.edge_suite import running_edge
+
+    keys = folder / "keys"
+    keys.write_text(new_signing_key())
+    async with (
+        running_suite(folder, signing_key_file=keys if keyed else None) as suite,
+        running_edge(folder, f"unix:{folder / 'f'}") as running,
+        httpx.AsyncClient(base_url=f"http://{running.listener.address}", timeout=60) as http,
+    ):
+        painted = await suite.paint()
+        asked = {**ASKED, "response_format": "url"}
+        form = {name: str(value) for name, value in asked.items()}
+        refused = [
+            await http.post("/v1/images/generations", json=asked),
+            await http.post("/v1/images/edits", data=form, files={"image": painted.image}),
+            await http.post("/v1/jobs", json=asked),
+            await http.get(f"/v1/jobs/{painted.request_id}/result", params={"response_format": "url"}),
+            await http.post(f"/v1/jobs/{painted.request_id}/url"),
+        ]
+        status = await suite.operator.status()
+
+    errors = [answer.json()["error"] for answer in refused]
+    assert {answer.status_code for answer in refused} == {409}
+    assert {(error["code"], error["param"]) for error in errors} == {("URLS_OFF", "response_format")}
+    assert status.accepted_count == 1
+
+
 async def test_streams_have_no_addresses(files: FilesUnderTest) -> None:
     asked = {**ASKED, "response_format": "url", "stream": True}
 

@@ -116,6 +116,34 @@ REQUEST_STATE_CANCELLED: RequestState.ValueType  # 6
 REQUEST_STATE_EXPIRED: RequestState.ValueType  # 7
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
 
+class _ResultUrlServer:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ResultUrlServerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResultUrlServer.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESULT_URL_SERVER_UNSPECIFIED: _ResultUrlServer.ValueType  # 0
+    """Nobody knows now: the store is away."""
+    RESULT_URL_SERVER_NONE: _ResultUrlServer.ValueType  # 1
+    """The deployment gives no addresses: GetResultUrl answers `URLS_OFF`."""
+    RESULT_URL_SERVER_STORE: _ResultUrlServer.ValueType  # 2
+    """The object store: addresses are whole."""
+    RESULT_URL_SERVER_EDGE: _ResultUrlServer.ValueType  # 3
+    """An HTTP edge: addresses are paths of it."""
+
+class ResultUrlServer(_ResultUrlServer, metaclass=_ResultUrlServerEnumTypeWrapper):
+    """Who serves what GetResultUrl gives an address of."""
+
+RESULT_URL_SERVER_UNSPECIFIED: ResultUrlServer.ValueType  # 0
+"""Nobody knows now: the store is away."""
+RESULT_URL_SERVER_NONE: ResultUrlServer.ValueType  # 1
+"""The deployment gives no addresses: GetResultUrl answers `URLS_OFF`."""
+RESULT_URL_SERVER_STORE: ResultUrlServer.ValueType  # 2
+"""The object store: addresses are whole."""
+RESULT_URL_SERVER_EDGE: ResultUrlServer.ValueType  # 3
+"""An HTTP edge: addresses are paths of it."""
+Global___ResultUrlServer: _TypeAlias = ResultUrlServer  # noqa: Y015
+
 @_typing.final
 class AskedLora(_message.Message):
     """A LoRA that a picture is to be painted with."""
@@ -1411,6 +1439,8 @@ class ListModelsResponse(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    RESULT_URL_SERVER_FIELD_NUMBER: _builtins.int
+    result_url_server: Global___ResultUrlServer.ValueType
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]: ...
     @_builtins.property
@@ -1422,10 +1452,11 @@ class ListModelsResponse(_message.Message):
         *,
         models: _abc.Iterable[Global___Model] | None = ...,
         adapters: _abc.Iterable[_generation_pb2.Adapter] | None = ...,
+        result_url_server: Global___ResultUrlServer.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "models", b"models", "result_url_server", b"result_url_server"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
