@@ -1,14 +1,15 @@
-"""Both ends of the streams that `tensor_transport` measures: a server process of residuals that are there already, and
-its client. Nothing is computed; torch is not imported."""
+"""The answering end of the streams that `tensor_transport` measures: a process of residuals that are there already.
+Nothing is computed; torch is not imported."""
 
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 
@@ -18,16 +19,23 @@ from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import (
     add_ControlNetServiceServicer_to_server,
 )
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
+from pentimento.clients.controlnet import ANSWER_LAYER
+from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.rpc import RpcServer, RpcServerSettings
+from pentimento.tensors.lined_steps import LinedSteps
 from pentimento.tensors.outgoing import OutgoingTensor, outgoing
+from pentimento.tensors.receiving import ExpectedTensor
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import TensorSender, open_sender
+from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, make_answering_line
 from pentimento.wire.tensors import Binding, Dtype, WireTensor, described, size_of
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name
 MAX_MESSAGE_BYTES = 1 << 28
 # The condition of a stream says how its residuals are to come.
 ONE_MESSAGE = b"one message"
+BARE = b"bare"
+LATENT_DIMS = (2, 8, 16, 16)
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,13 @@ class ResidualServer(ControlNetServiceServicer):
     def __init__(self, directory: RegionDirectory) -> None:
         self._directory = directory
         self._sets = {name: tensors_of(residuals) for name, residuals in SETS.items()}
+        # Steps that come by lines are answered on a thread of their own, as the one that computes does.
+        self._waiting = ThreadWait()
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def _hear(self) -> None:
+        while True:
+            self._waiting.wait()
 
     async def StreamResiduals(
         self, request: AsyncIterator[pb.StreamResidualsRequest], context: Any
@@ -93,24 +108,60 @@ class ResidualServer(ControlNetServiceServicer):
         message = (await anext(aiter(request))).open
         tensors = self._sets[message.controlnet.name]
         sender, region = open_sender(message.transport, self._directory, [tensor.size_bytes for tensor in tensors])
-        whole = message.controlnet.conditioning_image == ONE_MESSAGE
+        line, told = make_answering_line(
+            self._directory, sender, lambda step: latent_of(message, step), lambda step: bound_to(message, step)
+        )
+        lined = None if line is None else lined_steps(line, tensors, self._waiting)
+        bare = bare_chunks(message, tensors) if message.controlnet.conditioning_image == BARE else []
+        messages = request if lined is None else lined.until_failed(request)
         try:
-            yield pb.StreamResidualsResponse(opened=opened(message, tensors, region))
-            async for one in request:
+            yield pb.StreamResidualsResponse(opened=opened(message, tensors, region, told))
+            async for one in messages:
                 match one.WhichOneof("message"):
+                    case "step" if bare:
+                        for chunk in bare:
+                            yield cast(pb.StreamResidualsResponse, chunk)
                     case "step":
-                        async for answer in answers(message, one.step.step_index, tensors, sender, whole=whole):
+                        async for answer in answers(message, one.step.step_index, tensors, sender):
                             yield answer
                     case "ack":
                         sender.acknowledged(one.ack)
                     case "region_opened":
                         sender.region_opened(one.region_opened)
         finally:
+            if lined is not None:
+                lined.close()
             sender.close()
 
 
+def lined_steps(line: AnsweringLine, tensors: Sequence[OutgoingTensor], waiting: ThreadWait) -> LinedSteps:
+    def take(step: LinedLatents) -> None:
+        line.answer(step.step_index, tensors)
+
+    return LinedSteps(line, lambda step, timestep: None, take, waiting)
+
+
+def bound_to(message: pb.OpenStream, step_index: int, layer: str = ANSWER_LAYER, digest: str = "d") -> Binding:
+    attempt = message.attempt
+    return Binding(attempt.request_id, attempt.fencing_token, step_index, layer, digest, message.stream_epoch)
+
+
+def latent_of(message: pb.OpenStream, step_index: int) -> ExpectedTensor:
+    binding = bound_to(message, step_index, "latent", message.base_model_digest)
+    return ExpectedTensor(Dtype.FLOAT32, LATENT_DIMS, binding)
+
+
+def bare_chunks(message: pb.OpenStream, tensors: Sequence[OutgoingTensor]) -> list[bytes]:
+    """Return a step's chunks as the bytes of their messages: what is left is a stream of 1 MiB messages."""
+    chunks = TensorSender().pack(tensors).chunks
+    return [chunk.framed(pb.StreamResidualsResponse.CHUNK_FIELD_NUMBER) for chunk in chunks]
+
+
 def opened(
-    message: pb.OpenStream, tensors: Sequence[OutgoingTensor], region: tensor_pb.SharedMemoryRegion | None
+    message: pb.OpenStream,
+    tensors: Sequence[OutgoingTensor],
+    region: tensor_pb.SharedMemoryRegion | None,
+    line: tensor_pb.StepLine | None,
 ) -> pb.StreamOpened:
     shapes = [
         pb.ResidualShape(
@@ -118,29 +169,20 @@ def opened(
         )
         for index, tensor in enumerate(tensors)
     ]
-    return pb.StreamOpened(stream_epoch=message.stream_epoch, shapes=shapes, region=region, controlnet_digest="d")
+    return pb.StreamOpened(
+        stream_epoch=message.stream_epoch, shapes=shapes, region=region, line=line, controlnet_digest="d"
+    )
 
 
 async def answers(
-    message: pb.OpenStream, step_index: int, tensors: Sequence[OutgoingTensor], sender: TensorSender, *, whole: bool
+    message: pb.OpenStream, step_index: int, tensors: Sequence[OutgoingTensor], sender: TensorSender
 ) -> AsyncIterator[pb.StreamResidualsResponse]:
-    attempt = message.attempt
     bound = [
-        replace(
-            tensor,
-            binding=Binding(
-                attempt.request_id,
-                attempt.fencing_token,
-                step_index,
-                f"down_block_{index}",
-                "d",
-                message.stream_epoch,
-            ),
-        )
+        replace(tensor, binding=bound_to(message, step_index, f"down_block_{index}"))
         for index, tensor in enumerate(tensors)
     ]
     residuals = pb.Residuals(step_index=step_index, stream_epoch=message.stream_epoch, last_part=True)
-    if whole:
+    if message.controlnet.conditioning_image == ONE_MESSAGE:
         for tensor in bound:
             part = described(tensor.dtype, tensor.dims, tensor.binding)
             data = bytearray(tensor.size_bytes)
@@ -153,7 +195,7 @@ async def answers(
     residuals.down_block_residuals.extend(packed.tensors)
     yield pb.StreamResidualsResponse(residuals=residuals)
     for chunk in packed.chunks:
-        yield pb.StreamResidualsResponse(chunk=chunk)
+        yield cast(pb.StreamResidualsResponse, chunk.framed(pb.StreamResidualsResponse.CHUNK_FIELD_NUMBER))
 
 
 async def serve(address: str, directory: Path) -> None:

@@ -3,8 +3,17 @@
     python -m benchmarks.tensor_transport
 
 A server process has the residuals ready (SDXL's of one step: 107.5 MB, which Katz gives as 108 MiB; the zoo's: 0.2 MB),
-a client in this process asks for one step after the other over a Unix socket: the suite's own contract and client. The
-three ways take turns. GB/s is bytes over the time from asking until the tensors are there, unread.
+a client in this process asks for one step after the other: the suite's own contract and client. GB/s is bytes over the
+time from asking until the tensors are there, unread. The ways take turns:
+
+- shared memory: as the suite does it on one host, by a line beside the stream
+- shared memory, asked by the stream: the same slots where there is no line
+- chunks: over gRPC and a Unix socket, as between hosts
+- one message
+- a bare stream: gRPC with the same messages, put together beforehand, read and thrown away; no tensors are made of it
+- a plain copy: the same bytes from this process's memory into such a region, layer by layer; nobody is asked
+
+The last two are what this machine can do at that moment: others stand beside them as a share.
 
 Then streams are opened while either process is killed at a random moment, and regions are counted.
 """
@@ -17,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,24 +35,45 @@ import grpc.aio
 import psutil
 
 from benchmarks.report import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
-from benchmarks.tensor_streams import MAX_MESSAGE_BYTES, ONE_MESSAGE, SDXL, ZOO, ResidualSet
+from benchmarks.tensor_streams import (
+    BARE,
+    FULL_NAME,
+    LATENT_DIMS,
+    MAX_MESSAGE_BYTES,
+    ONE_MESSAGE,
+    SDXL,
+    ZOO,
+    ResidualSet,
+    tensors_of,
+)
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceStub
 from pentimento.clients.controlnet import ControlNetClient, ResidualStream, ResidualStreamRequest
+from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.tensors.outgoing import OutgoingTensor, outgoing
+from pentimento.tensors.chunks import CHUNK_BYTES
+from pentimento.tensors.outgoing import OutgoingTensor, fill_all, layout_of, outgoing
 from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.tensors.regions import RegionDirectory, RegionSize
 from pentimento.wire.tensors import UNBOUND, Dtype, WireTensor
 
-WAYS = ("shared memory", "chunks", "one message")
+LINED, BY_STREAM, CHUNKS, WHOLE, STREAM, COPY = WAYS = (
+    "shared memory",
+    "shared memory, asked by the stream",
+    "chunks",
+    "one message",
+    "a bare stream",
+    "a plain copy",
+)
+# Each as a share of what the machine could do in the same round.
+COMPARED = ((LINED, COPY), (CHUNKS, STREAM))
 STREAMS_A_KILL = 250
 OPEN_S = 60.0
-LATENT = WireTensor(Dtype.FLOAT32, (2, 8, 16, 16), bytes(2 * 8 * 16 * 16 * 4), UNBOUND)
+LATENT = WireTensor(Dtype.FLOAT32, LATENT_DIMS, bytes(2 * 8 * 16 * 16 * 4), UNBOUND)
 CHANNEL = RpcChannelSettings(channel_max_message_bytes=MAX_MESSAGE_BYTES)
-TARGETS_GB_S = {"shared memory": at_least(8.0, "GB/s"), "chunks": at_least(1.0, "GB/s")}
+TARGETS_GB_S = {LINED: at_least(8.0, "GB/s"), CHUNKS: at_least(1.0, "GB/s")}
 
 
 @dataclass(frozen=True)
@@ -56,6 +86,7 @@ class StepCost:
 
 # A step by each way, in the order of `WAYS`.
 Round = tuple[StepCost, ...]
+Step = Callable[[int], Awaitable[object]]
 
 
 @contextmanager
@@ -102,9 +133,68 @@ async def whole_messages(channel: grpc.aio.Channel, residuals: ResidualSet) -> R
     return stream
 
 
-async def timed_step(stream: ResidualStream, step: int, latents: OutgoingTensor, other: psutil.Process) -> StepCost:
+async def bare_step(channel: grpc.aio.Channel, residuals: ResidualSet) -> Step:
+    """Return what takes the messages of a step as they come, without looking at them."""
+    call = channel.stream_stream(
+        f"/{FULL_NAME}/StreamResiduals", request_serializer=pb.StreamResidualsRequest.SerializeToString
+    )()
+    opening = pb.StreamResidualsRequest()
+    opening.open.controlnet.name, opening.open.controlnet.conditioning_image = residuals.name, BARE
+    await call.write(opening)
+    await call.read()
+    messages = -(-residuals.size_bytes // CHUNK_BYTES)
+
+    async def step(number: int) -> None:
+        await call.write(pb.StreamResidualsRequest(step=pb.ResidualStep(step_index=number)))
+        for _ in range(messages):
+            await call.read()
+
+    return step
+
+
+def lined_step(stream: ResidualStream, waiting: ThreadWait, latents: OutgoingTensor) -> Step:
+    """Return what takes a step on a thread of its own, as a worker's engine does."""
+    assert stream.lined, "the line could not be opened"
+
+    def take(number: int) -> None:
+        stream.ask_now(number, 500.0, latents, number)
+        while stream.arrived(number) is None:
+            waiting.wait()
+
+    async def step(number: int) -> None:
+        await asyncio.to_thread(take, number)
+
+    return step
+
+
+def asked_step(stream: ResidualStream, latents: OutgoingTensor) -> Step:
+    """Return what asks by the stream."""
+
+    async def step(number: int) -> None:
+        await stream.residuals(number, 500.0, latents)
+
+    return step
+
+
+@contextmanager
+def plain_copy(residuals: ResidualSet, directory: RegionDirectory) -> Iterator[Step]:
+    """What copies a step's layers into a region."""
+    tensors = tensors_of(residuals)
+    layout = layout_of([tensor.size_bytes for tensor in tensors])
+    region = directory.create(RegionSize(layout.size_bytes, 1))
+
+    async def step(number: int) -> None:
+        fill_all(tensors, layout, region.slot(0))
+
+    try:
+        yield step
+    finally:
+        region.close()
+
+
+async def timed(step: Step, number: int, other: psutil.Process) -> StepCost:
     began, began_cpu = time.perf_counter(), cpu_seconds(other)
-    await stream.residuals(step, 500.0, latents)
+    await step(number)
     return StepCost(time.perf_counter() - began, cpu_seconds(other) - began_cpu)
 
 
@@ -114,20 +204,29 @@ def cpu_seconds(other: psutil.Process) -> float:
 
 
 async def rounds_of(residuals: ResidualSet, count: int, folder: Path) -> list[Round]:
-    """Return rounds of the three ways in turn, each on a stream of its own."""
+    """Return rounds of all ways in turn, each on a stream of its own."""
     shared, address = folder / "shared", f"unix:{folder}/s"
     directory, latents = RegionDirectory(shared), outgoing(LATENT)
-    with server(address, shared) as serving:
+    with server(address, shared) as serving, plain_copy(residuals, directory) as copying:
         other = psutil.Process(serving.pid)
         async with open_channel(address, CHANNEL) as channel:
+            waiting, request = ThreadWait(), stream_request(residuals)
+            lined = ControlNetClient(channel, directory, listener=waiting)
             streams = (
-                await ControlNetClient(channel, directory).open_stream(stream_request(residuals), 1, OPEN_S),
-                await ControlNetClient(channel).open_stream(stream_request(residuals), 1, OPEN_S),
+                await lined.open_stream(request, 1, OPEN_S),
+                await ControlNetClient(channel, directory, lined=False).open_stream(request, 1, OPEN_S),
+                await ControlNetClient(channel).open_stream(request, 1, OPEN_S),
                 await whole_messages(channel, residuals),
+            )
+            ways = (
+                lined_step(streams[0], waiting, latents),
+                *(asked_step(stream, latents) for stream in streams[1:]),
+                await bare_step(channel, residuals),
+                copying,
             )
             rounds: list[Round] = []
             for step in range(count + 2):
-                rounds.append(tuple([await timed_step(stream, step, latents, other) for stream in streams]))
+                rounds.append(tuple([await timed(way, step, other) for way in ways]))
             for stream in streams:
                 stream.close()
     # The first two fill pages and connections.
@@ -185,12 +284,20 @@ def speed_figures(rounds: Sequence[Round]) -> list[Figure]:
         figures.append(measured(f"{name}, the fastest step", speeds, max, informative("GB/s")))
         cpu = [1e3 * one[place].cpu_s for one in rounds]
         figures.append(measured(f"{name}, processor time", cpu, statistics.median, informative("ms")))
+    for way, machine in COMPARED:
+        pairs = [(one[WAYS.index(machine)].seconds, one[WAYS.index(way)].seconds) for one in rounds]
+        name = f"speed of {way} / of {machine}"
+        figures.append(measured(name, pairs, median_ratio, informative()))
     return figures
+
+
+def median_ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return statistics.median(one / other for one, other in pairs)
 
 
 def latency_figures(rounds: Sequence[Round]) -> list[Figure]:
     figures = []
-    for place, way in enumerate(WAYS):
+    for place, way in enumerate(WAYS[:-1]):
         name = f"a step of the zoo ({ZOO.size_bytes / 2**10:.0f} KiB) there and back by {way}"
         waits = [1e3 * one[place].seconds for one in rounds]
         target = at_most(1.0, "ms") if place == 0 else informative("ms")

@@ -15,6 +15,7 @@ from pentimento.clients.errors import domain_errors
 from pentimento.clients.lined_answers import LinedAnswers, MayBeLined
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt, ControlNetSelection
+from pentimento.tensors.chunk_frames import reading_chunks
 from pentimento.tensors.lines import LineListener
 from pentimento.tensors.negotiation import transport_offer
 from pentimento.tensors.outgoing import OutgoingTensor
@@ -27,6 +28,7 @@ from pentimento.wire.tensors import Binding, Dtype, size_of
 
 logger = logging.getLogger(__name__)
 
+FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name
 # What answers by a line are bound to, whose layers are told when the stream is opened.
 ANSWER_LAYER = "residuals"
 _GUIDANCE = {1: pb.GUIDANCE_MODE_CONDITIONAL_ONLY, 2: pb.GUIDANCE_MODE_BOTH_HALVES}
@@ -81,6 +83,7 @@ class ControlNetClient:
         listener: LineListener | None = None,
     ) -> None:
         self._stub = ControlNetServiceStub(channel)
+        self._stream_residuals = residual_calls(channel)
         self._lined = lined
         self._listener = listener
         self._directory = directory
@@ -100,7 +103,7 @@ class ControlNetClient:
     ) -> "ResidualStream":
         """Return an open stream. Raises what the replica refuses it for, and Unavailable where it does not answer in
         time."""
-        call, directory = self._stub.StreamResiduals(), self._directory
+        call, directory = self._stream_residuals(), self._directory
         stream = ResidualStream(call, request, stream_epoch, directory, self._lined, self._listener)
         try:
             async with asyncio.timeout(timeout_s):
@@ -123,6 +126,18 @@ class ControlNetClient:
         """Return the replica's status message."""
         with domain_errors():
             return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+
+
+def residual_calls(
+    channel: grpc.aio.Channel,
+) -> "grpc.aio.StreamStreamMultiCallable[pb.StreamResidualsRequest, pb.StreamResidualsResponse]":
+    """Return what calls StreamResiduals, and reads chunks of residuals by hand: the stub's copies each four times."""
+    answer = pb.StreamResidualsResponse
+    return channel.stream_stream(
+        f"/{FULL_NAME}/StreamResiduals",
+        request_serializer=pb.StreamResidualsRequest.SerializeToString,
+        response_deserializer=reading_chunks(answer.FromString, answer.CHUNK_FIELD_NUMBER),
+    )
 
 
 class ResidualStream(MayBeLined):
@@ -181,7 +196,7 @@ class ResidualStream(MayBeLined):
             getattr(message, name).CopyFrom(tensor)
         await self._stream.send(pb.StreamResidualsRequest(open=message))
         for chunk in packed.chunks:
-            await self._stream.send(pb.StreamResidualsRequest(chunk=chunk))
+            await self._stream.send(pb.StreamResidualsRequest(chunk=chunk.message()))
         await self._opened(await self._stream.read("opened"))
 
     async def residuals(self, step_index: int, timestep: float, latents: OutgoingTensor) -> ReceivedTensors:
@@ -205,7 +220,7 @@ class ResidualStream(MayBeLined):
         message = pb.ResidualStep(step_index=step_index, timestep=timestep, latent=packed.tensors[0])
         await self._stream.send(pb.StreamResidualsRequest(step=message))
         for chunk in packed.chunks:
-            await self._stream.send(pb.StreamResidualsRequest(chunk=chunk))
+            await self._stream.send(pb.StreamResidualsRequest(chunk=chunk.message()))
 
     def ask_now(self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> None:
         """Do as `ask` does, by the line and on any thread. Raises Unavailable where it takes nothing."""

@@ -128,7 +128,7 @@ class HalfStream(MayBeLined):
             getattr(message, name).CopyFrom(tensor)
         await self._stream.send(pb.PredictHalfRequest(open=message))
         for chunk in packed.chunks:
-            await self._stream.send(pb.PredictHalfRequest(chunk=chunk))
+            await self._stream.send(pb.PredictHalfRequest(chunk=chunk.message()))
         opened = (await self._stream.read("opened")).opened
         if opened.stream_epoch != self._epoch:
             raise Aborted("STALE_FRAME", f"the stream was opened for epoch {opened.stream_epoch}, not {self._epoch}")
@@ -155,7 +155,7 @@ class HalfStream(MayBeLined):
         step = pb.HalfStep(step_index=step_index, timestep=timestep, latent=packed.tensors[0])
         await self._stream.send(pb.PredictHalfRequest(step=step))
         for chunk in packed.chunks:
-            await self._stream.send(pb.PredictHalfRequest(chunk=chunk))
+            await self._stream.send(pb.PredictHalfRequest(chunk=chunk.message()))
 
     def send_now(self, step_index: int, timestep: float, latent: OutgoingTensor) -> None:
         """Do as `send` does, by the line and on any thread. Raises Unavailable where it takes nothing."""

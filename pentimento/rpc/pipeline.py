@@ -6,8 +6,9 @@ Handlers are wrapped when their service is added, instead of through gRPC's inte
 look up and leaves no method unwrapped. To gRPC each method is one that takes a stream of requests, which looks the same
 on the wire: so the call is ours as soon as its headers are there, and of the caller who is refused no message is read.
 
-A handler is `async def` (unary answer) or an async generator (stream of answers). It raises domain errors, and is
-cancelled (asyncio.CancelledError) when the caller cancels, disconnects or its deadline passes.
+A handler is `async def` (unary answer) or an async generator (stream of answers, of which some may be the bytes of
+their message already). It raises domain errors, and is cancelled (asyncio.CancelledError) when the caller cancels,
+disconnects or its deadline passes.
 """
 
 import asyncio
@@ -221,7 +222,7 @@ class Pipeline:
                 # Closed here and not by the garbage collector: a cancel must run the handler's `finally` now.
                 async with aclosing(behaviour(await receive(call, context), context)) as answers:
                     async for one in answers:
-                        await context.write(method.encode(one))
+                        await context.write(one if isinstance(one, bytes) else method.encode(one))
             except BaseException as error:
                 await self._fail(call, context, error)
             finally:

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
-from pentimento.tensors.chunks import ChunkAssembly
+from pentimento.tensors.chunks import AnyChunk, ChunkAssembly
 from pentimento.tensors.kept_regions import KeptRegions
 from pentimento.tensors.outgoing import Layout, layout_of
 from pentimento.tensors.regions import Region, RegionDirectory, RegionSize, release
@@ -71,7 +71,7 @@ class TensorReceiver:
             case other:
                 raise InvalidArgument.of("tensor.payload", f"must be inline, chunks or a slot, got {other or 'none'}")
 
-    def add(self, chunk: pb.TensorChunk) -> ReceivedTensors | None:
+    def add(self, chunk: AnyChunk) -> ReceivedTensors | None:
         """Return the tensors that `begin` left to come with their last chunk, None before. Raises InvalidArgument for a
         chunk that nobody waits for."""
         if self._assembly is None:
@@ -201,7 +201,7 @@ def _ack(region_id: str, use: SlotUse) -> pb.SharedMemoryAck:
 
 class _ChunkedMessage(Protocol):
     @property
-    def chunk(self) -> pb.TensorChunk: ...
+    def chunk(self) -> AnyChunk: ...
 
     def WhichOneof(self, oneof_group: Literal["message"], /) -> str | None: ...
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import InvalidArgument, ResourceExhausted
+from pentimento.tensors.chunk_frames import Chunk
 from pentimento.tensors.chunks import chunks_of
 from pentimento.tensors.kept_regions import KeptRegions
 from pentimento.tensors.metrics import FALLBACKS, REGIONS, SENT_BYTES
@@ -22,10 +23,11 @@ SLOT_COUNT = 2
 
 @dataclass(frozen=True)
 class PackedTensors:
-    """`tensors` go into the message, `chunks` after it on the same stream. `chunks` is to be read once."""
+    """`tensors` go into the message, `chunks` after it on the same stream. `chunks` is to be read once; each is valid
+    until the next one is asked for."""
 
     tensors: tuple[pb.Tensor, ...]
-    chunks: Iterator[pb.TensorChunk]
+    chunks: Iterator[Chunk]
 
 
 class TensorSender:
@@ -36,6 +38,8 @@ class TensorSender:
         self._writer = writer
         self._opened = False
         self._bundle_id = 0
+        # Of bundles that went in chunks, and were sent.
+        self._spare: list[bytearray] = []
 
     @property
     def has_region(self) -> bool:
@@ -120,8 +124,10 @@ class TensorSender:
 
     def _in_chunks(self, tensors: Sequence[OutgoingTensor], layout: Layout) -> PackedTensors:
         self._bundle_id += 1
-        memory = memoryview(bytearray(layout.size_bytes))
-        fill_all(tensors, layout, memory)
+        memory = self._spare.pop() if self._spare else bytearray()
+        if len(memory) != layout.size_bytes:
+            memory = bytearray(layout.size_bytes)
+        fill_all(tensors, layout, memoryview(memory))
         messages = []
         for tensor, offset in zip(tensors, layout.offsets, strict=True):
             message = described(tensor.dtype, tensor.dims, tensor.binding)
@@ -129,7 +135,13 @@ class TensorSender:
             message.chunks.size_bytes = tensor.size_bytes
             messages.append(message)
         SENT_BYTES.labels("chunks").inc(layout.size_bytes)
-        return PackedTensors(tuple(messages), chunks_of(self._bundle_id, memory.toreadonly()))
+        return PackedTensors(tuple(messages), self._chunks(self._bundle_id, memory))
+
+    def _chunks(self, bundle_id: int, memory: bytearray) -> Iterator[Chunk]:
+        """Once whoever sends them has had all, a later bundle is put together in the same memory: new memory of that
+        size takes the kernel as long as a copy."""
+        yield from chunks_of(bundle_id, memoryview(memory).toreadonly())
+        self._spare.append(memory)
 
 
 def open_sender(

@@ -4,7 +4,7 @@ waits for."""
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 from torch import Tensor
@@ -253,7 +253,8 @@ class _Conversation:
             async for step_index, packed in steps:
                 yield pb.StreamResidualsResponse(residuals=self._message(step_index, packed.tensors))
                 for chunk in packed.chunks:
-                    yield pb.StreamResidualsResponse(chunk=chunk)
+                    # As bytes, which the rpc kit sends as they are.
+                    yield cast(pb.StreamResidualsResponse, chunk.framed(pb.StreamResidualsResponse.CHUNK_FIELD_NUMBER))
 
     async def _steps(self, messages: Requests) -> AsyncGenerator[tuple[int, PackedTensors], None]:
         async for message in messages:

@@ -170,7 +170,7 @@ class _HalfConversation:
                     )
                     yield pb.PredictHalfResponse(prediction=prediction)
                     for chunk in packed.chunks:
-                        yield pb.PredictHalfResponse(chunk=chunk)
+                        yield pb.PredictHalfResponse(chunk=chunk.message())
                 case "ack":
                     self._sender.acknowledged(message.ack)
                 case "region_opened":

@@ -39,7 +39,7 @@ def expected() -> list[ExpectedTensor]:
 
 def send(sender: TensorSender, sent: Sequence[torch.Tensor]) -> tuple[list[pb.Tensor], list[pb.TensorChunk]]:
     packed = sender.pack([outgoing_tensor(one, binding) for one, binding in zip(sent, bindings(), strict=True)])
-    return list(packed.tensors), list(packed.chunks)
+    return list(packed.tensors), [chunk.message() for chunk in packed.chunks]
 
 
 def take(receiver: TensorReceiver, messages: Sequence[pb.Tensor], chunks: Sequence[pb.TensorChunk]) -> ReceivedTensors:
@@ -323,6 +323,40 @@ def test_a_bundle_is_cut_and_put_together(size: int) -> None:
     assert all(part is None for part in found[:-1])
     assert found[-1] is not None
     assert bytes(found[-1]) == data
+
+
+def test_a_sender_fills_the_same_memory_again_once_all_chunks_were_sent() -> None:
+    sender, first, second = TensorSender(), tensors(), tensors()
+
+    memories = []
+    for sent in (first, second):
+        receiver, packed = (
+            TensorReceiver(),
+            sender.pack([outgoing_tensor(one, binding) for one, binding in zip(sent, bindings(), strict=True)]),
+        )
+        found = receiver.begin(packed.tensors, expected())
+        for chunk in packed.chunks:
+            assert isinstance(chunk.data, memoryview)
+            memories.append(chunk.data.obj)
+            found = receiver.add(chunk)
+        assert found is not None
+        for wire, one in zip(found.tensors, sent, strict=True):
+            assert torch.equal(tensor_over(wire), one)
+
+    assert len({id(memory) for memory in memories}) == 1
+
+
+def test_a_bundle_that_is_still_on_its_way_keeps_its_memory() -> None:
+    sender, first, second = TensorSender(), tensors(), tensors()
+    outgoing_first = [outgoing_tensor(one, binding) for one, binding in zip(first, bindings(), strict=True)]
+    packed = sender.pack(outgoing_first)
+    sent = [next(packed.chunks).message()]
+
+    send(sender, second)
+    sent += [chunk.message() for chunk in packed.chunks]
+
+    found = take(TensorReceiver(), packed.tensors, sent)
+    assert all(torch.equal(tensor_over(wire), one) for wire, one in zip(found.tensors, first, strict=True))
 
 
 @pytest.mark.parametrize(
