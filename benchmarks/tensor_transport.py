@@ -30,6 +30,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import psutil
@@ -135,9 +136,10 @@ async def whole_messages(channel: grpc.aio.Channel, residuals: ResidualSet) -> R
 
 async def bare_step(channel: grpc.aio.Channel, residuals: ResidualSet) -> Step:
     """Return what takes the messages of a step as they come, without looking at them."""
-    call = channel.stream_stream(
+    method: Any = channel.stream_stream(
         f"/{FULL_NAME}/StreamResiduals", request_serializer=pb.StreamResidualsRequest.SerializeToString
-    )()
+    )
+    call = method()
     opening = pb.StreamResidualsRequest()
     opening.open.controlnet.name, opening.open.controlnet.conditioning_image = residuals.name, BARE
     await call.write(opening)
