@@ -57,6 +57,7 @@ SUITES = (
             "tests/contract/stores/test_fleet_ledger.py",
             "tests/contract/stores/test_journal.py",
             "tests/contract/stores/test_journal_jobs.py",
+            "tests/contract/stores/test_journal_keys.py",
             "tests/contract/stores/test_journal_leases.py",
             "tests/contract/stores/test_journal_objects.py",
             "tests/contract/stores/test_journal_pins.py",

@@ -130,6 +130,9 @@ class _Finder(cst.CSTVisitor):
                 return m.matches(node, _DOCSTRING | _EXPORTS)
             case cst.BinaryOperation():
                 return not self._names and m.matches(node, _UNION)
+            case cst.SimpleString():
+                # A part of a sentence that has several lines.
+                return bool(self._anchors) and isinstance(self._anchors[-1], cst.ConcatenatedString)
         return isinstance(node, _SKIPPED)
 
     def on_leave(self, original_node: cst.CSTNode) -> None:

@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, Phase, settings
 # These and no others: with PYTEST_DISABLE_PLUGIN_AUTOLOAD set.
 PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin", "benchmarks.mutation_plugin")
 RECORD = os.environ.get("PENTIMENTO_TEST_LINES", "")
+# Of a file of tests that is loaded, before its name: whose constants run a line, nobody else knows.
+LOADED = "loaded "
 
 settings.register_profile(
     "mutation",
@@ -35,6 +37,16 @@ class Recorder:
         self._coverage = coverage
         self.seconds: dict[str, float] = {}
         self.failed: set[str] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, object, object]:
+        if not isinstance(collector, pytest.Module):
+            return (yield)
+        self._coverage.switch_context(LOADED + collector.nodeid)
+        try:
+            return (yield)
+        finally:
+            self._coverage.switch_context("")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:

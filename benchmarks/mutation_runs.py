@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from benchmarks.mutation_operators import Mutant
-from benchmarks.mutation_plugin import PLUGINS
+from benchmarks.mutation_plugin import LOADED, PLUGINS
 from pentimento.testing.machine import ROOT, git
 
 NICENESS = 10
@@ -54,13 +54,17 @@ class Measured:
         return [name for name in self.seconds if name not in self.failed]
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Those that run its statement, the quickest first; of what runs as the file is loaded, all: who makes an
-        object of a class runs no line of it."""
+        """Those that run its statement, the quickest first, and those of files whose constants did; of what runs as
+        the file itself is loaded, all: who makes an object of a class runs no line of it."""
         lines = self.lines.get(mutant.path, {})
         runners = {name for line in mutant.lines for name in lines.get(line, ())}
-        if runners == {""}:
+        loaded = {name for name in runners if not name or name.startswith(LOADED)}
+        files = tuple(f"{name.removeprefix(LOADED)}::" for name in loaded if name)
+        if loaded and runners == loaded:
             runners = set(self.seconds)
-        runners = runners - {"", *self.failed} or set(self.unseen)
+        elif files:
+            runners |= {name for name in self.seconds if name.startswith(files)}
+        runners = runners - {*loaded, *self.failed} or set(self.unseen)
         return sorted(runners, key=lambda name: self.seconds.get(name, 0.0))
 
 

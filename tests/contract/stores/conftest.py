@@ -9,6 +9,7 @@ import pytest
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.testing.clocks import SetClock
+from tests.contract.stores.journal_records import NOW_S
 from tests.postgresql import PostgresqlServer, running_server, why_not
 from tests.s3_server import running_s3_server
 
@@ -55,6 +56,12 @@ def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def clock() -> SetClock:
     return SetClock()
+
+
+@pytest.fixture
+def dated_clock() -> SetClock:
+    """One at NOW_S."""
+    return SetClock(wall_s=NOW_S)
 
 
 @pytest.fixture

@@ -11,35 +11,30 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import RegisteredRow
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
 from pentimento.testing.clocks import SetClock
+from tests.contract.stores.journal_records import NOW_S
 
-NOW_S = 1_800_000_000.0
 ROW = RegisteredRow("model", "light", "sha256:1", '{"family": "sd"}')
 
 
 @pytest.fixture
-def clock() -> SetClock:
-    return SetClock(wall_s=NOW_S, monotonic_s=0.0)
-
-
-@pytest.fixture
-def ledger(ledger_url: str, clock: SetClock) -> Iterator[FleetLedger]:
-    opened = open_fleet_ledger(ledger_url, clock)
+def ledger(ledger_url: str, dated_clock: SetClock) -> Iterator[FleetLedger]:
+    opened = open_fleet_ledger(ledger_url, dated_clock)
     yield opened
     opened.close()
 
 
-def test_epochs_are_start_times_and_grow_where_the_clock_does_not(ledger: FleetLedger, clock: SetClock) -> None:
+def test_epochs_are_start_times_and_grow_where_the_clock_does_not(ledger: FleetLedger, dated_clock: SetClock) -> None:
     first = ledger.claim_epoch("a").result()
-    clock.wall_s -= 3600.0
+    dated_clock.wall_s -= 3600.0
     second = ledger.claim_epoch("b").result()
 
     assert (first, second) == (epoch_at(NOW_S), epoch_at(NOW_S) + 1)
 
 
-def test_an_epoch_that_no_follower_would_believe_is_given_up(ledger: FleetLedger, clock: SetClock) -> None:
-    clock.wall_s = NOW_S + 100 * 366 * 24 * 3600.0
+def test_an_epoch_that_no_follower_would_believe_is_given_up(ledger: FleetLedger, dated_clock: SetClock) -> None:
+    dated_clock.wall_s = NOW_S + 100 * 366 * 24 * 3600.0
     ledger.claim_epoch("a").result()
-    clock.wall_s = NOW_S
+    dated_clock.wall_s = NOW_S
 
     assert ledger.claim_epoch("b").result() == epoch_at(NOW_S) <= latest_believable(NOW_S)
 

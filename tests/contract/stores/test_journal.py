@@ -1,7 +1,6 @@
 """The journal's promises, on SQLite and on PostgreSQL."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.records import (
     AcceptedRequest,
     AcceptKind,
-    AcceptOutcome,
     AttemptRecord,
     JournalledRequest,
 )
@@ -41,62 +39,6 @@ def test_an_accepted_request_survives_its_process(ledger_url: str) -> None:
     assert found is not None
     assert found.request == request(idempotency_key="k", frontdoor_id="f", frontdoor_epoch=7)
     assert found.state is RequestState.ACCEPTED
-
-
-def test_an_idempotency_key_finds_the_first_request(journal: Journal) -> None:
-    first = journal.accept(request("r1", idempotency_key="k")).result()
-    second = journal.accept(request("r2", idempotency_key="k")).result()
-
-    assert (first.kind, first.request_id) == (AcceptKind.NEW, "r1")
-    assert (second.kind, second.request_id) == (AcceptKind.EXISTING, "r1")
-    assert journal.get("r2", "tenant").result() is None
-
-
-def test_an_idempotency_key_with_another_body_is_told_apart(journal: Journal) -> None:
-    journal.accept(request("r1", idempotency_key="k")).result()
-
-    second = journal.accept(request("r2", idempotency_key="k", body_hash="other")).result()
-
-    assert second.kind is AcceptKind.BODY_DIFFERS
-
-
-def test_idempotency_keys_belong_to_a_tenant(journal: Journal) -> None:
-    journal.accept(request("r1", idempotency_key="k")).result()
-
-    second = journal.accept(request("r2", tenant="other", idempotency_key="k")).result()
-
-    assert second.kind is AcceptKind.NEW
-
-
-def test_requests_without_a_key_are_all_new(journal: Journal) -> None:
-    kinds = [journal.accept(request(f"r{number}")).result().kind for number in range(3)]
-
-    assert kinds == [AcceptKind.NEW] * 3
-
-
-def test_a_repeated_accept_without_a_key_finds_itself(journal: Journal) -> None:
-    journal.accept(request("r1")).result()
-
-    assert journal.accept(request("r1")).result().kind is AcceptKind.EXISTING
-
-
-def test_one_of_many_concurrent_accepts_of_a_key_is_new(journal: Journal) -> None:
-    with ThreadPoolExecutor(16) as threads:
-        futures = list(threads.map(lambda n: journal.accept(request(f"r{n}", idempotency_key="k")), range(64)))
-    outcomes = [future.result() for future in futures]
-
-    assert sum(outcome.kind is AcceptKind.NEW for outcome in outcomes) == 1
-    assert len({outcome.request_id for outcome in outcomes}) == 1
-
-
-def test_two_frontdoors_on_one_ledger_accept_a_key_once(ledger_url: str) -> None:
-    journals = [open_journal(ledger_url) for _ in range(2)]
-    futures = [journals[number % 2].accept(request(f"r{number}", idempotency_key="k")) for number in range(40)]
-    outcomes = [future.result() for future in futures]
-    for journal in journals:
-        journal.close()
-
-    assert sum(outcome.kind is AcceptKind.NEW for outcome in outcomes) == 1
 
 
 def test_the_first_route_stays(journal: Journal) -> None:
@@ -294,19 +236,6 @@ def test_an_attempt_knows_its_stage(journal: Journal) -> None:
     assert (record.cascade_stage, record.newest_attempt.cascade_stage) == (1, 0)
 
 
-def test_the_holder_of_a_key_is_found_with_its_body_and_for_its_tenant_alone(journal: Journal) -> None:
-    journal.accept(request(idempotency_key="k")).result()
-
-    found = [journal.find_key(*asked).result() for asked in (("tenant", "k", "hash"), ("tenant", "k", "other"))]
-
-    assert [(outcome.kind, outcome.request_id) for outcome in found if outcome is not None] == [
-        (AcceptKind.EXISTING, "r1"),
-        (AcceptKind.BODY_DIFFERS, "r1"),
-    ]
-    assert journal.find_key("tenant", "another", "hash").result() is None
-    assert journal.find_key("another", "k", "hash").result() is None
-
-
 def test_a_request_is_known_with_all_that_was_ever_written_of_it(ledger_url: str) -> None:
     accepted = request(
         idempotency_key="k", deadline_at=None, frontdoor_id="frontdoor-1", frontdoor_epoch=1, body_format=3
@@ -351,16 +280,6 @@ def test_a_request_is_known_with_all_that_was_ever_written_of_it(ledger_url: str
         finished_at=NOW_S,
     )
     assert told == [new, routed, running, ended]
-
-
-def test_a_key_answers_with_the_state_of_the_request_that_holds_it(journal: Journal) -> None:
-    new = journal.accept(request(idempotency_key="k")).result()
-    journal.start_attempt(attempt(1), "w1").result()
-
-    assert new == AcceptOutcome(AcceptKind.NEW, "r1", RequestState.ACCEPTED)
-    held = AcceptOutcome(AcceptKind.EXISTING, "r1", RequestState.RUNNING)
-    assert journal.accept(request("r2", idempotency_key="k")).result() == held
-    assert journal.find_key("tenant", "k", "hash").result() == held
 
 
 def test_what_bytes_hold_is_not_printed() -> None:

@@ -11,19 +11,14 @@ from pentimento.domain.tenants import HashedKey, Tenant, TenantKey, TenantQuota,
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.tenant_ledger import ENDED_KEYS_S, MAX_KEYS, TenantLedger
 from pentimento.testing.clocks import SetClock
+from tests.contract.stores.journal_records import NOW_S
 
-NOW_S = 1_800_000_000.0
 QUOTA = TenantQuota(2.5, 4, 8, 1e9, 1 << 40, 3.0, ("light", "heavy"))
 
 
 @pytest.fixture
-def clock() -> SetClock:
-    return SetClock(wall_s=NOW_S, monotonic_s=0.0)
-
-
-@pytest.fixture
-def ledger(ledger_url: str, clock: SetClock) -> Iterator[TenantLedger]:
-    journal = open_journal(ledger_url, clock)
+def ledger(ledger_url: str, dated_clock: SetClock) -> Iterator[TenantLedger]:
+    journal = open_journal(ledger_url, dated_clock)
     yield journal.tenants
     journal.close()
 
@@ -83,15 +78,15 @@ def test_a_deleted_tenant_takes_its_keys_along_and_leaves_what_it_used(ledger: T
     assert ledger.usage("acme", 0, 7200).result() == [UsageRow("acme", 3600, "requests", 2.0)]
 
 
-def test_the_book_has_every_tenant_and_the_keys_that_are_good(ledger: TenantLedger, clock: SetClock) -> None:
+def test_the_book_has_every_tenant_and_the_keys_that_are_good(ledger: TenantLedger, dated_clock: SetClock) -> None:
     ledger.create("acme", QUOTA).result()
     for each in (key("for ever"), key("for long", expires_at=NOW_S + 10.0), key("revoked")):
         ledger.add_key(each).result()
     ledger.revoke_key("revoked").result()
-    clock.wall_s += 9.0
+    dated_clock.wall_s += 9.0
     assert [each.key.key_id for each in ledger.book().result().keys] == ["for ever", "for long"]
 
-    clock.wall_s += 1.0
+    dated_clock.wall_s += 1.0
     book = ledger.book().result()
 
     assert book.tenants == (Tenant("acme", QUOTA, NOW_S),)
@@ -141,18 +136,18 @@ def test_a_key_that_has_ended_is_not_replaced_and_an_unknown_one_neither(ledger:
     assert [each.key_id for each in ledger.keys("acme").result()] == ["k1"]
 
 
-def test_a_key_is_revoked_once(ledger: TenantLedger, clock: SetClock) -> None:
+def test_a_key_is_revoked_once(ledger: TenantLedger, dated_clock: SetClock) -> None:
     ledger.create("acme", QUOTA).result()
     ledger.add_key(key()).result()
 
     first = ledger.revoke_key("k1").result()
-    clock.wall_s += 5.0
+    dated_clock.wall_s += 5.0
 
     assert first == replace(key().key, revoked_at=NOW_S) == ledger.revoke_key("k1").result()
 
 
-def test_a_tenant_has_so_many_good_keys_and_no_more_whoever_adds_them(ledger_url: str, clock: SetClock) -> None:
-    journals = [open_journal(ledger_url, clock) for _ in range(3)]
+def test_a_tenant_has_so_many_good_keys_and_no_more_whoever_adds_them(ledger_url: str, dated_clock: SetClock) -> None:
+    journals = [open_journal(ledger_url, dated_clock) for _ in range(3)]
     ledgers = [journal.tenants for journal in journals]
     ledgers[0].create("acme", QUOTA).result()
 
@@ -199,13 +194,13 @@ def test_two_that_add_at_once_lose_nothing(ledger_url: str) -> None:
     assert row.amount == 15.0
 
 
-def test_what_is_old_is_forgotten(ledger: TenantLedger, clock: SetClock) -> None:
+def test_what_is_old_is_forgotten(ledger: TenantLedger, dated_clock: SetClock) -> None:
     ledger.create("acme", QUOTA).result()
     for name in ("revoked", "good"):
         ledger.add_key(key(name)).result()
     ledger.revoke_key("revoked").result()
     ledger.add_usage([UsageRow("a", hour, "requests", 1.0) for hour in (0, 3600)]).result()
-    clock.wall_s += ENDED_KEYS_S + 1.0
+    dated_clock.wall_s += ENDED_KEYS_S + 1.0
 
     assert ledger.forget(usage_before=3600.0).result() == 2
 

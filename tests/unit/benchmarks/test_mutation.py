@@ -100,6 +100,14 @@ def test_what_runs_as_the_file_is_loaded_concerns_every_test() -> None:
     assert measured.tests_of(a_mutant(range(1, 2))) == ["one", "two", "elsewhere"]
 
 
+def test_what_a_file_of_tests_runs_as_it_is_loaded_concerns_its_own_tests() -> None:
+    names = {"tests/a.py::one": 1.0, "tests/b.py::two": 2.0, "tests/b.py::three": 3.0, "tests/c.py::four": 0.0}
+    measured = Measured(names, {"box.py": {1: ["", "loaded tests/b.py"], 3: ["loaded tests/b.py", "tests/a.py::one"]}})
+
+    assert measured.tests_of(a_mutant(range(3, 4))) == ["tests/a.py::one", "tests/b.py::two", "tests/b.py::three"]
+    assert measured.tests_of(a_mutant(range(1, 2))) == sorted(names, key=lambda name: names[name])
+
+
 def test_a_line_that_nobody_runs_has_no_tests() -> None:
     assert Measured({}, {"box.py": {1: [""]}}).tests_of(a_mutant(range(9, 10))) == []
 
@@ -139,3 +147,14 @@ def test_exported_names_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "exports.py").write_text('__all__ = ["one"]\nWORD = "one"\n')
 
     assert {mutant.before for mutant in all_mutants(tmp_path, "exports.py")} == {'WORD = "one"'}
+
+
+def test_parts_of_a_sentence_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "told.py").write_text(
+        'told("key", "answered"\n     " RESOURCE_EXHAUSTED", help=("more are" f" {LIMIT - 1}"))\n'
+    )
+
+    found = {mutant.after for mutant in all_mutants(tmp_path, "told.py")}
+
+    assert not any("XX RESOURCE" in after or "XXanswered" in after for after in found)
+    assert any('"XXkeyXX"' in after for after in found) and any("LIMIT + 1" in after for after in found)

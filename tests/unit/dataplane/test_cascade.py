@@ -333,3 +333,13 @@ def test_a_picture_that_waits_for_its_score_until_its_deadline_makes_no_worker_s
     driver.send(events.TimePassed())
 
     assert driver.dataplane.state.pools["light"].speed.slowdown == before
+
+
+def test_where_nothing_is_fallen_back_to_a_score_may_come_until_the_deadline() -> None:
+    driver = cascade_driver(fall_back=False, fall_back_margin_s=10.0)
+    token = paint_light(driver, deadline=200.0)
+
+    driver.now = 199.0
+
+    assert driver.send(events.TimePassed()) == []
+    assert effects.CommitResult in kinds(driver.send(events.Scored("r1", token, 0.9)))

@@ -58,3 +58,26 @@ def test_a_plan_takes_a_worker_out_whose_digest_is_registered_as_another(driver:
 
     assert driver.dataplane.state.pool("m").workers == {}
     assert effects.PersistAttempt not in kinds(driver.queue("r1", 100.0, digest="d", pool="m"))
+
+
+def test_what_a_lost_worker_had_it_may_still_be_running(driver: Driver) -> None:
+    driver.worker(credit_count=2)
+    tokens = {name: driver.run(name).fencing_token for name in ("r1", "r2")}
+
+    driver.send(events.WorkerLost("w1", 1))
+
+    assert driver.dataplane.state.workers["w1"].abandoned == set(tokens.items())
+
+
+def test_a_profile_s_speeds_decide_at_once_where_the_next_request_costs_least(driver: Driver) -> None:
+    """Before it costs are the requests that a worker has, from then on the seconds of a batch one larger."""
+    driver.worker("w1", credit_count=2)
+    driver.run("r1")
+    driver.worker("w2", credit_count=2)
+    ready = driver.dataplane.state.lanes["m", "d"].ready
+    before = {name: cost for name, (cost, _) in ready.costs().items()}
+
+    driver.profile("m", (1, 3.0), (2, 5.0))
+
+    assert before == {"w1": 1.0, "w2": 0.0}
+    assert {name: cost for name, (cost, _) in ready.costs().items()} == {"w1": 5.0, "w2": 3.0}

@@ -65,6 +65,15 @@ def test_a_row_of_images_is_watched_against_the_model_that_they_stand_for() -> N
     assert moved.latents == LATENTS
 
 
+def test_a_row_is_watched_as_the_millionths_of_the_steps_that_it_skips() -> None:
+    table = ReuseTable((Threshold(0.7, 0.9), Threshold(0.6, 0.12345678)), 0.9, "latents of heavy")
+
+    watched = [row.watched for row in followed_rows(replace(REUSE, latents=table), *KEY)]
+
+    assert [row.saved_ppm for row in watched] == [900_000, 123_457, 100_000]
+    assert {(row.encoder_digest, row.model_digest) for row in watched} == {("sha256:clip", "sha256:light")}
+
+
 def test_a_hit_is_its_rows_by_the_steps_that_it_skipped() -> None:
     assert step_of(row_of(ROWS, hit())) == 0.1
     assert step_of(row_of(ROWS, hit(skipped_steps=3, step_count=12))) == 0.3

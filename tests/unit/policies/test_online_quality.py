@@ -213,6 +213,15 @@ def test_the_newest_hits_raise_a_threshold_that_old_ones_would_hold() -> None:
     assert moved(new + several(340, GOOD, first=401), ThresholdPosition(PROFILED)) == ThresholdPosition(PROFILED)
 
 
+def test_a_threshold_of_means_rises_to_where_the_mean_is_alpha_just_so() -> None:
+    far, near = several(60, BAD, 0.82), several(20, ALPHA, 0.9, first=61)
+    start = ThresholdPosition(PROFILED)
+
+    assert moved(far + near, start, rule=ThresholdRule.MEAN) == ThresholdPosition(0.9, 80)
+    less = several(20, ALPHA - 1e-9, 0.9, first=61)
+    assert moved(far + less, start, rule=ThresholdRule.MEAN) == ThresholdPosition(HIGHEST, 80)
+
+
 def test_a_threshold_rises_to_where_the_hits_keep_the_promise_as_they_are() -> None:
     """From 0.85 on 36 of 40 kept it: not surely less than 0.95, and yet less."""
     far, middle, near = several(20, BAD, 0.82), several(4, BAD, 0.85, first=21), several(36, GOOD, 0.9, first=25)

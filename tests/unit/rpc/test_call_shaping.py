@@ -82,6 +82,7 @@ async def test_only_so_many_wait(clock: SetClock, monkeypatch: pytest.MonkeyPatc
         await shaper.begin("a")
 
     assert refused.value.reason == "TOO_MANY_CALLS" and refused.value.retry_after_ms
+    assert refused.value.message.startswith("2 calls wait already")
     waiting[0].cancel()
     await asyncio.wait(waiting[:1])
     third = asyncio.create_task(shaper.begin("a"))
@@ -100,6 +101,17 @@ async def test_keys_are_forgotten_once_they_are_past_their_bursts(clock: SetCloc
     assert len(shaper._due_at) <= 1025
 
 
+async def test_so_many_keys_are_kept_and_at_one_more_all_that_are_past_their_bursts_go(clock: SetClock) -> None:
+    shaper = CallShaper(10.0, clock.monotonic)
+    kept = []
+    for number in range(1025):
+        await shaper.begin(str(number))
+        kept.append(len(shaper._due_at))
+        clock.monotonic_s += 1.0
+
+    assert kept == [*range(1, 1025), 0]
+
+
 async def test_a_storm_is_not_forgotten_where_there_are_many_keys(
     clock: SetClock, slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,3 +125,17 @@ async def test_a_storm_is_not_forgotten_where_there_are_many_keys(
     await shaper.begin("storm")
 
     assert slept == [0.1, 0.2]
+
+
+async def test_the_places_of_all_who_left_are_free_again(clock: SetClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_shaping, "WAITING_CALLS", 1)
+    shaper = CallShaper(0.001, clock.monotonic)
+    for _ in range(BURST_CALLS):
+        await shaper.begin("a")
+
+    for _ in range(3):
+        waiting = asyncio.create_task(shaper.begin("a"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait([waiting])

@@ -1,6 +1,7 @@
 """What a call carries, seen without one."""
 
 import asyncio
+import contextvars
 
 import pytest
 
@@ -10,8 +11,9 @@ from pentimento.telemetry.request_id import request_id
 
 
 def test_outside_of_a_call_there_is_no_caller() -> None:
-    with pytest.raises(LookupError):
-        context.current_caller()
+    with pytest.raises(LookupError, match="no call is being served"):
+        contextvars.Context().run(context.current_caller)
+    assert contextvars.Context().run(context.remaining_s) is None
 
 
 async def test_a_task_inherits_the_call_and_detached_work_keeps_its_id_alone() -> None:

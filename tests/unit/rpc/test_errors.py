@@ -11,6 +11,8 @@ from pentimento.domain.errors import FieldViolation, PentimentoError
 from pentimento.rpc.errors import CODE_OF, cut, error_from_rpc, from_status, to_status
 from pentimento.rpc.metadata import STATUS_DETAILS
 
+UNAVAILABLE, INTERNAL = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL
+
 
 def rpc_error(code: grpc.StatusCode, details: str = "", packed: bytes | None = None) -> grpc.aio.AioRpcError:
     trailing = grpc.aio.Metadata(*(((STATUS_DETAILS, packed),) if packed is not None else ()))
@@ -165,3 +167,14 @@ def test_a_subclass_of_no_known_class_is_internal() -> None:
         pass
 
     assert to_status(Strange("R", "m")).code == grpc.StatusCode.INTERNAL.value[0]
+
+
+def test_why_a_server_cannot_be_reached_is_told_to_the_debug_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "pentimento.rpc.errors")
+
+    told = [error_from_rpc(rpc_error(code, "10.0.0.1: refused")).message for code in (UNAVAILABLE, INTERNAL)]
+
+    assert not any("10.0.0.1" in message for message in told)
+    assert [(record.message, record.__dict__["details"]) for record in caplog.records] == [
+        ("unreachable", "10.0.0.1: refused")
+    ]

@@ -69,9 +69,14 @@ def test_a_steady_place_that_is_left_is_free_again() -> None:
     assert steady_places(intake, "b") == [True]
 
 
-@pytest.mark.parametrize(("budget_bytes", "quick"), [(40, 10), (3, 1), (11, 2), (1, 1)])
-async def test_a_quarter_of_the_places_is_quick(budget_bytes: int, quick: int) -> None:
-    intake = Intake(1, budget_bytes, 60.0, shared=False)
+@pytest.mark.parametrize(
+    ("budget_bytes", "shared", "quick"),
+    [(40, False, 10), (3, False, 1), (11, False, 2), (1, False, 1), (40, True, 5), (20, True, 2), (1, True, 1)],
+)
+async def test_a_quarter_of_the_places_is_quick_and_half_of_those_are_one_tenant_s(
+    budget_bytes: int, shared: bool, quick: int
+) -> None:
+    intake = Intake(1, budget_bytes, 60.0, shared=shared)
     streams = [Stream() for _ in range(20)]
     calls = [
         asyncio.create_task(intake.one(stream, "a", 1, may_settle=False))  # type: ignore[arg-type]

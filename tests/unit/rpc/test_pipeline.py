@@ -1,13 +1,19 @@
 """Parts of a call's way that need no wire."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
+import grpc
 import pytest
 
+from pentimento.domain.identity import OPEN_CALLER, Caller, Role
 from pentimento.rpc import context
+from pentimento.rpc.access import Access
 from pentimento.rpc.pipeline import Call, Pipeline, ServerLimits, cancellation_code, finished, host_of
 from pentimento.rpc.tokens import OpenDoor
+
+LIMITS = ServerLimits(8, 1.0, 1024, 4096, 1.0, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +73,7 @@ async def test_a_call_gives_back_what_it_holds_and_is_counted_once_it_ends() -> 
 
 
 async def test_what_still_runs_when_the_time_is_up_is_cancelled() -> None:
-    pipeline = Pipeline(OpenDoor(), ServerLimits(8, 1.0, 1024, 4096, 1.0, 10.0))
+    pipeline = Pipeline(OpenDoor(), LIMITS)
     running = [asyncio.create_task(asyncio.Event().wait()) for _ in range(3)]
     for kept, task in zip((pipeline._unary, pipeline._streams, pipeline._exempt), running, strict=True):
         kept.add(task)
@@ -78,7 +84,7 @@ async def test_what_still_runs_when_the_time_is_up_is_cancelled() -> None:
 
 
 async def test_a_stop_begins_with_the_calls_that_wait_until_none_comes_any_more() -> None:
-    pipeline = Pipeline(OpenDoor(), ServerLimits(8, 1.0, 1024, 4096, 1.0, 10.0))
+    pipeline = Pipeline(OpenDoor(), LIMITS)
 
     async def come() -> None:
         for _ in range(5):
@@ -94,7 +100,7 @@ async def test_a_stop_begins_with_the_calls_that_wait_until_none_comes_any_more(
 
 
 async def test_calls_that_never_end_to_come_hold_no_stop_up() -> None:
-    pipeline = Pipeline(OpenDoor(), ServerLimits(8, 1.0, 1024, 4096, 1.0, 10.0))
+    pipeline = Pipeline(OpenDoor(), LIMITS)
 
     async def come() -> None:
         while True:
@@ -106,3 +112,152 @@ async def test_calls_that_never_end_to_come_hold_no_stop_up() -> None:
     coming.cancel()
 
     assert pipeline._begun_count > 0
+
+
+class Silence:
+    """The context of a call that brings nothing: no metadata, no deadline, no message."""
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def time_remaining(self) -> None:
+        return None
+
+    def peer(self) -> str:
+        return "unix:"
+
+    async def abort(self, code: object, message: str, trailing: object = ()) -> None:
+        raise ConnectionAbortedError(message)
+
+    def cancelled(self) -> bool:
+        return False
+
+
+async def served(pipeline: Pipeline, *, limited: bool = True) -> asyncio.Task[object]:
+    """A call of a stream of answers that is being served, and does not end by itself."""
+    entered = asyncio.Event()
+
+    async def answers(_requests: object, _context: object) -> AsyncIterator[bytes]:
+        entered.set()
+        await asyncio.Event().wait()
+        yield b""
+
+    handler = grpc.stream_stream_rpc_method_handler(answers)
+    wrapped = pipeline.wrap("/a.B/C", handler, Access(frozenset({Role.ANYONE})), limited=limited)
+    task = asyncio.create_task(wrapped.stream_stream(None, Silence()))
+    await entered.wait()
+    return task
+
+
+async def test_a_stop_waits_for_streams_no_longer_than_their_own_grace() -> None:
+    pipeline = Pipeline(OpenDoor(), LIMITS)
+    call = await served(pipeline)
+
+    async with asyncio.timeout(60.0):
+        await pipeline.close(grace_s=1000.0, stream_grace_s=0.0)
+
+    with pytest.raises(ConnectionAbortedError, match="stopping"):
+        await call
+
+
+async def test_calls_that_are_spared_the_limit_hold_up_no_stop() -> None:
+    pipeline = Pipeline(OpenDoor(), LIMITS)
+    call = await served(pipeline, limited=False)
+
+    async with asyncio.timeout(60.0):
+        await pipeline.close(grace_s=1000.0, stream_grace_s=1000.0)
+
+    with pytest.raises(ConnectionAbortedError, match="stopping"):
+        await call
+
+
+async def test_calls_of_a_socket_file_that_need_no_token_are_not_counted() -> None:
+    pipeline = Pipeline(OpenDoor(), ServerLimits(1, 1.0, 1024, 1 << 20, 1.0, 10.0))
+
+    calls = [await served(pipeline) for _ in range(3)]
+
+    assert [call.done() for call in calls] == [False] * 3
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("is_stopping", "is_by_caller", "code"),
+    [(True, False, "UNAVAILABLE"), (True, True, "CANCELLED"), (False, False, "CANCELLED"), (False, True, "CANCELLED")],
+)
+async def test_only_who_is_cancelled_by_the_stop_is_answered_so(
+    is_stopping: bool, is_by_caller: bool, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(OpenDoor(), LIMITS)
+    if is_stopping:
+        await pipeline.close(0.0, 0.0)
+    monkeypatch.setattr(Silence, "cancelled", lambda _: is_by_caller)
+    call = SimpleNamespace(code="OK", method=SimpleNamespace(path="/a.B/C"))
+    raised = ConnectionAbortedError if code == "UNAVAILABLE" else asyncio.CancelledError
+
+    with pytest.raises(raised):
+        await pipeline._fail(call, Silence(), asyncio.CancelledError())  # type: ignore[arg-type]
+
+    assert call.code == code
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), GeneratorExit()], ids=repr)
+async def test_what_ends_the_process_is_no_answer(error: BaseException) -> None:
+    pipeline = Pipeline(OpenDoor(), LIMITS)
+    call = SimpleNamespace(code="OK", method=SimpleNamespace(path="/a.B/C"))
+
+    try:
+        await pipeline._fail(call, Silence(), error)  # type: ignore[arg-type]
+    except BaseException as raised:  # pytest itself would take it for its own end
+        assert raised is error
+
+
+async def test_a_handler_that_is_not_there_is_told_as_unimplemented() -> None:
+    pipeline = Pipeline(OpenDoor(), LIMITS)
+    call = SimpleNamespace(code="OK", method=SimpleNamespace(path="/a.B/C"))
+
+    with pytest.raises(ConnectionAbortedError, match=r"^/a\.B/C is not implemented here$"):
+        await pipeline._fail(call, Silence(), NotImplementedError())  # type: ignore[arg-type]
+
+    assert call.code == "UNIMPLEMENTED"
+
+
+class Shared:
+    """Tells tenants apart, by tokens that nobody here shows."""
+
+    def identify(self, authorization: object) -> None:
+        return None
+
+    def reload(self) -> None:
+        pass
+
+
+async def steady_count(caller: Caller | None, identities: object) -> int:
+    """How many streams of messages of one caller, of three that are open at once, hold a place."""
+    pipeline = Pipeline(identities, LIMITS)  # type: ignore[arg-type]
+    kept: list[str] = []
+    pipeline._intake = SimpleNamespace(keep_place=kept.append, leave_place=kept.remove, many=lambda *_: None)  # type: ignore[assignment]
+    meter = SimpleNamespace(begin=lambda: None, end=lambda *_: None)
+    method = SimpleNamespace(meter=meter, running=set(), decode=None, limit_bytes=1)
+    calls = [Call(method) for _ in range(3)]  # type: ignore[arg-type]
+    for call in calls:
+        call.caller, call.key = caller, "acme"
+        await pipeline._messages(call, Silence())  # type: ignore[arg-type]
+    held = len(kept)
+    for call in calls:
+        call.end()
+    assert kept == []
+    return held
+
+
+@pytest.mark.parametrize(
+    ("roles", "held"), [({Role.USER}, 3), ({Role.ADMIN}, 3), ({Role.SERVICE}, 0), ({Role.SERVICE, Role.USER}, 0)]
+)
+async def test_streams_of_strangers_hold_a_place_each_and_those_of_the_suite_none(roles: set[Role], held: int) -> None:
+    assert await steady_count(Caller("acme", frozenset(roles)), Shared()) == held
+
+
+async def test_streams_of_callers_whom_nobody_tells_apart_hold_a_place_each() -> None:
+    assert await steady_count(None, Shared()) == 3
+    assert await steady_count(OPEN_CALLER, OpenDoor()) == 3

@@ -48,6 +48,17 @@ def test_a_seat_that_is_left_can_be_taken_by_anybody_again() -> None:
     assert "max_concurrent_calls = 2" in refused(seats, "a")
 
 
+def test_who_has_no_seat_any_more_is_forgotten_and_who_has_one_is_not() -> None:
+    seats = Seats(limit=9, share=2)
+    for key in ("stays", "stays", *(f"peer {number}" for number in range(5))):
+        seats.take(key)
+
+    for key in ("stays", *(f"peer {number}" for number in range(5))):
+        seats.leave(key)
+
+    assert dict(seats._by_key) == {"stays": 1}
+
+
 def test_a_share_is_had_again_by_who_left_its_seats() -> None:
     seats = Seats(limit=9, share=2)
     seats.take("a")

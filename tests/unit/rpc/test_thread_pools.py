@@ -2,7 +2,11 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+from pentimento.rpc import thread_pools
 from pentimento.rpc.thread_pools import start_default_threads, started_pool
 
 
@@ -30,3 +34,21 @@ async def test_the_event_loop_has_its_threads_from_the_start() -> None:
     name = await asyncio.to_thread(lambda: threading.current_thread().name)
 
     assert name in at_the_start and named("asyncio_") == at_the_start
+
+
+@pytest.mark.parametrize(("core_count", "thread_count"), [(None, 5), (1, 5), (2, 6), (28, 32), (64, 32)])
+async def test_there_are_four_threads_more_than_cores_and_32_at_most(
+    core_count: int | None, thread_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, str]] = []
+
+    def make(count: int, name: str) -> ThreadPoolExecutor:
+        asked.append((count, name))
+        return ThreadPoolExecutor(1)
+
+    monkeypatch.setattr(thread_pools, "started_pool", make)
+    monkeypatch.setattr(thread_pools.os, "cpu_count", lambda: core_count)
+
+    start_default_threads()
+
+    assert asked == [(thread_count, "asyncio")]

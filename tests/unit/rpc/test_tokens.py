@@ -1,5 +1,6 @@
 """Token files: what they may hold, and when they are read again."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pentimento.domain.identity import OPEN_CALLER, Caller, Role
 from pentimento.rpc.tokens import (
     OpenDoor,
     TokenFile,
+    blinded,
     hash_token,
     new_token,
     parse_tokens,
@@ -130,6 +132,12 @@ def test_a_token_s_digest_is_its_sha_256_without_blanks() -> None:
     digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
 
     assert hash_token("hello") == hash_token(" hello\n") == digest
+
+
+def test_who_does_not_know_the_key_of_this_process_cannot_tell_what_a_digest_is_looked_up_by() -> None:
+    assert blinded(DIGEST) == blinded(DIGEST)
+    assert blinded(DIGEST) != blinded("b" * 64)
+    assert blinded(DIGEST) != hashlib.blake2b(DIGEST.encode(), digest_size=32).digest()
 
 
 def test_new_tokens_are_256_random_bits() -> None:

@@ -113,6 +113,38 @@ def test_a_steady_place_that_is_left_can_be_taken_again() -> None:
     assert turns.settle("a")
 
 
+def test_who_left_one_of_two_steady_places_still_holds_the_other() -> None:
+    turns = ReceivingTurns(1, 9, 1, 2)
+    turns.settle("a")
+    turns.settle("a")
+
+    turns.unsettle("a")
+
+    assert [turns.settle("a"), turns.settle("a")] == [True, False]
+
+
+async def test_who_left_one_of_two_quick_places_still_holds_the_other() -> None:
+    turns = ReceivingTurns(9, 1, 2, 1)
+    await turns.enter("a")
+    await turns.enter("a")
+
+    turns.leave("a")
+
+    await turns.enter("a")
+    assert not turns.may_enter("a")
+
+
+async def test_who_holds_no_place_any_more_is_forgotten() -> None:
+    turns = ReceivingTurns(2, 2, 2, 2)
+    for number in range(5):
+        await turns.enter(f"peer {number}")
+        turns.settle(f"peer {number}")
+        turns.leave(f"peer {number}")
+        turns.unsettle(f"peer {number}")
+
+    assert (dict(turns._quick), dict(turns._steady), turns._waiting) == ({}, {}, {})
+
+
 @given(st.integers(1, 3), st.lists(st.one_of(st.sampled_from("abc"), st.integers(0, 20)), max_size=60))
 def test_no_more_than_the_quick_places_are_ever_taken(quick_count: int, script: list[str | int]) -> None:
     """Letters come; a number makes that one leave, who may be in, waiting, or gone."""

@@ -67,15 +67,18 @@ def test_directories_are_made_down_to_the_socket_and_the_umask_is_as_it_was(path
 
 
 def test_a_socket_that_may_not_be_asked_belongs_to_somebody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full backlog answers so."""
+    """A full backlog answers so; it is waited for no longer than a second."""
     bind(path).close()
+    waits = []
 
-    def refuse(_socket: socket.socket, _address: str) -> None:
+    def refuse(asking: socket.socket, _address: str) -> None:
+        waits.append(asking.gettimeout())
         raise BlockingIOError
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
     assert is_answered(path)
+    assert waits == [1.0]
 
 
 def test_two_cannot_look_and_bind_at_once(path: Path) -> None:

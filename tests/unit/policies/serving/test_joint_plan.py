@@ -1,7 +1,11 @@
 """From a solution of the joint problem to a plan, where a model needs batches of two sizes."""
 
-from pentimento.domain.fleet import CascadePlan, RouteShare, StagePlan, StartThreshold
-from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.fleet import CascadePlan, PoolPlan, RouteShare, StagePlan, StartThreshold
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.joint_plan import decision_of
 from pentimento.policies.serving.joint_problem import (
@@ -84,3 +88,37 @@ def test_starts_that_the_solution_does_not_serve_go_to_the_last_model_and_what_i
 
 def test_a_solution_that_serves_a_part_admits_that_part() -> None:
     assert (decided(3).admission_rate, decided(3, 0.995).admission_rate, decided(3, 0.5).admission_rate) == (1, 1, 0.5)
+
+
+def test_a_model_on_its_way_out_keeps_a_pool_without_routes_for_what_waits_for_it() -> None:
+    models = ("turbo", "sd15", "old")
+    views = tuple(worker(index, model, models) for index, model in enumerate(("sd15", "sd15", "old", "turbo")))
+    table = profiles(sd15={1: 1.0, 4: 2.0}, turbo={1: 1.0}, old={1: 1.0})
+    context = AllocationContext(0.0, views, (ModelDemand("old", 0.0, 3),), table)
+    kinds = kinds_of(context)
+    (kind,) = kinds
+    one, turbo = PlannedPool("sd15", kind, 1), PlannedPool("turbo", kind, 1)
+    components = tuple(Component(name, {kind: (BatchCost(1, 1.0),)}) for name in ("sd15", "turbo"))
+    held = {(kind, "sd15"): 2, (kind, "old"): 1, (kind, "turbo"): 1}
+    problem = JointProblem({"noise": 2.0}, {kind: 4}, components, (BY_HEAVY, CASCADE), 2.5, held)
+    solution = JointSolution({one: 2, turbo: 2}, {Course("heavy", (one,)): 2.0}, 1.0, 1.0)
+
+    pools = decision_of(context, kinds, problem, solution, ROUTES).pools
+
+    assert [pool for pool in pools if pool.model == "old"] == [PoolPlan("old", "old", ("w002",))]
+
+
+def test_ways_that_are_one_in_the_plan_add_up() -> None:
+    """Four to one: from pools that the plan has as one."""
+    views = tuple(worker(index) for index in range(2))
+    context = AllocationContext(0.0, (*views, worker(2, "turbo")), profiles=profiles(sd15={1: 1.0}, turbo={1: 1.0}))
+    problem = JointProblem({"noise": 4.0}, {KIND: 3}, (HEAVY, LIGHT), (BY_HEAVY, CASCADE), 2.5, {})
+    rates = {Course("heavy", (ONE,)): 2.4, Course("heavy", (FOUR,)): 0.8, Course("cascade", (TURBO, ONE)): 0.8}
+    held = {(KIND, "sd15"): 2, (KIND, "turbo"): 1}
+    solution = JointSolution({ONE: 2, TURBO: 1}, rates, 1.0, 1.0)
+
+    decision = decision_of(context, kinds_of(context), replace(problem, held=held), solution, ROUTES)
+
+    shares = {pool.pool: pool.routes[0].share for pool in decision.pools if pool.routes}
+    assert shares["sd15"] == pytest.approx(0.8)
+    assert shares["turbo"] == pytest.approx(0.2)

@@ -215,6 +215,14 @@ def test_a_fleet_s_file_tells_models_steps_and_deferral(tmp_path: Path) -> None:
     assert fleet_settings(replace(read_fleet(file), discriminator=None)).discriminator_s == 0.0
 
 
+@pytest.mark.parametrize("cascade", [(), ("big",)])
+def test_a_fleet_without_a_cascade_has_no_light_model(tmp_path: Path, cascade: tuple[str, ...]) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(FLEET)
+
+    assert fleet_settings(replace(read_fleet(file), cascade=cascade)).light == ""
+
+
 @pytest.mark.parametrize(
     ("name", "allocator"),
     [

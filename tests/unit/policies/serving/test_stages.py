@@ -121,6 +121,29 @@ def test_a_start_that_the_plan_sends_nowhere_stays_with_the_stages_it_came_with(
     assert stages_from(PLAN, came_with, "small", "a", "latent", 0.5) == came_with
 
 
+def test_a_pool_s_route_without_a_cascade_ends_there() -> None:
+    plan = Plan(PlanVersion(1, 1), pools=(PoolPlan("large", "c", ("w2",), (RouteShare("noise", 1.0),)), *POOLS))
+
+    assert request_stages(plan, "", 0.0) == (Stage("large", "c", planned=True),)
+
+
+def test_a_stage_has_all_that_its_cascade_says_of_it() -> None:
+    last = StagePlan("large", skip_below=0.25, reuse_share=0.4)
+    plan = replace(PLAN, cascades=(CascadePlan("two", (StagePlan("small", SCORED, skip_below=0.5), last)),))
+
+    assert request_stages(plan, "", 0.0) == (
+        Stage("small", "a", "two", "", SCORED, planned=True, skip_below=0.5),
+        Stage("large", "c", "two", planned=True, skip_below=0.25, reuse_share=0.4),
+    )
+
+
+def test_what_nobody_says_of_a_stage_is_nothing() -> None:
+    stage = Stage("large", "c")
+
+    assert (stage.cascade, stage.discriminator, stage.thresholds) == ("", "", ())
+    assert (stage.planned, stage.skip_below, stage.reuse_share) == (False, 0.0, 0.0)
+
+
 def test_a_pool_that_only_resumes_a_latent_paints_it_for_good() -> None:
     came_with = request_stages(PLAN, "", 0.5)
 

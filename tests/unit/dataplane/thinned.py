@@ -1,0 +1,21 @@
+"""A dataplane that leaves steps out, and one that is asked for a picture of ten of them."""
+
+from pentimento.dataplane import DataplaneSettings, effects
+from pentimento.policies.thinning import ThinningMode, ThinningOffer, ThinningOption
+from tests.unit.dataplane.driver import Driver
+
+# Ten seconds of ten steps: 8 or 5 of them will do.
+MILD, HARD = ThinningOption(4, 4, 0.99), ThinningOption(2, 3, 0.96)
+OFFER = ThinningOffer(10, 0, (MILD, HARD))
+
+
+def driver_in(mode: ThinningMode, **settings: object) -> Driver:
+    """One worker of one credit, ten seconds a picture."""
+    driver = Driver(DataplaneSettings(thinning=mode, **settings))  # type: ignore[arg-type]
+    driver.profile("m", (1, 1.0))
+    driver.worker()
+    return driver
+
+
+def started(driver: Driver, deadline_s: float, offer: ThinningOffer = OFFER) -> effects.Execute:
+    return driver.start(driver.queue("r1", deadline=driver.now + deadline_s, work=10.0, thinning=offer))
