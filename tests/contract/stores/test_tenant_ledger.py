@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.domain.errors import FailedPrecondition, PentimentoError, ResourceExhausted
+from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
 from pentimento.domain.tenants import HashedKey, Tenant, TenantKey, TenantQuota, UsageRow
-from pentimento.stores.ledger import open_journal
+from pentimento.stores.ledger import open_journal, tenant_ledger
 from pentimento.stores.ledger.tenant_ledger import ENDED_KEYS_S, MAX_KEYS, TenantLedger
 from pentimento.testing.clocks import SetClock
 from tests.contract.stores.journal_records import NOW_S
@@ -206,3 +206,49 @@ def test_what_is_old_is_forgotten(ledger: TenantLedger, dated_clock: SetClock) -
 
     assert ledger.usage("a", 0, 7200).result() == [UsageRow("a", 3600, "requests", 1.0)]
     assert [each.key_id for each in ledger.keys("acme").result()] == ["good"]
+
+
+def test_keys_that_ended_are_listed_for_thirty_days(ledger: TenantLedger, dated_clock: SetClock) -> None:
+    ledger.create("acme", QUOTA).result()
+    for each in (key("good"), key("expired", expires_at=NOW_S + 1.0), key("revoked")):
+        ledger.add_key(each).result()
+    dated_clock.wall_s += 1.0
+    ledger.revoke_key("revoked").result()
+
+    dated_clock.wall_s += 30 * 86_400.0 - 0.5
+    kept = {each.key_id for each in ledger.keys("acme").result()}
+    forgotten = ledger.forget(usage_before=0.0).result()
+    dated_clock.wall_s += 1.0
+
+    assert (kept, forgotten) == ({"good", "expired", "revoked"}, 0)
+    assert [each.key_id for each in ledger.keys("acme").result()] == ["good"]
+    assert ledger.forget(usage_before=0.0).result() == 2
+
+
+def test_keys_are_listed_oldest_first(ledger: TenantLedger) -> None:
+    ledger.create("acme", QUOTA).result()
+    for name, created_at in (("b", NOW_S + 2.0), ("c", NOW_S + 1.0), ("a", NOW_S + 3.0)):
+        ledger.add_key(HashedKey(TenantKey(name, "acme", created_at), f"digest of {name}")).result()
+
+    assert [each.key_id for each in ledger.keys("acme").result()] == ["c", "b", "a"]
+    assert [each.key.key_id for each in ledger.book().result().keys] == ["a", "b", "c"]
+
+
+def test_there_are_so_many_tenants_and_no_more(ledger: TenantLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (tenant_ledger.MAX_TENANTS, MAX_KEYS, ENDED_KEYS_S) == (10_000, 20, 2_592_000.0)
+    monkeypatch.setattr(tenant_ledger, "MAX_TENANTS", 2)
+    for name in ("a", "b"):
+        ledger.create(name, QUOTA).result()
+
+    with pytest.raises(ResourceExhausted, match="there are 2 tenants, as many as there may be") as refused:
+        ledger.create("c", QUOTA).result()
+
+    assert refused.value.reason == "TOO_MANY_TENANTS"
+    assert [tenant.name for tenant in ledger.tenants().result()] == ["a", "b"]
+
+
+def test_who_is_not_there_is_named(ledger: TenantLedger) -> None:
+    with pytest.raises(NotFound, match=r"^tenant: there is no tenant acme$"):
+        ledger.add_key(key()).result()
+    with pytest.raises(NotFound, match=r"^key_id: there is no key k9$"):
+        ledger.revoke_key("k9").result()

@@ -1,13 +1,18 @@
+import math
+
 import pytest
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.tenants import (
     DAY_S,
     HOUR_S,
+    Tenant,
     TenantKey,
+    TenantQuota,
     UsagePeriod,
     UsageRow,
     check_name,
+    refused_counter,
     usage_periods,
 )
 
@@ -60,3 +65,43 @@ def test_usage_by_the_day() -> None:
         UsagePeriod(0, refused={"TENANT_QUOTA": 1}),
         UsagePeriod(DAY_S, 5, 1, 1, 1e6, 0.5, 77, {"QUEUE_FULL": 4}),
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "least", "greatest"),
+    [
+        ("requests_per_s", 0.001, 1e6),
+        ("concurrent_count", 0, 1_000_000),
+        ("cost_per_minute", 1, 1e18),
+        ("cache_bytes", 0, 1 << 60),
+        ("weight", 0.01, 100.0),
+    ],
+)
+def test_a_bound_may_be_its_limits_and_nothing_beyond(field: str, least: float, greatest: float) -> None:
+    for value in (least, greatest):
+        assert getattr(TenantQuota(**{field: value}), field) == value  # type: ignore[arg-type]
+    for value in (math.nextafter(least, -math.inf), greatest * 1.001):
+        with pytest.raises(InvalidArgument, match=f"^{field}: must be between"):
+            TenantQuota(**{field: value})  # type: ignore[arg-type]
+
+
+def test_a_burst_is_of_1_to_a_million_beside_a_rate() -> None:
+    assert [TenantQuota(1.0, count).burst for count in (1, 1_000_000)] == [1, 1_000_000]
+    for count in (0, 1_000_001):
+        with pytest.raises(InvalidArgument, match=r"^burst_count: must be between 1 and 1e"):
+            TenantQuota(1.0, count)
+
+
+def test_pools_are_up_to_64_names_of_up_to_200_characters() -> None:
+    assert len(TenantQuota(pools=("p" * 200,) * 64).pools) == 64
+    for pools in (("p" * 201,), ("p",) * 65, ("p", "")):
+        with pytest.raises(InvalidArgument, match=r"^pools: must be at most 64"):
+            TenantQuota(pools=pools)
+
+
+def test_what_nobody_says_of_a_tenant() -> None:
+    assert Tenant("acme") == Tenant("acme", TenantQuota(), 0.0, 1)
+    assert TenantQuota() == TenantQuota(None, None, None, None, None, 1.0, ())
+    assert UsagePeriod(5) == UsagePeriod(5, 0, 0, 0, 0.0, 0.0, 0, {})
+    assert TenantQuota().burst == 1
+    assert refused_counter("QUEUE_FULL") == "refused:QUEUE_FULL"

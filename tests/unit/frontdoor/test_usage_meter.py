@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.tenants import HOUR_S, UsageRow
+from pentimento.domain.generation import FromNoise, GenerationSpec, ImageFormat, Provenance, Route, Scheduler
+from pentimento.domain.image_request import Completed
+from pentimento.domain.tenants import DAY_S, HOUR_S, UsagePeriod, UsageRow
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.tenant_ledger import TenantLedger
@@ -78,3 +80,104 @@ def test_counts_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     journal.close()
 
     assert amounts == [2.0, 1.0, 0.0]
+
+
+def delivered(width_px: int, height_px: int, steps_run: int, steps_saved: int, device_s: float) -> Completed:
+    spec = GenerationSpec("a circle", "", "m", width_px, height_px, 50, 1.0, Scheduler.DDIM, 1)
+    route = Route("r", FromNoise(), "m", "d")
+    provenance = Provenance("r", spec, route, "d", "w", 1, 1, steps_run, steps_saved, "1", device_seconds=device_s)
+    return Completed("r", b"", ImageFormat.PNG, width_px, height_px, provenance)
+
+
+async def test_a_picture_counts_the_steps_of_its_pixels_that_were_painted(tmp_path: Path) -> None:
+    journal = open_journal(f"sqlite:///{tmp_path}/journal.sqlite", SetClock(wall_s=NOW_S))
+    meter = UsageMeter(journal.tenants, SetClock(wall_s=NOW_S))
+    meter.delivered("acme", delivered(64, 32, 50, 0, 1.5))
+    meter.delivered("acme", delivered(32, 32, 30, 20, 0.25))
+    meter.accepted("other")
+    meter.refused("other", "DRAINING")
+    begin = int(NOW_S) // HOUR_S * HOUR_S
+
+    used = await meter.periods("acme", begin, begin + 1, HOUR_S)
+    other = await meter.periods("other", begin, begin + 1, HOUR_S)
+    none = await meter.periods("acme", begin + 1, begin + HOUR_S, HOUR_S)
+    journal.close()
+
+    cost = 64 * 32 * 50 + 32 * 32 * 30
+    assert used == (UsagePeriod(begin, picture_count=2, cache_hit_count=1, painted_cost=cost, device_s=1.75),)
+    assert other == (UsagePeriod(begin, 1, refused={"DRAINING": 1}),)
+    assert none == ()
+
+
+class Forgetful(TenantLedger):
+    """Notes what it was told to forget."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.before: list[float] = []
+        self.failures = failures
+        self.asked_count = 0
+
+    def add_usage(self, rows: Sequence[UsageRow]) -> "Future[None]":
+        answer: Future[None] = Future()
+        self.asked_count += 1
+        if self.asked_count <= self.failures:
+            answer.set_exception(StoreUnavailable("ledger", "away"))
+        else:
+            answer.set_result(None)
+        return answer
+
+    def forget(self, usage_before: float) -> "Future[int]":
+        answer: Future[int] = Future()
+        answer.set_result(0)
+        self.before.append(usage_before)
+        return answer
+
+
+async def test_what_is_older_than_400_days_is_forgotten_every_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, slept = SetClock(wall_s=NOW_S, monotonic_s=50.0), list[float]()
+    ledger = Forgetful()
+    # Between two writes: a minute less than an hour, then that minute, then an hour.
+    passing = iter([0.0, 3540.0, 60.0, 3600.0])
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        try:
+            clock.monotonic_s += next(passing)
+        except StopIteration:
+            raise asyncio.CancelledError from None
+
+    monkeypatch.setattr(usage.asyncio, "sleep", sleep)
+
+    with pytest.raises(asyncio.CancelledError):
+        await UsageMeter(ledger, clock).run_forever()
+
+    assert slept == [5.0] * 5
+    assert ledger.before == [NOW_S - 400 * DAY_S] * 3
+
+
+async def test_a_ledger_that_is_away_is_told_once_until_it_was_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = SetClock(wall_s=NOW_S)
+    ledger, rounds = Forgetful(failures=2), iter(range(4))
+    meter = UsageMeter(ledger, clock)
+
+    async def sleep(seconds: float) -> None:
+        number = next(rounds, None)
+        if number is None:
+            raise asyncio.CancelledError
+        if number == 3:
+            ledger.failures, ledger.asked_count = 1, 0
+        meter.accepted("acme")
+
+    monkeypatch.setattr(usage.asyncio, "sleep", sleep)
+
+    with pytest.raises(asyncio.CancelledError):
+        await meter.run_forever()
+
+    warned = [record.message for record in caplog.records if record.name == usage.__name__]
+    assert warned == ["usage cannot be written, it is kept"] * 2
+
+
+def test_how_much_waits_for_a_ledger_that_is_away() -> None:
+    assert usage.MAX_WAITING == 100_000

@@ -30,6 +30,18 @@ def test_what_lies_in_the_object_store_is_there_for_every_worker_that_fetches_su
     assert can_paint(needs, AdapterHoldings(frozenset({Capability.UPLOADED_LORA})))
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "loras", "can"),
+    [((Capability.LORA,), "abc", True), ((Capability.LORA,), "a", False), ((), "abc", False), ((), "", False)],
+)
+def test_a_worker_needs_both_the_capability_and_every_lora(
+    capabilities: tuple[Capability, ...], loras: str, can: bool
+) -> None:
+    needs = AdapterNeeds(frozenset({Capability.LORA}), frozenset("ab"))
+
+    assert can_paint(needs, AdapterHoldings(frozenset(capabilities), frozenset(loras))) is can
+
+
 @pytest.mark.parametrize(("resident", "count"), [("", 2), ("u", 1), ("ua", 0)])
 def test_what_was_fetched_need_not_be_fetched_again(resident: str, count: int) -> None:
     needs = AdapterNeeds(frozenset({Capability.UPLOADED_LORA}), frozenset("a"), frozenset("u"))

@@ -1,5 +1,7 @@
 """Where popular ControlNets and LoRAs are loaded ahead of need."""
 
+import pytest
+
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.fleet import AdapterDemand, ComponentPlacement, Replica, ReplicaKind, WorkerAssignment
 from pentimento.policies.allocation import ModelDemand, ReplicaView
@@ -108,3 +110,78 @@ def test_a_replica_is_told_what_is_placed_on_it() -> None:
 
     assert placed_on(components, ReplicaKind.CONTROLNET, "c1") == ("canny", "depth")
     assert placed_on(components, ReplicaKind.CONTROLNET, "c2") == ()
+
+
+@pytest.mark.parametrize(
+    ("share", "before", "replica_count", "count"),
+    [
+        (0.05, 0, 4, 1),
+        (0.049, 0, 4, 0),
+        (0.025, 1, 4, 1),
+        (0.0249, 1, 4, 0),
+        (0.6, 0, 4, 3),
+        (1.0, 0, 4, 4),
+        # Within one of what would be exact, and a quarter.
+        (0.45, 3, 4, 3),
+        (0.43, 3, 4, 2),
+        (0.81, 3, 4, 3),
+        (0.82, 3, 4, 4),
+        (0.9, 5, 4, 4),
+        (1.0, 4, 4, 4),
+        (0.7, 4, 4, 4),
+        (0.68, 4, 4, 3),
+    ],
+)
+def test_a_share_of_the_calls_is_that_share_of_the_replicas_rounded_up(
+    share: float, before: int, replica_count: int, count: int
+) -> None:
+    calls = {(NET, "canny"): 1000 * share, (NET, "depth"): 1000 * (1.0 - share), (LORA, "lora"): 1e6}
+    shares = AskedShares(calls, {(NET, "canny"): before} if before else {})
+
+    assert shares.wanted((NET, "canny"), replica_count) == count
+
+
+def test_calls_are_averaged_with_three_tenths_for_the_newest_look_and_forgotten_at_last() -> None:
+    asked = (NET, "canny")
+    once = AskedShares().seen(demand(canny=10))
+    twice = once.seen(demand(depth=10))
+    models = (*demand(canny=1, lora=2), *demand(canny=2))
+
+    assert once.calls == {asked: pytest.approx(3.0)}
+    assert twice.calls == {asked: pytest.approx(2.1), (NET, "depth"): pytest.approx(3.0)}
+    assert AskedShares().seen(models).calls == {asked: pytest.approx(0.9), (LORA, "lora"): pytest.approx(0.6)}
+    faint = AskedShares({asked: 0.0014, (NET, "pose"): 0.0015}).seen(demand(depth=10))
+    assert set(faint.calls) == {(NET, "pose"), (NET, "depth")}
+
+
+@pytest.mark.parametrize(("calls", "share"), [(0.89, 0.0), (0.9, 1.0)])
+def test_three_calls_of_a_kind_tell_what_is_popular(calls: float, share: float) -> None:
+    shares = AskedShares({(NET, "canny"): calls, (LORA, "lora"): 5.0})
+
+    assert shares.share((NET, "canny")) == share
+    assert (shares.share((LORA, "lora")), shares.share((LORA, "other"))) == (1.0, 0.0)
+
+
+def test_a_worker_loads_the_eight_most_popular_loras_ahead_by_name() -> None:
+    names = [f"lora{number}" for number in range(10)]
+    worker = replica("w1", ReplicaKind.UNET_WORKER, *names)
+    shares = AskedShares().seen(demand(**{name: 100 + number for number, name in enumerate(names)}))
+
+    found = place_components(shares, (worker,), (WorkerAssignment("w1", "", "m", 1),))
+
+    assert found.assignments[0].prefetch == tuple(names[2:])
+    assert found.shares.placed == {(LORA, name): 1 for name in names[2:]}
+    assert found.components == ()
+
+
+def test_what_was_placed_is_remembered_by_how_many_have_it() -> None:
+    shares = AskedShares().seen(demand(canny=75, depth=25))
+
+    found = place_components(shares, controlnets((), (), (), ()), ())
+
+    assert found.shares.placed == {(NET, "canny"): 3, (NET, "depth"): 1}
+    assert {one.component: one.instance_ids for one in found.components} == {
+        "canny": ("c0", "c1", "c2"),
+        "depth": ("c3",),
+    }
+    assert {one.kind for one in found.components} == {ReplicaKind.CONTROLNET}

@@ -1,10 +1,12 @@
 """When the light stage of a cascade is left out."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from pentimento.policies.light_stages import leaves_out_light
+from pentimento.domain.fleet import CascadePlan, StagePlan
+from pentimento.policies.light_stages import leaves_out_light, skip_bound, with_skip_bound
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,20 @@ def test_only_what_is_sure_to_be_refused_is_left_out(
     foreseen: float | None, bound: float, threshold: float | None, left_out: bool
 ) -> None:
     assert leaves_out_light(foreseen, bound, threshold) is left_out
+
+
+@pytest.mark.parametrize(("own", "planned", "bound"), [(None, 0.3, 0.3), (0.0, 0.3, 0.0), (0.5, 0.3, 0.5)])
+def test_the_operator_s_own_bound_is_before_the_plan_s(own: float | None, planned: float, bound: float) -> None:
+    assert skip_bound(own, planned) == bound
+
+
+def test_the_first_stage_of_a_cascade_gets_the_bound_where_its_allocator_decided_on_none() -> None:
+    light, heavy = StagePlan("light"), StagePlan("heavy")
+    decided, alone = replace(light, skip_below=0.2), CascadePlan("alone", (light,))
+    cascades = (CascadePlan("a", (light, heavy)), CascadePlan("b", (decided, heavy)), alone)
+
+    assert with_skip_bound(cascades, 0.1) == (
+        CascadePlan("a", (replace(light, skip_below=0.1), heavy)),
+        CascadePlan("b", (decided, heavy)),
+        alone,
+    )

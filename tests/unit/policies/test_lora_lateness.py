@@ -29,6 +29,16 @@ def test_one_lost_picture_of_sixty_is_too_many_for_two_of_the_rules(lost: LateSa
     assert not allows([GOOD] * 58, ThresholdRule.LOWER_BOUND)
 
 
+@pytest.mark.parametrize("rule", ThresholdRule)
+def test_no_pictures_satisfy_no_rule(rule: ThresholdRule) -> None:
+    assert not allows([], rule)
+
+
+def test_a_single_picture_may_be_the_least_similar() -> None:
+    assert allows([GOOD], ThresholdRule.MINIMUM)
+    assert not allows([WEAK], ThresholdRule.MINIMUM)
+
+
 @pytest.mark.parametrize("lost", [WEAK, OTHER])
 def test_the_mean_bears_a_few_and_not_a_third(lost: LateSample) -> None:
     assert allows([GOOD] * 100 + [WEAK], ThresholdRule.MEAN)

@@ -21,7 +21,9 @@ from pentimento.domain.fleet import (
     WorkerPair,
 )
 from pentimento.domain.generation import PlanVersion
+from pentimento.policies.eviction_rules import EVICTION_NAMES
 from pentimento.policies.plan_checks import check_plan
+from pentimento.policies.serving.entry import STARTS
 
 LIGHT = PoolPlan("light", "a", ("w1",), (RouteShare("noise", 1.0, "c"), RouteShare("spare", 1.0)))
 HEAVY = PoolPlan("heavy", "b", ("w2",))
@@ -96,3 +98,69 @@ def test_what_makes_no_sense_is_refused_by_its_field(change: dict[str, object], 
         check_plan(replace(GOOD, **change))  # type: ignore[arg-type]
 
     assert [violation.field for violation in refused.value.violations] == [field]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"admission_rate": 0.0},
+        {"admission_rate": 1.0},
+        {"assignments": (replace(GOOD.assignments[0], max_batch_size=0),)},
+        *({"pools": (replace(LIGHT, routes=(RouteShare(route, 0.0),)), HEAVY), "cascades": ()} for route in STARTS),
+        staged(replace(FIRST, skip_below=1.0, reuse_share=0.999), LAST),
+        staged(replace(FIRST, thresholds=(StartThreshold("latent", 0.0),)), LAST),
+        {"cache": CachePlan(("noise", "latent", "image"), alpha=1.0, bias=16)},
+        {"cache": CachePlan(alpha=0.0, bias=-16)},
+        {"cache": CachePlan(alpha=None, eviction="")},
+        *({"cache": CachePlan(eviction=name)} for name in EVICTION_NAMES),
+    ],
+)
+def test_what_is_just_within_its_limits_passes(change: dict[str, object]) -> None:
+    check_plan(replace(GOOD, **change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cache": CachePlan(bias=-17)}, "cache.bias: must be between -16 and 16, got -17"),
+        ({"admission_rate": -0.5}, "admission_rate: must be between 0 and 1, got -0.5"),
+        (
+            {"assignments": (GOOD.assignments[0], replace(GOOD.assignments[0], worker_id="w2", max_batch_size=-2))},
+            "assignments[1].max_batch_size: must be at least 0, got -2",
+        ),
+        (staged(FIRST), "cascades[0].stages: must be at least 2, got 1"),
+        (
+            staged(FIRST, StagePlan("middle"), replace(LAST, skip_below=0.5)),
+            "cascades[0].stages[2].skip_below: must be 0: the last stage is never left out",
+        ),
+        (
+            staged(FIRST, StagePlan("middle"), replace(LAST, reuse_share=0.5)),
+            "cascades[0].stages[2].reuse_share: must be 0: no stage starts from the last one's picture",
+        ),
+        (
+            staged(FIRST, StagePlan("middle"), replace(LAST, thresholds=FIRST.thresholds)),
+            "cascades[0].stages[2].thresholds: must be empty: no picture of the last stage is scored",
+        ),
+        (
+            {"pools": (replace(LIGHT, routes=(*LIGHT.routes, RouteShare("no", 1.0))), HEAVY)},
+            "pools[0].routes[2].route: must be noise, latent, image or spare, got 'no'",
+        ),
+        (
+            {"pools": (LIGHT, replace(HEAVY, routes=(RouteShare("noise", 1.0, "c"),)))},
+            "pools[1].routes[0].cascade: must begin with 'heavy', begins with 'light'",
+        ),
+        (
+            {"pairs": (WorkerPair(("w1", "w2")), WorkerPair(("w2", "w2")))},
+            "pairs[1]: must be two workers, got 'w2' twice",
+        ),
+    ],
+)
+def test_a_refusal_names_place_limit_and_what_was_found(change: dict[str, object], message: str) -> None:
+    plan = replace(GOOD, **change)  # type: ignore[arg-type]
+    if plan.cascades != GOOD.cascades:
+        plan = replace(plan, pools=(*plan.pools, PoolPlan("middle", "c", ("w3",))))
+
+    with pytest.raises(InvalidArgument) as refused:
+        check_plan(plan)
+
+    assert refused.value.message == message

@@ -72,6 +72,37 @@ def test_one_that_has_just_refused_counts_as_full_whatever_it_told() -> None:
     assert best_replica([refused, heard("busy", 7)], EDGES) == "busy"
 
 
+def test_replicas_are_asked_by_how_likely_they_take_the_stream() -> None:
+    """Whatever they cost: the last of each pair would be the cheapest."""
+    order = [
+        heard("free", 7, holds=False),
+        ReplicaCandidate("unheard", opening_count=6),
+        ReplicaCandidate("failed", Hearing.NOW, ReplicaLoad(8, 5), failed=True),
+        ReplicaCandidate("full", Hearing.NOW, ReplicaLoad(4, 4)),
+        ReplicaCandidate("lost", Hearing.LOST, opening_count=3),
+        heard("leaving", draining=True),
+    ]
+
+    left = list(reversed(order))
+    asked = []
+    while left:
+        asked.append(best_replica(left, EDGES))
+        left = [candidate for candidate in left if candidate.address != asked[-1]]
+
+    assert asked == [candidate.address for candidate in order]
+
+
+def test_what_nobody_tells_of_a_replica() -> None:
+    assert ReplicaCandidate("a") == ReplicaCandidate("a", Hearing.NEVER, ReplicaLoad(0, 0, False), 0, 0, False, False)
+    assert (LOAD_STREAMS, SAME_PICTURE_STREAMS) == (1, 2)
+
+
+def test_streams_on_their_way_and_controlnets_beside_count_where_nothing_is_heard_too() -> None:
+    away = [ReplicaCandidate("a", opening_count=3), ReplicaCandidate("b", same_picture_count=1)]
+    assert best_replica(away, EDGES) == "b"
+    assert best_replica([ReplicaCandidate("a", opening_count=1), *away], EDGES) == "a"
+
+
 def test_without_a_candidate_there_is_no_choice() -> None:
     with pytest.raises(ValueError, match="empty"):
         best_replica([], EDGES)

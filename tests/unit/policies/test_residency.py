@@ -82,6 +82,40 @@ def test_the_more_used_stays() -> None:
     assert held.leaving_for(component("c"), frozenset()) == ("b",)
 
 
+def test_every_use_is_worth_a_load() -> None:
+    """Three of a second against one of two and a half, and of three and a half."""
+    for load_s, leaves in ((2.5, "b"), (3.5, "a")):
+        held = ResidentSet(20)
+        for _ in range(3):
+            take_in(held, component("a"))
+        take_in(held, component("b", load_s=load_s))
+
+        assert held.leaving_for(component("c"), frozenset()) == (leaves,)
+
+
+def test_one_that_is_held_and_was_never_used_is_worth_one_use() -> None:
+    held = ResidentSet(30)
+    held.add(component("a"))
+    take_in(held, component("b"))
+    take_in(held, component("d", load_s=0.9))
+
+    assert held.names == ("a", "b", "d")
+
+
+def test_what_comes_back_has_the_uses_that_it_had_and_what_left_is_the_least_worth() -> None:
+    held = ResidentSet(10)
+    for _ in range(2):
+        take_in(held, component("a"))
+    held.remove("a")
+    take_in(held, component("b", load_s=1.9))
+    held.remove("b")
+    held.add(component("a"))
+
+    assert held._worth["a"] == pytest.approx(0.2 + 0.19 + 0.2)
+    with pytest.raises(KeyError):
+        held.remove("b")
+
+
 def test_the_dearer_to_load_stays() -> None:
     held = ResidentSet(20)
     take_in(held, component("cheap", load_s=0.1))

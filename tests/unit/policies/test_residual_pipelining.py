@@ -161,3 +161,21 @@ def test_the_share_that_passes_waiting_is_that_of_synchronous_steps_less_the_one
 def test_a_picture_whose_first_step_alone_is_synchronous_tells_nothing() -> None:
     assert wait_share({0: 5.0}, [0], 10, 15.0) is None
     assert wait_share({}, [], 10, 10.0) is None
+
+
+def test_a_deployment_pipelines_by_itself_where_waiting_costs_a_tenth_of_a_step() -> None:
+    assert PipeliningRule() == PipeliningRule(PipeliningMode.AUTO, 0.1)
+    assert [mode.value for mode in PipeliningMode] == ["off", "on", "auto"]
+    assert first_alike_step([0.9901, 0.99]) == 0
+    assert first_alike_step([0.99, 0.9901]) == 2
+
+
+def test_a_picture_that_waited_for_longer_than_it_took_did_no_work() -> None:
+    assert wait_share({0: 1.0, 1: 2.0}, range(2), 2, 1.0) == 1.0
+    assert wait_share({0: 0.0, 1: 1.0}, range(2), 4, 5.0) == pytest.approx(0.5)
+    assert wait_share({3: 1.0}, [3, 1], 4, 5.0) == pytest.approx(0.5)
+    assert wait_share({1: 1.0}, [3, 1], 4, 5.0) == 0.0
+
+
+def test_without_a_bound_every_step_uses_its_own_residuals() -> None:
+    assert ResidualSteps(range(3)) == ResidualSteps(range(3), 0)

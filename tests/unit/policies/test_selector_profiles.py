@@ -43,6 +43,11 @@ def test_the_table_is_by_the_profiles_rule_unless_another_is_asked_for() -> None
     )
 
 
+def test_a_profile_is_called_by_its_models_and_its_promise() -> None:
+    assert PROFILE.name == f"latents of {PROFILE.model}, alpha {PROFILE.alpha:g} by {PROFILE.rule.value}"
+    assert IMAGES.name == f"images of light for {PROFILE.model}, alpha 0.95 by {PROFILE.rule.value}"
+
+
 @given(tables, st.sampled_from(ReuseKind), st.sampled_from(ThresholdRule))
 def test_tables_rise_in_both_columns(rows: tuple[ProfiledStep, ...], kind: ReuseKind, rule: ThresholdRule) -> None:
     table = replace(PROFILE, kind=kind, steps=rows).thresholds(rule)

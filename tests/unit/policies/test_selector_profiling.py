@@ -6,8 +6,11 @@ from hypothesis import strategies as st
 
 from pentimento.policies.selector_profiling import (
     ReuseSample,
+    RuleChoice,
+    StepThresholds,
     ThresholdRule,
     lowest_similarity,
+    mean_is_surely,
     profile_thresholds,
     share_is_surely,
 )
@@ -131,3 +134,45 @@ def test_alpha_has_limits(alpha: float) -> None:
 def test_a_step_without_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="step 5"):
         profile_thresholds({5: []}, ALPHA)
+
+
+@pytest.mark.parametrize(
+    ("count", "mean", "surely"),
+    # Of values one above and one below the mean: 1.64485 / sqrt(n - 1).
+    [(100, 0.1654, True), (100, 0.1652, False), (30, 0.3055, True), (30, 0.3054, False), (28, 9.0, False)],
+)
+def test_the_bound_of_a_mean_is_by_the_normal_distribution(count: int, mean: float, surely: bool) -> None:
+    margins = [mean + 1.0, mean - 1.0] * (count // 2)
+    measured = [sample(0.9, ALPHA + margin) for margin in margins]
+
+    assert mean_is_surely(margins) is surely
+    assert (lowest_similarity(measured, ALPHA, ThresholdRule.MEAN) == 0.9) is surely
+
+
+def test_a_mean_of_nothing_at_all_is_not_below_nothing_and_not_above_it() -> None:
+    assert mean_is_surely([0.0] * 30)
+    assert not mean_is_surely([0.0] * 30, strictly=True)
+    assert mean_is_surely([1e-9] * 30, strictly=True)
+    assert not mean_is_surely([0.0] * 29)
+
+
+@pytest.mark.parametrize("required", [0.0, 1.0, -0.5, 1.5, float("nan")])
+def test_a_share_that_is_all_or_nothing_is_never_sure(required: float) -> None:
+    with pytest.raises(ValueError, match=f"required_share must lie between 0 and 1, got {required}"):
+        share_is_surely(1, 1, required)
+
+
+def test_a_deployment_reads_its_profiles_by_one_rule_or_by_their_own() -> None:
+    assert [choice.rule for choice in RuleChoice] == [None, *ThresholdRule]
+    assert [choice.value for choice in RuleChoice] == ["profile", "minimum", "lower_bound", "mean"]
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.001])
+def test_alpha_may_be_all_of_the_quality(alpha: float) -> None:
+    assert [step.minimum for step in profile_thresholds({5: [sample(0.8, 1.0)]}, alpha)] == [0.8]
+
+
+def test_each_rule_has_a_threshold_of_its_own() -> None:
+    found = StepThresholds(5, 9, 0.7, 0.8, 0.9)
+
+    assert [found.by(rule) for rule in ThresholdRule] == [0.7, 0.8, 0.9]

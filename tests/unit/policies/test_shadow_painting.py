@@ -93,3 +93,7 @@ def test_a_clock_that_goes_back_gives_nothing() -> None:
     assert budget.left_s(20.0) == pytest.approx(5.0)
     assert budget.left_s(0.0) == pytest.approx(5.0)
     assert budget.left_s(20.0) == pytest.approx(5.0)
+
+
+def test_for_whom_a_shadow_gives_way_is_set_by_name() -> None:
+    assert [one.value for one in GivesWay] == ["suite", "worker"]

@@ -307,3 +307,10 @@ def test_of_many_groups_those_that_ran_last_are_remembered() -> None:
         turns.ran(f"later {number}", 1.0, [])
 
     assert turns.choose([first, saved], lambda key: 1, preempt=True) == [saved]
+
+
+def test_what_ran_before_anybody_chose_used_up_no_turn() -> None:
+    turns = GroupTurns()
+    turns.ran("a", 1.0, [])
+
+    assert (turns._share("a").saved_s, turns._share("a").step_s) == (0.0, 1.0)

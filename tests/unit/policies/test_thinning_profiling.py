@@ -63,3 +63,13 @@ def test_what_was_worth_nothing_loses_nothing_and_nan_is_worth_nothing() -> None
     nothing, unknown, full = ThinnedSample(0.0, 0.0), ThinnedSample(math.nan, 1.0), ThinnedSample(1.0, 1.0)
 
     assert strictest([[nothing, unknown], [full, full]]) == [full, ThinnedSample(0.0, 1.0)]
+
+
+def test_judges_that_saw_other_pictures_judge_none() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        strictest([[ThinnedSample(0.3, 0.3)] * 2, [ThinnedSample(0.3, 0.3)]])
+
+
+@pytest.mark.parametrize("rule", ThresholdRule)
+def test_no_pictures_satisfy_no_rule(rule: ThresholdRule) -> None:
+    assert not allows([], 0.9, rule)

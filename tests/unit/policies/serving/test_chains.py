@@ -167,3 +167,14 @@ def test_while_nobody_asks_every_stage_is_there() -> None:
     found = solve_chain(ChainProblem(0.0, 6, 9.0, (LIGHT, MEDIUM, HEAVY), (CURVE, CURVE)))
 
     assert min(found.counts) >= 1 and found.gain == 2.0
+
+
+def test_what_a_stage_waits_for_counts_against_the_slo_of_the_light_one_alone() -> None:
+    """In two seconds nobody reaches the second model; the first one waits a second, and its batch of two takes one."""
+    waits = ChainStage((BatchCost(1, 0.5), BatchCost(2, 0.8), BatchCost(4, 1.25)), wait_s=1.0)
+    never = ChainStage((BatchCost(1, 9.0),))
+
+    solution = solve_chain(ChainProblem(100.0, 4, 2.0, (waits, never), (CURVE,)))
+
+    assert (solution.feasible, solution.batch_sizes, solution.counts) == (False, (2, 1), (4, 0))
+    assert solution.admission_rate == pytest.approx(4 * 2.5 / 100.0)

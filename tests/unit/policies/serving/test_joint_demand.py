@@ -142,7 +142,7 @@ def test_demand_is_planned_for_by_its_starts() -> None:
 @pytest.mark.parametrize(("scored", "of_the_way"), [(40, 0.2), (20, 0.2), (10, 0.1)])
 def test_the_curve_bends_a_fifth_of_the_way_to_what_twenty_confidences_say(scored: int, of_the_way: float) -> None:
     """f(t) = t says most at a fifth, where 0.2 of the pictures should be below; half of them are."""
-    counts = (scored // 2, *(0,) * 3, scored // 2)
+    counts = (scored // 2, scored - scored // 2, *(0,) * 3)
     bent = math.log(0.5) / math.log(0.2)
     says = 0.2 * math.log(0.2) ** 2 / 0.8 / 0.64762
 

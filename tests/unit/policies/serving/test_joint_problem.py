@@ -204,3 +204,20 @@ def test_room_for_more_is_kept_where_it_is_worth_more_than_quality() -> None:
     assert set(units_by_component(little)) == {"heavy"}
     assert "light" in units_by_component(much)
     assert (little.wanted, solved(much).served_share) == (2.0, pytest.approx(1.0))
+
+
+def test_a_pool_loads_no_more_devices_than_it_has() -> None:
+    """A load takes two fifths of the horizon. Whoever is in a hurry needs a pool of batches of one, the others one of
+    batches of four, which would carry all of them had the first pool loaded both of the devices."""
+    hurried = PaintingRoute("hurried", "noise", (Use("heavy", 1.0, 1.5),), 1.0)
+    easy = PaintingRoute("easy", "latent", (Use("heavy", 1.0, 1.0),), 1.0)
+    asked = replace(
+        PROBLEM,
+        demand={"noise": 0.2, "latent": 2.5},
+        devices={"gpu": 2},
+        components=(replace(HEAVY, load_s=24.0),),
+        routes=(hurried, easy),
+        slo_s=1.6,
+    )
+
+    assert rates_by_route(asked) == {"easy": 2.5}

@@ -219,3 +219,10 @@ def test_routes_that_nobody_takes_may_be_late() -> None:
     found = solution({pool("light"): 1}, light=1.0)
 
     assert keeps_slo(problem(4), found, {"light": 2.0, "heavy": 9.0})
+
+
+def test_what_nobody_says_of_a_component_takes_no_time() -> None:
+    asked = replace(problem(4), slo_s=0.5)
+
+    assert keeps_slo(asked, solution({pool("heavy"): 1}, heavy=0.1), {})
+    assert not keeps_slo(asked, solution({pool("heavy"): 1}, heavy=0.1), {"heavy": 0.6})

@@ -1,0 +1,209 @@
+"""What operators do to tenants, over a real ledger: in force when it returns, and refused by name."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.api.tenants.v1 import tenant_service_pb2 as pb
+from pentimento.dataplane.events import Event, QuotasReceived
+from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.domain.identity import Caller, Role
+from pentimento.domain.tenants import DAY_S, HOUR_S, Tenant, TenantKey, TenantQuota, UsagePeriod
+from pentimento.rpc.keyring import KeyRing
+from pentimento.rpc.tokens import blinded, hash_token
+from pentimento.stores.ledger import open_journal
+from pentimento.testing.clocks import SetClock
+from services.frontdoor.metrics import TENANT_KEYS, TENANTS
+from services.frontdoor.tenants.administration import TenantAdministration
+from services.frontdoor.tenants.directory import TenantDirectory
+from services.frontdoor.tenants.servicer import TenantServicer
+from services.frontdoor.tenants.usage import UsageMeter
+
+NOW_S = 1_800_000_000.0
+# Ten leap years.
+LONGEST_S = 316_224_000
+TWO, FIVE = TenantQuota(weight=2.0), TenantQuota(requests_per_s=5.0)
+Administer = Callable[[TenantAdministration], Awaitable[object]]
+
+
+class Office:
+    """An administration, and what it told who."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = SetClock(wall_s=NOW_S)
+        self.journal = open_journal(f"sqlite:///{folder}/journal.sqlite", self.clock)
+        self.keys = KeyRing(self.clock.wall)
+        self.told: list[Event] = []
+        ledger = self.journal.tenants
+        self.directory = TenantDirectory(ledger, self.keys, self.told.append)
+        self.usage = UsageMeter(ledger, self.clock)
+        self.administration = TenantAdministration(ledger, self.directory, self.usage, self.clock)
+
+    def caller(self, secret: str) -> Caller | None:
+        return self.keys.find(blinded(hash_token(secret)))
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Iterator[Office]:
+    made = Office(tmp_path)
+    yield made
+    made.journal.close()
+
+
+async def test_tenants_are_in_force_as_soon_as_they_are_made_changed_or_gone(office: Office) -> None:
+    made = await office.administration.create("acme", TWO)
+    assert (made, office.directory.quota_of("acme")) == (Tenant("acme", TWO, NOW_S, 1), TWO)
+
+    changed = await office.administration.update("acme", FIVE, 1)
+    assert (changed, office.directory.quota_of("acme")) == (Tenant("acme", FIVE, NOW_S, 2), FIVE)
+    assert list(await office.administration.tenants()) == [changed]
+
+    await office.administration.delete("acme")
+    assert (office.directory.quota_of("acme"), await office.administration.tenants()) == (TenantQuota(), [])
+    assert office.told == [QuotasReceived((("acme", TWO),)), QuotasReceived((("acme", FIVE),)), QuotasReceived(())]
+
+
+async def test_a_key_opens_the_door_for_its_tenant_from_its_making_to_its_end(office: Office) -> None:
+    await office.administration.create("acme", TWO)
+
+    key, secret = await office.administration.create_key("acme", 60)
+
+    assert (key.tenant, key.created_at, key.expires_at) == ("acme", NOW_S, NOW_S + 60.0)
+    words = secret.split("_", 2)
+    assert (words[:2], len(words[1]), len(words[2])) == (["pentimento", key.key_id], 16, 43)
+    assert office.caller(secret) == Caller("acme", frozenset({Role.USER}))
+    assert office.caller(secret + "x") is None
+    office.clock.wall_s += 60.0
+    assert office.caller(secret) is None
+
+
+async def test_keys_are_counted_and_change_no_quota(office: Office) -> None:
+    await office.administration.create("acme", TWO)
+    await office.administration.create("other", TWO)
+    told = list(office.told)
+    for _ in range(3):
+        await office.administration.create_key("acme", None)
+
+    assert (TENANTS._value.get(), TENANT_KEYS._value.get(), len(office.keys)) == (2, 3, 3)
+    assert office.told == told
+
+
+async def test_a_rotated_key_ends_after_its_grace(office: Office) -> None:
+    await office.administration.create("acme", TWO)
+    old, old_secret = await office.administration.create_key("acme", None)
+    assert old.expires_at is None
+
+    new, secret, ended = await office.administration.rotate_key(old.key_id, 10, 100)
+
+    assert ended == TenantKey(old.key_id, "acme", NOW_S, NOW_S + 10.0)
+    assert (new.tenant, new.expires_at) == ("acme", NOW_S + 100.0)
+    assert office.caller(old_secret) == office.caller(secret) == Caller("acme", frozenset({Role.USER}))
+    office.clock.wall_s += 10.0
+    assert (office.caller(old_secret), office.caller(secret) is None) == (None, False)
+    assert list(await office.administration.keys("acme")) == [ended, new]
+
+
+async def test_a_revoked_key_is_refused_at_once(office: Office) -> None:
+    await office.administration.create("acme", TWO)
+    key, secret = await office.administration.create_key("acme", None)
+
+    revoked = await office.administration.revoke_key(key.key_id)
+
+    assert revoked == TenantKey(key.key_id, "acme", NOW_S, None, NOW_S)
+    assert (office.caller(secret), len(office.keys)) == (None, 0)
+
+
+NAMED: list[tuple[str, Administer]] = [
+    ("name", lambda one: one.create("", TWO)),
+    ("name", lambda one: one.update("", TWO, 1)),
+    ("name", lambda one: one.delete("")),
+    ("tenant", lambda one: one.keys("")),
+    ("tenant", lambda one: one.create_key("", None)),
+    ("key_id", lambda one: one.rotate_key("", 0, None)),
+    ("key_id", lambda one: one.revoke_key("")),
+    ("tenant", lambda one: one.usage("", 0.0, 1.0, HOUR_S)),
+    ("expires_in_s", lambda one: one.create_key("acme", 0)),
+    ("expires_in_s", lambda one: one.create_key("acme", LONGEST_S + 1)),
+    ("grace_s", lambda one: one.rotate_key("k", -1, None)),
+    ("grace_s", lambda one: one.rotate_key("k", LONGEST_S + 1, None)),
+    ("to_ms", lambda one: one.usage("acme", 1.0, 1.0, HOUR_S)),
+    ("to_ms", lambda one: one.usage("acme", -1.0, 1.0, HOUR_S)),
+    ("to_ms", lambda one: one.usage("acme", 5.0, 5.1 + 366 * DAY_S, HOUR_S)),
+]
+
+
+@pytest.mark.parametrize(("field", "call"), NAMED)
+async def test_what_is_wrong_is_named_and_changes_nothing(office: Office, field: str, call: Administer) -> None:
+    await office.administration.create("acme", TWO)
+    before = office.journal.tenants.revision().result()
+
+    with pytest.raises(InvalidArgument) as refused:
+        await call(office.administration)
+
+    assert refused.value.message.startswith(f"{field}: must be ")
+    assert office.journal.tenants.revision().result() == before
+
+
+async def test_the_shortest_and_the_longest_life_are_taken(office: Office) -> None:
+    await office.administration.create("acme", TWO)
+
+    lives = [(await office.administration.create_key("acme", life_s))[0] for life_s in (1, LONGEST_S)]
+    _, _, ended = await office.administration.rotate_key(lives[1].key_id, 0, LONGEST_S)
+
+    assert [key.expires_at for key in lives] == [NOW_S + 1.0, NOW_S + LONGEST_S]
+    assert ended.expires_at == NOW_S
+    with pytest.raises(InvalidArgument, match="expires_in_s: must be between 1 and 316224000, got 316224001"):
+        await office.administration.rotate_key(lives[0].key_id, 0, LONGEST_S + 1)
+
+
+async def test_usage_has_what_was_counted_just_now_for_up_to_a_year(office: Office) -> None:
+    office.usage.accepted("acme")
+    office.usage.accepted("other")
+    begin = NOW_S - NOW_S % DAY_S
+
+    used = await office.administration.usage("acme", begin, begin + 366 * DAY_S, DAY_S)
+
+    assert used == (UsagePeriod(int(begin), 1),)
+
+
+async def test_every_call_of_the_contract_does_what_it_says(office: Office) -> None:
+    servicer, context = TenantServicer(office.administration), Any
+    quota = pb.TenantQuota(weight=2.0)
+    made = await servicer.CreateTenant(pb.CreateTenantRequest(name="acme", quota=quota), context)  # type: ignore[arg-type]
+    key = await servicer.CreateKey(pb.CreateKeyRequest(tenant="acme", expires_in_s=60), context)  # type: ignore[arg-type]
+    lasting = await servicer.CreateKey(pb.CreateKeyRequest(tenant="acme"), context)  # type: ignore[arg-type]
+    rotated = await servicer.RotateKey(
+        pb.RotateKeyRequest(key_id=key.key.key_id, grace_s=5, expires_in_s=30),
+        context,  # type: ignore[arg-type]
+    )
+    revoked = await servicer.RevokeKey(pb.RevokeKeyRequest(key_id=lasting.key.key_id), context)  # type: ignore[arg-type]
+    keys = await servicer.ListKeys(pb.ListKeysRequest(tenant="acme"), context)  # type: ignore[arg-type]
+    update = pb.UpdateTenantRequest(name="acme", quota=pb.TenantQuota(weight=3.0), revision=1)
+    updated = await servicer.UpdateTenant(update, context)  # type: ignore[arg-type]
+    listed = await servicer.ListTenants(pb.ListTenantsRequest(), context)  # type: ignore[arg-type]
+
+    assert (made.tenant.name, made.tenant.quota.weight, made.tenant.revision) == ("acme", 2.0, 1)
+    assert key.key.expires_at_ms == (NOW_S + 60) * 1000 and not lasting.key.HasField("expires_at_ms")
+    assert office.caller(rotated.secret) is not None and office.caller(lasting.secret) is None
+    assert (rotated.key.expires_at_ms, rotated.old_key.expires_at_ms) == ((NOW_S + 30) * 1000, (NOW_S + 5) * 1000)
+    assert revoked.key.revoked_at_ms == NOW_S * 1000
+    assert {one.key_id for one in keys.keys} == {key.key.key_id, lasting.key.key_id, rotated.key.key_id}
+    assert (list(listed.tenants), updated.tenant.quota.weight) == ([updated.tenant], 3.0)
+    await servicer.DeleteTenant(pb.DeleteTenantRequest(name="acme"), context)  # type: ignore[arg-type]
+    with pytest.raises(NotFound, match="no tenant acme"):
+        await servicer.ListKeys(pb.ListKeysRequest(tenant="acme"), context)  # type: ignore[arg-type]
+
+
+async def test_usage_is_asked_for_in_milliseconds_and_told_by_hours(office: Office) -> None:
+    office.usage.refused("acme", "QUEUE_FULL", 3)
+    hour_at = int(NOW_S) // HOUR_S * HOUR_S
+    asked = pb.GetUsageRequest(
+        tenant="acme", from_ms=hour_at * 1000, to_ms=hour_at * 1000 + 1, period=pb.USAGE_PERIOD_LENGTH_HOUR
+    )
+
+    answer = await TenantServicer(office.administration).GetUsage(asked, Any)  # type: ignore[arg-type]
+
+    (period,) = answer.periods
+    assert (period.start_at_ms, dict(period.refused_counts)) == (hour_at * 1000, {"QUEUE_FULL": 3})

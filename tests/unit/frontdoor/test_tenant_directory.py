@@ -1,0 +1,121 @@
+"""The book of tenants in memory: followed while the ledger is there, kept while it is away."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from pentimento.dataplane.events import Event, QuotasReceived
+from pentimento.domain.tenants import HashedKey, TenantBook, TenantKey, TenantQuota
+from pentimento.rpc.keyring import KeyRing
+from pentimento.rpc.tokens import blinded
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.ledger import open_journal
+from pentimento.stores.ledger.journal import Journal
+from pentimento.stores.ledger.tenant_ledger import TenantLedger
+from pentimento.testing.clocks import SetClock
+from services.frontdoor.tenants import directory as module
+from services.frontdoor.tenants.directory import TenantDirectory
+
+TWO = TenantQuota(weight=2.0)
+KEY = HashedKey(TenantKey("k", "acme", 0.0), "d" * 64)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    opened = open_journal(f"sqlite:///{tmp_path}/journal.sqlite", SetClock())
+    yield opened
+    opened.close()
+
+
+class Away:
+    """A ledger that is away."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.asked_count = 0
+
+    def revision(self) -> "Future[int]":
+        self.asked_count += 1
+        if self.asked_count >= 3:
+            self.asked.set()
+        failed: Future[int] = Future()
+        failed.set_exception(StoreUnavailable("ledger", "away"))
+        return failed
+
+
+async def test_what_another_process_changed_is_followed(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    told: list[Event] = []
+    changed, keys = asyncio.Event(), KeyRing(lambda: 1.0)
+
+    def tell(event: Event) -> None:
+        told.append(event)
+        changed.set()
+
+    await asyncio.wrap_future(journal.tenants.create("acme", TWO))
+    await asyncio.wrap_future(journal.tenants.add_key(KEY))
+    following = asyncio.create_task(TenantDirectory(journal.tenants, keys, tell).follow_forever())
+    async with asyncio.timeout(60.0):
+        await changed.wait()
+    following.cancel()
+
+    assert told == [QuotasReceived((("acme", TWO),))]
+    found = keys.find(blinded("d" * 64))
+    assert found is not None and found.tenant == "acme"
+
+
+class Counted(TenantLedger):
+    """A ledger that notes what is read of it."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(journal.tenants._writer, SetClock())
+        self.reads: list[str] = []
+        self.looked = asyncio.Event()
+
+    def revision(self) -> "Future[int]":
+        self.reads.append("revision")
+        if self.reads.count("revision") == 3:
+            self.looked.set()
+        return super().revision()
+
+    def book(self) -> "Future[TenantBook]":
+        self.reads.append("book")
+        return super().book()
+
+
+async def test_a_book_of_the_same_revision_is_not_read_again(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    ledger = Counted(journal)
+
+    following = asyncio.create_task(TenantDirectory(ledger, KeyRing(), lambda event: None).follow_forever())
+    async with asyncio.timeout(60.0):
+        await ledger.looked.wait()
+    following.cancel()
+
+    assert ledger.reads == ["revision", "book", "revision", "revision"]
+
+
+async def test_a_ledger_that_is_away_is_told_once_and_what_is_known_stays(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    await asyncio.wrap_future(journal.tenants.create("acme", TWO))
+    directory, away = TenantDirectory(journal.tenants, KeyRing(), lambda event: None), Away()
+    await directory.refresh()
+    directory._ledger = away  # type: ignore[assignment]
+
+    following = asyncio.create_task(directory.follow_forever())
+    async with asyncio.timeout(60.0):
+        await away.asked.wait()
+    following.cancel()
+
+    assert (directory.quota_of("acme"), directory.quota_of("other")) == (TWO, TenantQuota())
+    warned = [record for record in caplog.records if record.name == module.__name__]
+    assert [record.message for record in warned] == ["tenants cannot be read, those known stay"]
+
+
+def test_what_others_change_is_known_within_a_second() -> None:
+    assert module.LOOK_S == 1.0

@@ -1,0 +1,110 @@
+"""When the joint allocator keeps what devices hold, and when it loads: by what a search would find, given by hand."""
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.policies.serving import joint
+from pentimento.policies.serving.costs import BatchCost
+from pentimento.policies.serving.joint import JointAllocator
+from pentimento.policies.serving.joint_problem import Component, JointProblem, JointSolution, PaintingRoute, Use
+from pentimento.policies.serving.settings import ServingSettings
+
+ALLOCATOR = JointAllocator(ServingSettings(heavy="heavy"))
+# Four requests a second, at best worth the weight of one that is served and its quality: 4 * (10 + 1).
+BEST = 44.0
+
+
+def problem(load_s: float) -> JointProblem:
+    heavy = Component("heavy", {"gpu": (BatchCost(1, 1.0),)}, load_s)
+    return JointProblem(
+        {"noise": 4.0}, {"gpu": 4}, (heavy,), (PaintingRoute("r", "noise", (Use("heavy", 1.0),), 1.0),), 5.0
+    )
+
+
+def plan(objective: float, served_share: float = 1.0) -> JointSolution:
+    return JointSolution({}, {}, served_share, objective)
+
+
+class Searches:
+    """Finds what is given for a search without loads and for one with, and notes what it had to be above."""
+
+    def __init__(self, found: Mapping[bool, JointSolution | None]) -> None:
+        self.found = found
+        self.asked: list[tuple[float, int, bool, float | None]] = []
+
+    def search(self, gap: float, most: int, may_load: bool, above: float | None = None) -> JointSolution | None:
+        self.asked.append((gap, most, may_load, above))
+        return self.found[may_load]
+
+
+def solved(
+    monkeypatch: pytest.MonkeyPatch,
+    stays: JointSolution | None,
+    loads: JointSolution | None,
+    load_s: float = 1.0,
+    may_load: bool = True,
+) -> tuple[tuple[JointSolution, bool], Searches]:
+    searches = Searches({False: stays, True: loads})
+    monkeypatch.setattr(joint, "JointProgram", lambda asked: searches)
+    assert problem(load_s).bound == BEST
+    return ALLOCATOR._solve(problem(load_s), may_load), searches
+
+
+@pytest.mark.parametrize(
+    ("load_s", "short", "stays"),
+    [(1.0, 0.0399, True), (1.0, 0.0401, False), (0.0, 0.00399, True), (0.0, 0.00401, False)],
+)
+def test_a_load_must_win_a_hundredth_of_the_quality_of_every_request_and_less_where_it_takes_no_time(
+    load_s: float, short: float, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, loaded = plan(BEST - short), plan(BEST)
+
+    found, searches = solved(monkeypatch, held, loaded, load_s)
+
+    assert found == ((held, True) if stays else (loaded, False))
+    above = held.objective + 4.0 * (0.01 if load_s else 0.001)
+    assert searches.asked == [(1e-5, 300, False, None), (1e-5, 300, True, pytest.approx(above))][: 1 if stays else 2]
+
+
+@pytest.mark.parametrize(("served_share", "stays"), [(1.0, True), (0.991, True), (0.99, False), (0.5, False)])
+def test_within_the_dwell_time_what_is_held_stays_while_all_are_served(
+    served_share: float, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, loaded = plan(1.0, served_share), plan(BEST)
+
+    assert solved(monkeypatch, held, loaded, may_load=False)[0] == (held if stays else loaded, False)
+    assert solved(monkeypatch, held, loaded, may_load=True)[0] == (loaded, False)
+
+
+def test_where_no_load_wins_enough_what_is_held_stays() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        held = plan(1.0)
+        assert solved(patch, held, None)[0] == (held, False)
+
+
+def test_where_nothing_can_be_held_any_plan_will_do_and_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, searches = solved(monkeypatch, None, plan(2.0))
+    assert (found, searches.asked[1]) == ((plan(2.0), False), (1e-5, 300, True, -math.inf))
+
+    with pytest.raises(FailedPrecondition, match="no plan was found in 300 steps of the search") as refused:
+        solved(monkeypatch, None, None)
+    assert refused.value.reason == "NO_PLAN"
+
+
+@pytest.mark.parametrize(("load_s", "dwell_s"), [((0.0,), 0.0), ((1.0, 3.0), 18.0), ((5.0,), 30.0), ((60.0,), 30.0)])
+def test_devices_change_their_models_once_in_six_of_the_longest_loads_or_in_half_a_minute(
+    load_s: tuple[float, ...], dwell_s: float
+) -> None:
+    assert ALLOCATOR._dwell_s([Component(str(number), {}, seconds) for number, seconds in enumerate(load_s)]) == dwell_s
+
+
+def test_what_nobody_sets() -> None:
+    assert (ALLOCATOR.horizon_s, ALLOCATOR.dwell_s, ALLOCATOR.gap, ALLOCATOR.most_relaxations) == (
+        60.0,
+        30.0,
+        1e-5,
+        300,
+    )

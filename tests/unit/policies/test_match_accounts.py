@@ -1,0 +1,227 @@
+"""What the match predictor's gate counts, bounds and remembers, worked out by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pentimento.policies.match_prediction import (
+    GateSettings,
+    LookupPrices,
+    MatchGate,
+    NetLatency,
+    Ruling,
+    SearchOutcome,
+    calibrate,
+    precision_and_recall,
+    threshold_for_recall,
+)
+
+PRICES = LookupPrices(search_s=0.1, generation_s=10.0, prediction_s=0.001)
+DOUBT = math.log(10.0)
+# Costs what it saves, or more.
+EVEN, DEAR = LookupPrices(0.1, 10.0, 0.1), LookupPrices(0.1, 10.0, 0.2)
+
+
+def misses(count: int, score: float = 0.0) -> list[SearchOutcome]:
+    return [SearchOutcome(score, 0.0)] * count
+
+
+def opened_gate(**settings: float) -> MatchGate:
+    """One that skips scores below 1."""
+    gate = MatchGate(GateSettings(**settings))  # type: ignore[arg-type]
+    gate.remember([*misses(1000), *[SearchOutcome(1.0, 0.1)] * 1000])
+    gate.review(PRICES)
+    assert gate.on
+    return gate
+
+
+def test_what_nobody_sets() -> None:
+    assert GateSettings() == GateSettings(0.1, 2048, 256, 2048, None)
+    assert SearchOutcome(0.5, 0.1) == SearchOutcome(0.5, 0.1, 1.0)
+    assert NetLatency() == NetLatency(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_accounts_are_added_and_scaled_in_all_that_they_count() -> None:
+    one = NetLatency(2.0, 3.0, 5.0, 7.0, 11.0)
+
+    assert one.plus(NetLatency(10.0, 20.0, 30.0, 40.0, 50.0)) == NetLatency(12.0, 23.0, 35.0, 47.0, 61.0)
+    assert one.scaled(2.0) == NetLatency(4.0, 6.0, 10.0, 14.0, 22.0)
+    assert one.net_s == 5.0 - 7.0 - 11.0
+
+
+def test_the_bound_of_misses_alone_leaves_room_for_a_hit_that_was_not_seen() -> None:
+    """Of eleven ten are skipped; the smallest hit that was ever seen saves 0.5. 7 * 0.5 * ln 10 / (3 * 9)."""
+    found = calibrate([*misses(10), SearchOutcome(1.0, 0.5), SearchOutcome(1.0, 0.6)], PRICES)
+
+    assert found is not None
+    bound = 7 * 0.5 * DOUBT / 27
+    assert found.threshold == 1.0
+    assert found.expected_s == pytest.approx(10 / 12 * 0.1 - 0.001)
+    assert found.at_least_s == pytest.approx(10 / 12 * (0.1 - bound * 10.0) - 0.001)
+
+
+def test_the_bound_grows_with_how_outcomes_vary_and_the_largest_of_them() -> None:
+    """Eight misses and hits of 0.1 and 0.3: a mean of 0.04, a variance of 0.01 - 0.0016."""
+    hits = [SearchOutcome(0.0, 0.1), SearchOutcome(0.0, 0.3)]
+
+    found = calibrate([*misses(8), *hits, SearchOutcome(1.0, 0.5)], PRICES)
+
+    assert found is not None
+    bound = 0.04 + math.sqrt(2 * 0.0084 * DOUBT / 10) + 7 * 0.3 * DOUBT / 27
+    assert found.expected_s == pytest.approx(10 / 11 * (0.1 - 0.4) - 0.001)
+    assert found.at_least_s == pytest.approx(10 / 11 * (0.1 - bound * 10.0) - 0.001)
+
+
+def test_outcomes_of_uneven_weights_are_fewer_than_they_seem() -> None:
+    """Four times 1, and 4: (8 * 8) / 20 = 3.2 of one weight; a mean of 4 * 0.5 / 8, a variance of 0.0625."""
+    outcomes = [*misses(4), SearchOutcome(0.0, 0.5, weight=4.0), SearchOutcome(1.0, 0.5, weight=2.0)]
+
+    found = calibrate(outcomes, PRICES)
+
+    assert found is not None
+    bound = 0.25 + math.sqrt(2 * 0.0625 * DOUBT / 3.2) + 7 * 0.5 * DOUBT / (3 * 2.2)
+    assert found.expected_s == pytest.approx(8 / 10 * (0.1 - 2.5) - 0.001)
+    assert found.at_least_s == pytest.approx(8 / 10 * (0.1 - bound * 10.0) - 0.001)
+
+
+def test_a_single_outcome_bounds_nothing() -> None:
+    found = calibrate([*misses(1), *misses(1, 1.0)], PRICES)
+
+    assert found is not None and found.at_least_s < -1e6
+
+
+def test_of_thresholds_that_promise_alike_the_lowest_is_taken() -> None:
+    """Lookups that cost nothing to search: whatever is skipped gains nothing."""
+    free = LookupPrices(0.0, 0.0, 0.0)
+
+    found = calibrate([*misses(5), *misses(5, 1.0), *misses(5, 2.0)], free)
+
+    assert found is not None and found.threshold == 1.0
+
+
+@pytest.mark.parametrize(("recall", "threshold"), [(0.25, 0.8), (0.26, 0.4), (0.5, 0.4), (0.51, 0.2), (1.0, 0.2)])
+def test_the_threshold_for_a_recall_counts_hits_by_weight(recall: float, threshold: float) -> None:
+    outcomes = [
+        SearchOutcome(0.2, 0.1, weight=2.0),
+        SearchOutcome(0.4, 0.2),
+        *misses(9, 0.6),
+        SearchOutcome(0.8, 0.3),
+    ]
+
+    assert threshold_for_recall(outcomes, recall) == threshold
+
+
+def test_without_hits_every_threshold_keeps_them_all() -> None:
+    assert threshold_for_recall(misses(3), 0.9) == -math.inf
+    assert precision_and_recall(misses(3), 0.5) == (1.0, 1.0)
+    assert precision_and_recall(misses(3, 0.7), 0.5) == (0.0, 1.0)
+    assert precision_and_recall([SearchOutcome(0.5, 0.1), *misses(1, 0.5)], 0.5) == (0.5, 1.0)
+
+
+def test_a_score_at_the_threshold_is_searched_and_a_draw_at_the_share_skipped() -> None:
+    gate = opened_gate()
+
+    assert gate.calibration is not None and gate.calibration.threshold == 1.0
+    assert [gate.rule(1.0, 0.0), gate.rule(0.999, 0.1), gate.rule(0.999, 0.0999)] == [
+        Ruling.SEARCH,
+        Ruling.SKIP,
+        Ruling.AUDIT,
+    ]
+
+
+def test_one_that_is_off_books_nothing_and_learns_all_the_same() -> None:
+    gate = MatchGate(GateSettings(audit_share=0.25))
+
+    gate.note_searched(Ruling.AUDIT, 0.3, 0.2, PRICES)
+    gate.note_searched(Ruling.SEARCH, 0.4, 0.0, PRICES)
+
+    assert gate.outcomes == (SearchOutcome(0.3, 0.2, 4.0), SearchOutcome(0.4, 0.0, 1.0))
+    assert gate.total == NetLatency()
+
+
+def test_every_kind_of_lookup_is_booked_as_what_it_cost_and_saved() -> None:
+    gate = opened_gate(audit_share=0.25)
+
+    gate.note_skipped(PRICES)
+    assert gate.total == NetLatency(1.0, 1.0, 0.1, 0.0, 0.001)
+    gate.note_searched(Ruling.AUDIT, 0.3, 0.2, PRICES)
+    assert gate.total == NetLatency(2.0, 1.0, 0.1, 3 * 0.2 * 10.0, 0.002)
+    gate.note_searched(Ruling.SEARCH, 1.5, 0.5, PRICES)
+    assert gate.total == NetLatency(3.0, 1.0, 0.1, 3 * 0.2 * 10.0, 0.003)
+
+
+def test_only_so_many_outcomes_are_remembered() -> None:
+    gate = MatchGate(GateSettings(remembered_count=2))
+
+    gate.remember([*misses(3, 0.1), *misses(1, 0.2)])
+
+    assert gate.outcomes == (SearchOutcome(0.1, 0.0), SearchOutcome(0.2, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("lookup_count", "prices", "stays_on"), [(63, DEAR, True), (64, DEAR, False), (64, EVEN, False)]
+)
+def test_an_account_of_a_quarter_of_what_is_needed_switches_it_off_where_nothing_is_gained(
+    lookup_count: int, prices: LookupPrices, stays_on: bool
+) -> None:
+    gate = opened_gate()
+    for _ in range(lookup_count):
+        gate.note_skipped(prices)
+
+    gate.review(PRICES)
+
+    assert gate.on is stays_on
+
+
+def test_an_account_counts_for_less_the_older_it_is() -> None:
+    """Whenever four are in it they are halved."""
+    gate = opened_gate(account_count=4)
+    counts = []
+    for _ in range(6):
+        gate.note_skipped(PRICES)
+        counts.append(gate._recent.lookup_count)
+
+    assert counts == [1.0, 2.0, 3.0, 2.0, 3.0, 2.0]
+    assert gate.total.lookup_count == 6.0
+
+
+def test_one_that_goes_on_again_begins_a_new_account() -> None:
+    gate = opened_gate()
+    for _ in range(100):
+        gate.note_skipped(DEAR)
+    gate.review(PRICES)
+    off = not gate.on
+    gate.remember(misses(256))
+
+    gate.review(PRICES)
+    gate.review(PRICES)
+
+    assert (off, gate.on, gate._recent) == (True, True, NetLatency())
+
+
+def test_after_it_went_off_it_needs_as_many_new_outcomes_as_at_first() -> None:
+    gate = opened_gate()
+    gate.review(replace(PRICES, search_s=0.0))
+    assert not gate.on
+
+    on = []
+    for count in (255, 1):
+        gate.remember(misses(count))
+        gate.review(PRICES)
+        on.append(gate.on)
+
+    assert on == [False, True]
+
+
+def test_one_that_keeps_a_recall_waits_for_as_many_outcomes() -> None:
+    gate = MatchGate(GateSettings(needed_count=4, recall=1.0))
+    on = []
+    for outcome in [*misses(3), SearchOutcome(0.7, 0.1)]:
+        gate.remember([outcome])
+        gate.review(PRICES)
+        on.append(gate.on)
+
+    assert on == [False, False, False, True]
+    assert gate.calibration is not None and gate.calibration.threshold == 0.7
+    assert math.isnan(gate.calibration.expected_s) and math.isnan(gate.calibration.at_least_s)
