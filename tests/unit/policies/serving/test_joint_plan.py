@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.domain.fleet import CascadePlan, PoolPlan, RouteShare, StagePlan, StartThreshold
+from pentimento.domain.fleet import CascadePlan, PoolPlan, RouteShare, StagePlan, StartThreshold, WorkerAssignment
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
 from pentimento.policies.serving.costs import BatchCost
-from pentimento.policies.serving.joint_plan import decision_of
+from pentimento.policies.serving.joint_plan import as_planned, decision_of, slot_name
 from pentimento.policies.serving.joint_problem import (
     Component,
     Course,
@@ -87,7 +87,9 @@ def test_starts_that_the_solution_does_not_serve_go_to_the_last_model_and_what_i
 
 
 def test_a_solution_that_serves_a_part_admits_that_part() -> None:
-    assert (decided(3).admission_rate, decided(3, 0.995).admission_rate, decided(3, 0.5).admission_rate) == (1, 1, 0.5)
+    rates = [decided(3, share).admission_rate for share in (1.0, 0.995, 0.99, 0.989, 0.5)]
+
+    assert rates == [1.0, 1.0, 1.0, 0.989, 0.5]
 
 
 def test_a_model_on_its_way_out_keeps_a_pool_without_routes_for_what_waits_for_it() -> None:
@@ -122,3 +124,40 @@ def test_ways_that_are_one_in_the_plan_add_up() -> None:
     shares = {pool.pool: pool.routes[0].share for pool in decision.pools if pool.routes}
     assert shares["sd15"] == pytest.approx(0.8)
     assert shares["turbo"] == pytest.approx(0.2)
+
+
+def test_a_load_under_way_counts_as_done_and_who_is_not_in_the_plan_holds_what_it_holds() -> None:
+    views = (worker(0, "sd15"), worker(1, "sd15"), worker(2, "turbo"))
+    last = AllocationDecision((WorkerAssignment("w001", "sim:1", "turbo", 1), WorkerAssignment("gone", "", "sd15", 1)))
+
+    found = as_planned(AllocationContext(0.0, views, last=last))
+
+    assert [view.replica.resident_models for view in found.replicas] == [("sd15",), ("turbo",), ("turbo",)]
+    assert found.replicas[0] is views[0]
+
+
+def test_the_first_pool_of_a_model_has_its_name() -> None:
+    assert [slot_name("sd15", number) for number in range(3)] == ["sd15", "sd15.1", "sd15.2"]
+
+
+def test_more_sizes_than_pools_share_the_last_one() -> None:
+    """Of four sizes the two with fewest devices."""
+    costs = tuple(BatchCost(size, 1.0 + size / 10) for size in (1, 2, 4, 8))
+    heavy = Component("sd15", {KIND: costs})
+    of = {size: PlannedPool("sd15", KIND, size) for size in (1, 2, 4, 8)}
+    units = {of[1]: 1, of[2]: 4, of[4]: 2, of[8]: 3}
+    views = tuple(worker(index) for index in range(10))
+    table = profiles(sd15={cost.batch_size: cost.latency_s for cost in costs})
+    context = AllocationContext(0.0, views, profiles=table)
+    # In batches of eight nobody is in time behind another: one size alone would not do.
+    tight = PaintingRoute("tight", "noise", (Use("sd15", 1.0, 1.5),), 1.0)
+    problem = JointProblem({"noise": 4.0}, {KIND: 10}, (heavy,), (tight, BY_HEAVY), 2.0, {(KIND, "sd15"): 10})
+    rates = {Course("tight", (of[size],)): 0.9 for size in (1, 2)} | {Course("heavy", (of[8],)): 16.0}
+    routes = {"tight": PlannedRoute(tight, "sd15"), "heavy": PlannedRoute(BY_HEAVY, "sd15")}
+
+    decision = decision_of(context, kinds_of(context), problem, JointSolution(units, rates, 1.0, 1.0), routes)
+
+    members = {pool.pool: len(pool.worker_ids) for pool in decision.pools}
+    assert sizes(decision) == {"sd15": [1, 2, 2, 2, 2, 4, 4, 8, 8, 8]}
+    # Those of two, of eight, and of one and four: each has the workers that are no slower than its own slowest.
+    assert members == {"sd15": 5, "sd15.1": 10, "sd15.2": 7}
