@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.generation import FromNoise, GenerationSpec, ImageFormat, Provenance, Route, Scheduler
-from pentimento.domain.image_request import Completed
+from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
+from pentimento.domain.image_request import Completed, ImageFormat
 from pentimento.domain.tenants import DAY_S, HOUR_S, UsagePeriod, UsageRow
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import open_journal
