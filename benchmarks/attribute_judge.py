@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.picture_judges import check_trained, pixels_of
+from benchmarks.picture_judges import pixels_of
 from zoo.drawing.captions import UNSAID
 from zoo.evaluate.examination import Examiner
 from zoo.registry import WEIGHTS
+from zoo.train.parts import check_trained
 
 ATTRIBUTES_SEEN = "attributes_seen"
 

@@ -16,30 +16,20 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from benchmarks.reuse_quality import Array, JudgedPictures
-from pentimento.domain.errors import NotFound
 from pentimento.pictures.decoding import decode
-from zoo.drawing.dataset import as_pixels, tokenise
-from zoo.drawing.tokenizer import load_tokenizer
+from zoo.drawing.dataset import as_pixels
+from zoo.evaluate.encoder_apart import EncoderApart, check_encoder_apart
 from zoo.evaluate.examination import BATCH, Examiner
 from zoo.registry import WEIGHTS
-from zoo.train.dual_encoder import TowersAndHeads
-from zoo.train.loop import CHECKPOINT, load_trained
-
-
-def check_trained(work: Path, part: str, how: str) -> None:
-    """Raise NotFound where the work folder has no checkpoint of that part; it says how to train it."""
-    checkpoint = work / part / CHECKPOINT
-    if not checkpoint.is_file():
-        raise NotFound("FILE_MISSING", f"{checkpoint}: not there; train it: pentimento zoo train {part} {how}")
+from zoo.train.parts import check_trained
 
 
 def check_judges(judge_work: Path, encoder_work: Path) -> None:
     """Raise NotFound that says how to train whichever of the two is not there."""
     check_trained(judge_work, "judge", f"--work {judge_work}")
-    check_trained(encoder_work, "dual-encoder", f"--seed 5 --work {encoder_work}")
+    check_encoder_apart(encoder_work)
 
 
 class PictureJudges:
@@ -48,8 +38,7 @@ class PictureJudges:
     def __init__(self, judge_work: Path, encoder_work: Path) -> None:
         check_judges(judge_work, encoder_work)
         self._examiner = Examiner(WEIGHTS, judge_work)
-        self._tokenizer = load_tokenizer(encoder_work / "tokenizer")
-        self._towers = load_trained(TowersAndHeads(self._tokenizer), encoder_work / "dual-encoder")
+        self._encoder = EncoderApart(encoder_work)
 
     def judge(
         self, pictures: Sequence[bytes], prompts: Sequence[str], asked: Sequence[Sequence[int]]
@@ -59,18 +48,12 @@ class PictureJudges:
         pixels = torch.stack([pixels_of(picture) for picture in pictures])
         marks = self._examiner.mark(pixels[:, None], tuple(prompts), torch.tensor(asked))
         return JudgedPictures(
-            scores=self._scores(pixels, prompts),
+            scores=np.asarray(self._encoder.scores(pixels, list(prompts)).double().numpy()),
             routing_scores=marks.clip_score[:, 0],
             right=marks.right[:, 0],
             asked=marks.asked[:, 0],
             features=self._features(pixels),
         )
-
-    @torch.no_grad()
-    def _scores(self, pixels: Tensor, prompts: Sequence[str]) -> Array:
-        texts = self._towers.text(tokenise(self._tokenizer, list(prompts)))
-        images = torch.cat([self._towers.image(as_pixels(part)) for part in pixels.split(BATCH)])
-        return np.asarray(functional.cosine_similarity(texts, images).double().numpy())
 
     @torch.no_grad()
     def _features(self, pixels: Tensor) -> Array:

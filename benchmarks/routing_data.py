@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.picture_judges import check_trained
 from pentimento.diffusion.discriminators import PictureDiscriminator, open_discriminator
 from zoo.drawing.captions import UNSAID
 from zoo.drawing.dataset import as_pixels, tokenise
@@ -32,6 +31,7 @@ from zoo.registry import WEIGHTS
 from zoo.train.dual_encoder import TowersAndHeads
 from zoo.train.judge import Judge
 from zoo.train.loop import load_trained
+from zoo.train.parts import check_trained
 
 LIGHT, HEAVY = "tiny-light", "tiny-heavy"
 DIFFSERVE, PROMPT_AWARE, BY_PROMPT = "DiffServe's discriminator", "prompt-aware discriminator", "its prompt alone"

@@ -25,13 +25,18 @@ class Prompts:
     coverage: Tensor  # float (n, size, size) in 0..1: where the things are
     asked: Tensor  # int64 (n, attributes), UNSAID where the caption does not say
     shown: Tensor  # the same, UNSAID where the scene has no such attribute
+    first: int = 0  # the number of the first among all scenes of its kind
 
     def __len__(self) -> int:
         return len(self.captions)
 
     def seeds(self, count: int) -> list[list[int]]:
-        """Of the noise, (prompts, count): the same for every model, which is what pairs their pictures."""
-        return [[number * SEED_STRIDE + index for number in range(count)] for index in range(len(self))]
+        """Of the noise, (prompts, count): the same for every model, which is what pairs their pictures.
+
+        Prompts of other numbers get other noise.
+        """
+        rows = range(self.first, self.first + len(self))
+        return [[number * SEED_STRIDE + index for number in range(count)] for index in rows]
 
 
 def examination_prompts(count: int, first: int = 0, held_out: bool = True, seed: int = HELD_OUT_SEED) -> Prompts:
@@ -54,4 +59,5 @@ def examination_prompts(count: int, first: int = 0, held_out: bool = True, seed:
         torch.stack(coverage),
         torch.tensor(asked),
         torch.tensor(shown),
+        first,
     )

@@ -99,6 +99,9 @@ def _rows_of(studio: Studio, part: str) -> Iterator[Row]:
 
 # Rows that several parts have.
 
+# Of a figure that missed the goal which it had before it was measured: what is goal now stands in another row.
+OLD_GOAL = ", goal set before measuring"
+
 
 def attribute_rows(part: str, marks: Marks, goal: Goal | None, suffix: str = "") -> Iterator[Row]:
     """One an attribute: the share that the judge sees of what was asked for. A sample is `asked:seen by seed`."""
@@ -111,8 +114,16 @@ def attribute_rows(part: str, marks: Marks, goal: Goal | None, suffix: str = "")
             yield Row(part, f"{name}{suffix}", estimate(ratio, right, asked), goal, samples=samples)
 
 
-def clip_score_row(part: str, marks: Marks) -> Row:
-    return mean_row(part, "CLIPScore", marks.clip_score)
+def clip_score_rows(part: str, marks: Marks, suffix: str = "") -> Iterator[Row]:
+    """One an encoder: the mean of its scores."""
+    for name, scores in marks.clip_scores.items():
+        yield mean_row(part, f"{name}{suffix}", scores)
+
+
+def clip_ratio_rows(part: str, of: str, marks: Marks, others: Marks, goal: Goal | None = None) -> Iterator[Row]:
+    """One an encoder: its mean score as a share of that of others, paired; the goal is held by each of them."""
+    for name, scores in marks.clip_scores.items():
+        yield ratio_row(part, f"{name}, share of {of}", scores, others.clip_scores[name], goal)
 
 
 def mean_row(part: str, name: str, values: Array, goal: Goal | None = None, unit: str = "") -> Row:

@@ -11,7 +11,7 @@ from transformers import AutoModelForImageClassification
 
 from zoo.drawing.conditions import edge_f1, edges, layout, place_iou
 from zoo.drawing.dataset import as_pixels
-from zoo.evaluate.bar import Goal, Row, attribute_rows, difference_row, mean_row, pairs, ratio_row, rounded
+from zoo.evaluate.bar import OLD_GOAL, Goal, Row, attribute_rows, difference_row, mean_row, pairs, ratio_row, rounded
 from zoo.evaluate.calibration import auroc, calibration_error, margins, read_calibration
 from zoo.evaluate.estimates import Array, estimate, mean
 from zoo.evaluate.examination import needed
@@ -19,12 +19,14 @@ from zoo.evaluate.studio import BASE, LIGHT, Studio
 from zoo.train.discriminator import MIX
 from zoo.train.finder import Finder, find_things
 from zoo.train.loop import load_trained
+from zoo.train.parts import check_trained
 from zoo.train.style_judge import CLASSES, StyleJudge, style_scores
 
 # Of what is painted with an adapter and without it: what heavy paints changes little with more.
 STEPS = 20
 OF_THE_CEILING = Goal(at_least=0.7)
 BEYOND_NOISE = Goal(at_least=0.0, surely=True)
+WELL_ABOVE = Goal(at_least=1.5)  # what was asked of edges first, times the run without the ControlNet
 CALIBRATED = Goal(at_most=0.1)
 Agreement = Callable[
     [Tensor], Array
@@ -55,6 +57,8 @@ def edges_rows(studio: Studio) -> Iterator[Row]:
     painted = studio.paint_controlled("tiny-controlnet-edges", wanted, STEPS)
     agreement = by_picture(studio, lambda pictures, told: edge_f1(edges(pictures), told), wanted)
     yield from _obedience_rows(studio, part, "edge F1", painted, agreement)
+    without = agreement(studio.paint(BASE, STEPS))
+    yield ratio_row(part, f"edge F1, times the run without it{OLD_GOAL}", agreement(painted), without, WELL_ABOVE)
     things = (studio.prompts.coverage > 0).float()[:, None]
     both = torch.cat([wanted, things], dim=1)
     on_things = by_picture(
@@ -67,6 +71,7 @@ def edges_rows(studio: Studio) -> Iterator[Row]:
 def layout_rows(studio: Studio) -> Iterator[Row]:
     """Told where things are and how large; a finder that has seen drawings alone says where they are painted."""
     part = "controlnet-layout"
+    check_trained(studio.work, "finder", f"--work {studio.work}")
     finder = load_trained(Finder(), studio.work / "finder")
     painted = studio.paint_controlled("tiny-controlnet-layout", layout(studio.prompts.scenes), STEPS)
     agreement = by_picture(
@@ -108,6 +113,7 @@ def mosaic_rows(studio: Studio) -> Iterator[Row]:
 def style_rows(studio: Studio, style: str) -> Iterator[Row]:
     """In how many pictures a classifier, trained on drawings alone, sees the style."""
     part = f"lora-{style}"
+    check_trained(studio.work, "style-judge", f"--work {studio.work}")
     judge = load_trained(StyleJudge(), studio.work / "style-judge")
     styled = studio.paint_styled(f"tiny-{part}", steps=STEPS)
     seen = sees_style(judge, styled, style)

@@ -11,9 +11,20 @@ from torch import Tensor
 
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import examination_prompts
-from zoo.evaluate.bar import Goal, Row, attribute_rows, clip_score_row, difference_row, mean_row, pairs, ratio_row
+from zoo.evaluate.bar import (
+    OLD_GOAL,
+    Goal,
+    Row,
+    attribute_rows,
+    clip_ratio_rows,
+    clip_score_rows,
+    difference_row,
+    mean_row,
+    pairs,
+)
 from zoo.evaluate.detail import LEVELS_PX, patch_distance
 from zoo.evaluate.estimates import Array, estimate, mean, ratio
+from zoo.evaluate.examination import Marks
 from zoo.evaluate.studio import BASE, FLOW, LIGHT, Studio
 from zoo.painting.pipeline import paint
 
@@ -60,10 +71,10 @@ def autoencoder_rows(studio: Studio) -> Iterator[Row]:
         yield Row("autoencoder", name, estimate(psnr, error, pixels), goal, "dB", samples)
     shown = examiner.mark(studio.rebuilt, prompts.captions, prompts.shown)
     yield from attribute_rows("autoencoder", shown, Goal(at_least=0.95), " after reconstruction")
-    yield clip_score_row("autoencoder", shown)
+    yield from clip_score_rows("autoencoder", shown)
     drawn = examiner.mark(prompts.drawn[:, None], prompts.captions, prompts.shown)
     yield from attribute_rows("autoencoder", drawn, None, " of the drawing itself")
-    yield mean_row("autoencoder", "CLIPScore of the drawing itself", drawn.clip_score)
+    yield from clip_score_rows("autoencoder", drawn, " of the drawing itself")
 
 
 def _summed(maps: Tensor) -> Array:
@@ -84,22 +95,25 @@ def psnr_of_each(error: Array, pixels: Array) -> Array:
 def heavy_rows(studio: Studio) -> Iterator[Row]:
     marks = studio.marks(BASE)
     rebuilt = studio.mark(studio.rebuilt)
-    goal = Goal(at_least=0.95)
-    yield ratio_row("heavy", "CLIPScore, share of reconstructions'", marks.clip_score, rebuilt.clip_score, goal)
+    yield from clip_ratio_rows("heavy", "reconstructions'", marks, rebuilt, Goal(at_least=0.95))
     yield from attribute_rows("heavy", marks, Goal(at_least=0.85))
-    yield clip_score_row("heavy", marks)
+    yield from clip_score_rows("heavy", marks)
     yield mean_row("heavy", "share of the attributes asked for", marks.score)
 
 
 def heavy_steps_rows(studio: Studio) -> Iterator[Row]:
-    """Same prompts, same noise, the default number of steps against few."""
+    """Same prompts, same noise, the default number of steps against few.
+
+    The goal was first that scores rise beyond the noise. They did not, and patches became the goal.
+    """
     steps, _ = studio.defaults(BASE)
     many, few = studio.marks(BASE), studio.marks(BASE, steps=FEW_STEPS)
-    told = f"{steps} steps minus {FEW_STEPS}"
-    yield difference_row("heavy-steps", f"CLIPScore, {told}", many.clip_score, few.clip_score, None)
-    yield difference_row("heavy-steps", f"share of attributes, {told}", many.score, few.score, None)
+    told, goal = f"{steps} steps minus {FEW_STEPS}{OLD_GOAL}", Goal(at_least=0.0, surely=True)
+    for name, scores in many.clip_scores.items():
+        yield difference_row("heavy-steps", f"{name}, {told}", scores, few.clip_scores[name], goal)
+    yield difference_row("heavy-steps", f"share of attributes, {told}", many.score, few.score, goal)
     sharper = many.log_likelihood, few.log_likelihood
-    yield difference_row("heavy-steps", f"judge's log-likelihood, {told}", *sharper, None)
+    yield difference_row("heavy-steps", f"judge's log-likelihood, {told}", *sharper, goal)
     yield from _detail_rows(studio, steps)
 
 
@@ -115,18 +129,23 @@ def _detail_rows(studio: Studio, steps: int) -> Iterator[Row]:
 
 def light_rows(studio: Studio) -> Iterator[Row]:
     light, heavy = studio.marks(LIGHT), studio.marks(BASE)
-    goal = Goal(at_least=0.75, at_most=0.90)
-    yield ratio_row("light", "CLIPScore, share of heavy's", light.clip_score, heavy.clip_score, goal)
-    scores = pairs(light.score, heavy.score)
-    each = (light.score >= heavy.score).astype(float)
-    # A cascade meets one picture a prompt, so that is what is counted; the mean over seeds is the sterner question.
-    name = "prompts on which it is as good as heavy or better, seed by seed"
-    yield Row("light", name, estimate(mean, each), Goal(at_least=0.2, at_most=0.4), samples=scores)
-    by_prompt = as_good_by_prompt(light.score, heavy.score)
-    yield Row("light", "prompts on which the mean over its seeds is", estimate(mean, by_prompt), samples=scores)
+    yield from clip_ratio_rows("light", "heavy's", light, heavy, Goal(at_least=0.75, at_most=0.90))
+    yield from as_good_rows(light, heavy)
     yield from attribute_rows("light", light, None)
-    yield clip_score_row("light", light)
+    yield from clip_score_rows("light", light)
     yield mean_row("light", "share of the attributes asked for", light.score)
+
+
+def as_good_rows(light: Marks, heavy: Marks) -> Iterator[Row]:
+    """By the judge. The goal was first one of means over seeds; it became one of pictures, since a cascade meets one
+    picture a prompt. Both are held to it."""
+    goal, scores = Goal(at_least=0.2, at_most=0.4), pairs(light.score, heavy.score)
+    each = (light.score >= heavy.score).astype(float)
+    name = "prompts on which it is as good as heavy or better, seed by seed"
+    yield Row("light", name, estimate(mean, each), goal, samples=scores)
+    by_prompt = as_good_by_prompt(light.score, heavy.score)
+    name = f"prompts on which the mean over its seeds is{OLD_GOAL}"
+    yield Row("light", name, estimate(mean, by_prompt), goal, samples=scores)
 
 
 def as_good_by_prompt(score: Array, other: Array) -> Array:
@@ -167,6 +186,6 @@ def flow_rows(studio: Studio) -> Iterator[Row]:
     marks = studio.marks(FLOW)
     yield from attribute_rows("flow", marks, Goal(at_least=0.75))
     rebuilt = studio.mark(studio.rebuilt)
-    yield ratio_row("flow", "CLIPScore, share of reconstructions'", marks.clip_score, rebuilt.clip_score)
-    yield clip_score_row("flow", marks)
+    yield from clip_ratio_rows("flow", "reconstructions'", marks, rebuilt)
+    yield from clip_score_rows("flow", marks)
     yield mean_row("flow", "share of the attributes asked for", marks.score)

@@ -1,4 +1,4 @@
-"""The examination of painted pictures: held-out prompts, the dual encoder's score and the judge's reading of each.
+"""The examination of painted pictures: held-out prompts, the dual encoders' scores and the judge's reading of each.
 
 The judge has been trained on drawings alone and shares no weight with what it examines.
 Pictures are (prompts, seeds, 3, height, width); a drawing or a reconstruction has one seed.
@@ -18,11 +18,15 @@ from transformers import CLIPModel, CLIPTokenizer
 from pentimento.domain.errors import NotFound
 from zoo.drawing.captions import ATTRIBUTES, UNSAID
 from zoo.drawing.dataset import as_pixels, tokenise
+from zoo.evaluate.encoder_apart import EncoderApart
 from zoo.evaluate.estimates import Array
 from zoo.train.judge import Judge
-from zoo.train.loop import CHECKPOINT, load_trained
+from zoo.train.loop import load_trained
+from zoo.train.parts import check_trained
 
 BATCH = 256
+# Who reads a CLIPScore: tiny-clip, whose text weights the models share, and an encoder of which they have none.
+SHARED, APART = "CLIPScore", "CLIPScore by an encoder apart"
 
 
 def needed(path: Path) -> Path:
@@ -48,12 +52,18 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Marks:
-    """What the dual encoder and the judge make of pictures."""
+    """What dual encoders and the judge make of pictures."""
 
-    clip_score: Array  # (prompts, seeds): cosine of the picture and its caption
+    clip_score: Array  # (prompts, seeds): cosine of the picture and its caption, by tiny-clip
     right: Array  # bool (prompts, seeds, attributes): asked for, and seen by the judge
     asked: Array  # bool (prompts, 1, attributes)
     log_likelihood: Array  # (prompts, seeds): the judge's, in nats, mean over the attributes asked for
+    score_apart: Array | None = None  # (prompts, seeds): the cosine by an encoder that no model shares
+
+    @property
+    def clip_scores(self) -> dict[str, Array]:
+        """CLIPScores (prompts, seeds) by what they are called: one by each encoder that has read the pictures."""
+        return {SHARED: self.clip_score} | ({} if self.score_apart is None else {APART: self.score_apart})
 
     @cached_property
     def score(self) -> Array:
@@ -82,19 +92,24 @@ def read_attributes(found: dict[str, Tensor], wanted: Tensor) -> tuple[Tensor, T
 
 
 class Examiner:
-    """The exported dual encoder, and the judge from the work folder. Raises NotFound for either."""
+    """The exported dual encoder, the judge from the work folder, and the encoder of another work folder, if any.
 
-    def __init__(self, weights: Path, work: Path) -> None:
+    Raises NotFound for what is not there, and FailedPrecondition for an encoder with the exported one's weights.
+    """
+
+    def __init__(self, weights: Path, work: Path, encoder: Path | None = None) -> None:
         folder = needed(weights / "tiny-clip")
         self.tokenizer = CLIPTokenizer.from_pretrained(folder)
         self.clip = CLIPModel.from_pretrained(folder).eval()
-        self._judge_folder = work / "judge"
+        self._apart = None if encoder is None else EncoderApart(encoder)
+        if self._apart is not None:
+            self._apart.check_unshared(self.clip)
+        self._work = work
 
     @cached_property
     def judge(self) -> Judge:
-        needed(self._judge_folder / CHECKPOINT)
-        judge = load_trained(Judge(), self._judge_folder)
-        return judge
+        check_trained(self._work, "judge", f"--work {self._work}")
+        return load_trained(Judge(), self._work / "judge")
 
     @torch.no_grad()
     def embed_texts(self, captions: list[str]) -> Tensor:
@@ -125,6 +140,8 @@ class Examiner:
         flat = pictures.flatten(0, 1)
         texts = self.embed_texts(list(captions)).repeat_interleave(seeds, dim=0)
         similarity = (self.embed_images(flat) * texts).sum(dim=-1)
+        repeated = [caption for caption in captions for _ in range(seeds)]
+        apart = None if self._apart is None else self._apart.scores(flat, repeated)
         right, likelihood = self.read(flat, wanted.repeat_interleave(seeds, dim=0))
         asked = (wanted != UNSAID)[:, None].numpy()
         total = likelihood.view(prompts, seeds, -1).sum(dim=2).double().numpy()
@@ -133,4 +150,5 @@ class Examiner:
             right.view(prompts, seeds, -1).numpy(),
             asked,
             total / asked.sum(axis=2),
+            None if apart is None else apart.view(prompts, seeds).double().numpy(),
         )

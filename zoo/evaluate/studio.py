@@ -29,13 +29,16 @@ BASE, LIGHT, FLOW = "tiny-heavy", "tiny-light", "tiny-flow"
 class Studio:
     """`count` held-out prompts and their `seeds`; painted pictures are uint8 (prompts, seeds, 3, height, width).
 
+    `first` is the number of the first prompt, `encoder` the work folder of a dual encoder that no model shares.
     Raises NotFound for weights that are not there.
     """
 
-    def __init__(self, weights: Path, work: Path, count: int, seeds: int) -> None:
+    def __init__(
+        self, weights: Path, work: Path, count: int, seeds: int, first: int = 0, encoder: Path | None = None
+    ) -> None:
         logging.disable_progress_bar()
-        self.weights, self.work = weights, work
-        self.prompts: Prompts = examination_prompts(count)
+        self.weights, self.work, self.encoder = weights, work, encoder
+        self.prompts: Prompts = examination_prompts(count, first)
         self.seed_count = seeds
         seed_rows = self.prompts.seeds(seeds)
         self._flat_captions = [caption for caption in self.prompts.captions for _ in range(seeds)]
@@ -46,7 +49,7 @@ class Studio:
 
     @cached_property
     def examiner(self) -> Examiner:
-        return Examiner(self.weights, self.work)
+        return Examiner(self.weights, self.work, self.encoder)
 
     def pipeline(self, model: str) -> Any:
         """Stock diffusers', loaded once."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
-from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.errors import FailedPrecondition, NotFound
 from zoo.files import file_digest
 from zoo.train.loop import CHECKPOINT, Part, TrainingPlan, read_state
 
@@ -66,6 +66,13 @@ def check_needs(name: str, work: Path) -> None:
     for part in needed:
         for note in notes_on(part, work):
             print(f"note: {note}", file=sys.stderr)
+
+
+def check_trained(work: Path, part: str, how: str) -> None:
+    """Raise NotFound where the work folder has no checkpoint of that part; it says how to train it."""
+    checkpoint = work / part / CHECKPOINT
+    if not checkpoint.is_file():
+        raise NotFound("FILE_MISSING", f"{checkpoint}: not there; train it: pentimento zoo train {part} {how}")
 
 
 def foundations(name: str, work: Path) -> dict[str, str]:

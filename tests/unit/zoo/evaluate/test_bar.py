@@ -1,13 +1,26 @@
 """Goals and rows of the bar, on arrays made by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from zoo.drawing.captions import ATTRIBUTES
-from zoo.evaluate.bar import Goal, Row, attribute_rows, difference_row, measure, pairs, ratio_row
-from zoo.evaluate.bar_models import as_good_by_prompt, psnr
+from zoo.evaluate.bar import (
+    OLD_GOAL,
+    Goal,
+    Row,
+    attribute_rows,
+    clip_ratio_rows,
+    clip_score_rows,
+    difference_row,
+    measure,
+    pairs,
+    ratio_row,
+)
+from zoo.evaluate.bar_models import as_good_by_prompt, as_good_rows, psnr
 from zoo.evaluate.estimates import Estimate
-from zoo.evaluate.examination import Marks
+from zoo.evaluate.examination import APART, SHARED, Marks
 
 
 def marks_of(right: list[list[int]], asked: list[int]) -> Marks:
@@ -69,6 +82,39 @@ def test_as_good_compares_means_over_the_seeds_and_counts_ties() -> None:
     light, heavy = np.array([[0.5, 1.0], [0.5, 0.5], [1.0, 1.0]]), np.array([[1.0, 0.5], [1.0, 0.5], [0.9, 0.9]])
 
     assert as_good_by_prompt(light, heavy).ravel().tolist() == [1.0, 0.0, 1.0]
+
+
+def test_every_encoder_is_held_to_the_goal_of_a_clip_score() -> None:
+    read = marks_of([[1, 1], [1, 0]], [1, 1])
+    ours = replace(read, clip_score=np.array([[0.9], [0.9]]), score_apart=np.array([[0.3], [0.5]]))
+    theirs = replace(read, clip_score=np.array([[1.0], [1.0]]), score_apart=np.array([[0.5], [0.5]]))
+
+    rows = list(clip_ratio_rows("heavy", "reconstructions'", ours, theirs, Goal(at_least=0.85)))
+
+    assert [row.name for row in rows] == [f"{name}, share of reconstructions'" for name in (SHARED, APART)]
+    assert [row.figure.value for row in rows if row.figure] == pytest.approx([0.9, 0.8])
+    assert [row.ok for row in rows] == [True, False]
+    assert [row.name for row in clip_score_rows("heavy", ours)] == [SHARED, APART]
+    assert [row.name for row in clip_score_rows("heavy", read)] == [SHARED]
+
+
+def test_the_goal_of_lights_share_is_held_by_pictures_and_by_means() -> None:
+    """Of four prompts light is as good in one of two pictures of two, and on the mean of none."""
+    heavy = marks_of([[1, 1]] * 4, [1, 1])
+    right = np.stack([heavy.right[:, 0], heavy.right[:, 0]], axis=1)
+    worse = right.copy()
+    worse[:, 0, list(ATTRIBUTES).index("shape")] = False
+    worse[2:, 1, list(ATTRIBUTES).index("shape")] = False
+
+    rows = {row.name: row for row in as_good_rows(replace(heavy, right=worse), replace(heavy, right=right))}
+
+    by_picture = rows["prompts on which it is as good as heavy or better, seed by seed"]
+    by_mean = rows[f"prompts on which the mean over its seeds is{OLD_GOAL}"]
+    assert by_picture.figure is not None
+    assert by_mean.figure is not None
+    assert (by_picture.figure.value, by_mean.figure.value) == (0.25, 0.0)
+    assert by_picture.goal == by_mean.goal == Goal(at_least=0.2, at_most=0.4)
+    assert (by_picture.ok, by_mean.ok) == (True, False)
 
 
 def test_psnr_is_of_all_pixels_together() -> None:

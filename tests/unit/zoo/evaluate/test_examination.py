@@ -108,6 +108,13 @@ def test_every_prompt_has_a_held_out_combination_and_a_drawing_of_it() -> None:
     assert not any(is_held_out(scene) for scene in examination_prompts(4, held_out=False).scenes)
 
 
+def test_prompts_that_follow_get_noise_of_their_own() -> None:
+    whole, second = examination_prompts(4), examination_prompts(2, first=2)
+
+    assert second.captions == whole.captions[2:]
+    assert second.seeds(3) == whole.seeds(3)[2:]
+
+
 class Painter:
     """Paints every prompt in its seed's grey and remembers how often."""
 

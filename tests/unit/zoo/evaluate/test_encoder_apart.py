@@ -1,0 +1,52 @@
+"""The encoder that no model shares: what it says of pictures, and that it is none of the models' own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pentimento.domain.errors import FailedPrecondition, NotFound
+from zoo.drawing.dataset import as_pixels, tokenise
+from zoo.drawing.tokenizer import load_tokenizer
+from zoo.evaluate.encoder_apart import EncoderApart
+from zoo.files import write_tensors
+from zoo.train.dual_encoder import TowersAndHeads, make_dual_encoder
+from zoo.train.loop import CHECKPOINT
+
+
+@pytest.fixture(scope="module")
+def towers(empty_work: Path) -> TowersAndHeads:
+    """An untrained dual encoder whose checkpoint lies in the work folder."""
+    torch.manual_seed(5)
+    towers = TowersAndHeads(load_tokenizer(empty_work / "tokenizer")).eval()
+    folder = empty_work / "dual-encoder"
+    folder.mkdir(exist_ok=True)
+    write_tensors(folder / CHECKPOINT, {f"average.{name}": value for name, value in towers.state_dict().items()}, {})
+    return towers
+
+
+def test_scores_are_cosines_of_a_picture_and_its_caption(towers: TowersAndHeads, empty_work: Path) -> None:
+    pictures = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    captions = ["a red star at night", "two blue rings"]
+
+    scores = EncoderApart(empty_work).scores(pictures, captions)
+
+    with torch.no_grad():
+        texts = towers.text(tokenise(load_tokenizer(empty_work / "tokenizer"), captions))
+        images = towers.image(as_pixels(pictures))
+    by_hand = [float(t @ i / (t.norm() * i.norm())) for t, i in zip(texts, images, strict=True)]
+    assert scores.tolist() == pytest.approx(by_hand, abs=1e-5)
+    assert abs(by_hand[0] - by_hand[1]) > 1e-3
+
+
+def test_an_encoder_with_the_models_text_weights_is_refused(towers: TowersAndHeads, empty_work: Path) -> None:
+    encoder = EncoderApart(empty_work)
+    encoder.check_unshared(make_dual_encoder(load_tokenizer(empty_work / "tokenizer")))
+
+    with pytest.raises(FailedPrecondition, match=r"tiny-clip; train one from another seed: .* --seed 5"):
+        encoder.check_unshared(towers.clip)
+
+
+def test_one_that_was_never_trained_is_named_with_how_to_train_it(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=rf"pentimento zoo train dual-encoder --seed 5 --work {tmp_path}"):
+        EncoderApart(tmp_path)
