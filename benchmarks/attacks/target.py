@@ -1,8 +1,9 @@
 """What is attacked: the addresses of a suite's processes, and the tokens that the attacker holds."""
 
+import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ UNARY_S = 10.0
 _DEFECTS = frozenset({"INTERNAL", "UNKNOWN"})
 # What grpc.aio makes of a stream that the server ended while it was written to; the server's own word is lost.
 _LOST_STATUS = "Internal error from Core"
-_TRIES = 5
+_TRIES, _WAIT_S = 5, 0.25
 
 
 @dataclass(frozen=True)
@@ -102,18 +103,26 @@ def identity(data: bytes) -> bytes:
 
 
 async def call_with_bytes(channel: grpc.aio.Channel, method: MethodDescriptor, data: bytes, timeout_s: float) -> str:
-    """The status word that those bytes are answered with, asked for again where the caller's library lost it."""
-    for _ in range(_TRIES):
-        status = await _called_once(channel, method, data, timeout_s)
+    """The status word that those bytes are answered with, asked for again where the caller's library lost it: each time
+    with a longer wait before a stream's message, so that who is refused for the call alone hears it before."""
+    for number in range(_TRIES):
+        status = await _called_once(channel, method, data, timeout_s, _WAIT_S * number)
         if not status.endswith(_LOST_STATUS):
             break
     return status
 
 
-async def _called_once(channel: grpc.aio.Channel, method: MethodDescriptor, data: bytes, timeout_s: float) -> str:
+async def _after(wait_s: float, data: bytes) -> AsyncIterator[bytes]:
+    await asyncio.sleep(wait_s)
+    yield data
+
+
+async def _called_once(
+    channel: grpc.aio.Channel, method: MethodDescriptor, data: bytes, timeout_s: float, wait_s: float
+) -> str:
     """The status word that those bytes are answered with: of a stream, what it ended with, or OK with its first
     message."""
-    requests = iter([data]) if method.client_streaming else data
+    requests = _after(wait_s, data) if method.client_streaming else data
     kinds: dict[tuple[bool, bool], Callable[..., Any]] = {
         (False, False): channel.unary_unary,
         (False, True): channel.unary_stream,
