@@ -43,13 +43,19 @@ class ImageClient:
         self._stub = ImageServiceStub(channel)
 
     async def generate(
-        self, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0
+        self,
+        request: ImageRequest,
+        idempotency_key: str = "",
+        preview_interval_steps: int = 0,
+        *,
+        omit_progress: bool = False,
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield accepted, routed, progress, completed."""
+        """Yield accepted, routed, progress, completed. `omit_progress`: of the progress only what has a preview."""
         message = pb.GenerateRequest(
             request=request_to_proto(request),
             idempotency_key=idempotency_key,
             preview_interval_steps=preview_interval_steps,
+            omit_progress=omit_progress,
         )
         async with aclosing(_events(self._stub.Generate(message))) as events:
             async for event in events:

@@ -60,11 +60,12 @@ class WorkerClient:
         controlnet_endpoints: Sequence[ControlNetEndpoint] = (),
         journal_id: str = "",
         cache_thinned_picture: bool = False,
+        omit_progress: bool = False,
     ) -> AsyncGenerator[ExecuteEvent, None]:
         """Run an attempt and yield started, progress, result; `deadline_remaining_ms` 0 means none. `peer`: (worker id,
         address) that computes the other half of the guidance. `controlnet_endpoints`: where the spec's ControlNets are
         served, to be tried in this order. `cache_thinned_picture`: the picture is stored for the cache even if steps
-        of it are left out."""
+        of it are left out. `omit_progress`: progress without a preview comes at most once a second."""
         request = pb.ExecuteRequest(
             attempt=attempt_to_proto(attempt),
             spec=spec_to_proto(spec),
@@ -79,6 +80,7 @@ class WorkerClient:
             controlnet_endpoints=[pb.ControlNetEndpoint(**asdict(endpoint)) for endpoint in controlnet_endpoints],
             journal_id=journal_id,
             cache_thinned_picture=cache_thinned_picture,
+            omit_progress=omit_progress,
         )
         call = self._stub.Execute(request)
         try:

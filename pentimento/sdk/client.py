@@ -74,21 +74,33 @@ class AsyncClient:
         if request.image_count not in (None, 1):
             raise InvalidArgument.of("image_count", f"must be 1, got {request.image_count}: generate_all has several")
         return await _picture_of(
-            self.stream(request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps)
+            self.stream(
+                request,
+                idempotency_key=idempotency_key,
+                preview_interval_steps=preview_interval_steps,
+                omit_progress=True,
+            )
         )
 
     async def generate_all(self, request: ImageRequest, *, idempotency_key: str = "") -> PictureSet:
         """Return the finished pictures of a request, as many as its `image_count`, and why others failed. Raises the
         first one's error where all did. Cancelling the task cancels the request."""
-        return await pictures_of(self.stream(request, idempotency_key=idempotency_key))
+        return await pictures_of(self.stream(request, idempotency_key=idempotency_key, omit_progress=True))
 
     def stream(
-        self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
+        self,
+        request: ImageRequest,
+        *,
+        idempotency_key: str = "",
+        preview_interval_steps: int = 0,
+        omit_progress: bool = False,
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed; of several pictures the last three of each, with its index, and
-        failed for one that will not come. A retry goes on in the same stream. Close it (`aclose`) to cancel."""
+        failed for one that will not come. `omit_progress`: of the progress only what has a preview. A retry goes on in
+        the same stream. Close it (`aclose`) to cancel."""
         return self._retried(
-            lambda key: self._images.generate(request, key, preview_interval_steps), idempotency_key=idempotency_key
+            lambda key: self._images.generate(request, key, preview_interval_steps, omit_progress=omit_progress),
+            idempotency_key=idempotency_key,
         )
 
     async def replay(

@@ -57,9 +57,10 @@ class ImageServicer(ImageServiceServicer):
         context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
     ) -> AsyncIterator[pb.GenerateResponse]:
         options = (request.idempotency_key, request.preview_interval_steps)
-        stream = self._api.generate(current_caller().tenant, request_from_proto(request.request), *options)
+        asked, omits = request_from_proto(request.request), request.omit_progress
+        stream = self._api.generate(current_caller().tenant, asked, *options, omit_progress=omits)
         # The stream may stay open for long, and the message holds the images that it came with.
-        del request
+        del request, asked
         async with aclosing(stream) as events, StreamReaper(self._stream_idle_s) as reaper:
             async for event in events:
                 reaper.begin()

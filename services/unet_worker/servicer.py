@@ -113,6 +113,7 @@ def _order(request: pb.ExecuteRequest) -> ExecuteOrder:
         return_latents=request.return_latents,
         journal_id=request.journal_id,
         cache_thinned_picture=request.cache_thinned_picture,
+        omit_progress=request.omit_progress,
         peer=_peer(request),
         controlnet_endpoints=tuple(
             ControlNetEndpoint(endpoint.name, endpoint.address, endpoint.controlnet_digest)

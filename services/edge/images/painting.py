@@ -45,7 +45,9 @@ class PictureErrand:
         async with self.parts.frontdoor.channel(self.token) as channel:
             client = ImageClient(channel)
             interval = await self._preview_interval(client)
-            async with aclosing(client.generate(self.asked.request, self.idempotency_key, interval)) as events:
+            async with aclosing(
+                client.generate(self.asked.request, self.idempotency_key, interval, omit_progress=True)
+            ) as events:
                 async for event in events:
                     if isinstance(event, Accepted):
                         self.scope[REQUEST_ID] = event.request_id

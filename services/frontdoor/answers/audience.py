@@ -17,6 +17,8 @@ class Listener:
 
     def __init__(self, audience: "Audience") -> None:
         self.audience = audience
+        # Whether it waits for progress without a preview, too.
+        self.hears_progress = True
         self._pending: deque[GenerateEvent] = deque()
         self._progress_count = 0
         self.ended = False
@@ -27,6 +29,8 @@ class Listener:
 
     def tell(self, event: GenerateEvent) -> None:
         if isinstance(event, Progress):
+            if not (event.preview or self.hears_progress):
+                return
             if self._progress_count == MAX_PENDING_PROGRESS:
                 self._pending.remove(next(old for old in self._pending if isinstance(old, Progress)))
                 self._progress_count -= 1
@@ -96,6 +100,10 @@ class Audience:
         """Known from here on to late listeners too."""
         self._route = route
         self.tell(Routed(route))
+
+    def hears_progress(self) -> bool:
+        """Return whether anybody waits for progress without a preview."""
+        return any(listener.hears_progress for listener in self.listeners)
 
     def tell(self, event: GenerateEvent) -> None:
         for listener in self.listeners:

@@ -48,13 +48,15 @@ class Judged:
 @dataclass(frozen=True)
 class ArrivingCall:
     """A call that asks for pictures. `body` gives what it came with, `judge` what is to be painted; neither is asked
-    for more than once. `terms` of what goes on without listeners."""
+    for more than once. `terms` of what goes on without listeners. `hears_progress`: whether the caller waits for
+    progress without previews, too."""
 
     tenant: str
     idempotency_key: str
     body: Callable[[], bytes]
     judge: Callable[[], Awaitable[Judged]]
     terms: JobTerms | None = None
+    hears_progress: bool = True
 
 
 @dataclass(frozen=True)

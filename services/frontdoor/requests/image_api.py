@@ -89,12 +89,20 @@ class ImageApi:
             job.audience.end(superseded())
 
     def generate(
-        self, tenant: str, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0
+        self,
+        tenant: str,
+        request: ImageRequest,
+        idempotency_key: str = "",
+        preview_interval_steps: int = 0,
+        *,
+        omit_progress: bool = False,
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen. Of
-        several pictures (`image_count`) accepted comes once, and the rest of each."""
+        several pictures (`image_count`) accepted comes once, and the rest of each. `omit_progress`: of the progress
+        only what has a preview."""
         judge = partial(self._judge_image, tenant, request, preview_interval_steps)
-        call = ArrivingCall(tenant, idempotency_key, partial(request_to_bytes, request), judge)
+        body = partial(request_to_bytes, request)
+        call = ArrivingCall(tenant, idempotency_key, body, judge, hears_progress=not omit_progress)
         return self._paint_images(call, request.image_count)
 
     def replay(
@@ -159,6 +167,7 @@ class ImageApi:
             if listener is None:
                 new = [NewPicture(new_request_id(), key)]
                 (listener,) = self._arrivals.arrive(call, await call.judge(), new)
+            listener.hears_progress = call.hears_progress
             # The stream may stay open for long; the images that the request came with are not kept by it.
             del call
             try:
@@ -177,6 +186,8 @@ class ImageApi:
             try:
                 async with self._keys.held(call.tenant, call.idempotency_key):
                     listeners += await self._arrivals.listen_to_several(call, count)
+                    for listener in listeners:
+                        listener.hears_progress = call.hears_progress
                     told = self._told(listeners, is_several=True)
                     accepted = await anext(told)
                 # As in `_paint`.

@@ -32,6 +32,7 @@ from pentimento.domain.image_request import Progress
 from pentimento.domain.reasons import Reason
 from pentimento.domain.replay import taken_of
 from pentimento.domain.thinned_steps import taken_count
+from pentimento.policies.thinning import ThinningOffer
 from pentimento.stores.objects.store import digest_of
 from services.frontdoor.metrics import STARTS, THINNED_STEPS
 from services.frontdoor.parts import FrontdoorParts
@@ -137,7 +138,13 @@ async def _execute(
         controlnet_endpoints=parts.adapters.endpoints(spec.controlnets),
         journal_id=parts.identity.journal_id,
         cache_thinned_picture=parts.thinning.thinned_is_cached(offer),
+        omit_progress=not (job.audience.hears_progress() or _may_thin_midway(parts, offer, effect)),
     )
+
+
+def _may_thin_midway(parts: FrontdoorParts, offer: ThinningOffer, effect: Execute) -> bool:
+    """Whether the dataplane decides by the attempt's progress."""
+    return parts.dataplane.state.thins and bool(offer.options) and not effect.thinned_steps
 
 
 def _left_out(execution: Execution) -> int:

@@ -245,7 +245,7 @@ class EngineModelRunner:
             emit,
             self._finisher,
             uploads,
-            self._progress_interval_s,
+            order.progress_interval_s(self._progress_interval_s),
             self._latent_format,
             request.thinned_steps,
         )

@@ -7,6 +7,9 @@ from pentimento.domain.execution import AttemptResult, ControlNetEndpoint, Laten
 from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
 from pentimento.wire.tensors import WireTensor
 
+# What a dataplane still wants to know of an attempt whose progress nobody waits for.
+SELDOM_S = 1.0
+
 
 class MidwayThinning:
     """Which steps an attempt is asked to take alone while it runs already; whoever paints it listens."""
@@ -52,7 +55,13 @@ class ExecuteOrder:
     # In which the attempt's epoch was claimed.
     journal_id: str = ""
     cache_thinned_picture: bool = False
+    # Nobody waits for progress: what has no preview comes at most once in `SELDOM_S`.
+    omit_progress: bool = False
     asked_steps: MidwayThinning = field(default_factory=MidwayThinning, compare=False, repr=False)
+
+    def progress_interval_s(self, least_s: float) -> float:
+        """Return the seconds from one progress message to the next; `least_s` where somebody waits for them."""
+        return max(least_s, SELDOM_S) if self.omit_progress else least_s
 
 
 @dataclass(frozen=True)

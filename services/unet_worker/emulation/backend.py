@@ -311,7 +311,14 @@ class EmulatedBackend:
         start = await self._start(order.spec, order.route)
         thinned = thinned_steps_of(order.route, start.saved_steps)
         order = replace(order, route=replace(order.route, thinned_steps=thinned))
-        bridge = JobBridge(self._worker_id, order, start.first_step, emit, uploads, self._progress_interval_s)
+        bridge = JobBridge(
+            self._worker_id,
+            order,
+            start.first_step,
+            emit,
+            uploads,
+            order.progress_interval_s(self._progress_interval_s),
+        )
         if taken_of(order.route.start, start.saved_steps) == order.route.start:
             order.asked_steps.listen(bridge.thin)
         job = await self._denoise(order.spec, deadline, bridge)

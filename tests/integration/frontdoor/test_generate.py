@@ -39,6 +39,18 @@ async def test_the_stream_is_accepted_routed_progress_completed(suite: Frontdoor
     assert completed.image == picture_of(completed.provenance.spec)
 
 
+async def test_who_waits_for_the_end_alone_hears_no_progress_and_the_worker_is_told(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
+    heard = await suite.events(omit_progress=True)
+    several = await suite.events(replace(REQUEST, image_count=2), omit_progress=True)
+    await suite.events()
+
+    assert [type(event) for event in heard] == [Accepted, Routed, Completed]
+    assert not any(isinstance(event, Progress) for event in several)
+    assert [order.omit_progress for order in worker.orders] == [True, True, True, False]
+
+
 async def test_the_provenance_tells_how_the_picture_came_to_be(suite: FrontdoorSuite) -> None:
     completed = await suite.paint()
 

@@ -10,6 +10,7 @@ import pytest
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from pentimento.domain.execution import AttemptResult, Started, StepProgress
 from pentimento.domain.generation import FromImage, GenerationSpec, InitImage, NoiseForm, ObjectReference, Scheduler
+from services.unet_worker.attempts import order
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import (
     DONOR,
@@ -42,6 +43,14 @@ async def test_a_prompt_becomes_a_picture_with_its_account(worker: Served) -> No
     assert result.model_digest == worker.held.model_digest
     assert [timing.stage for timing in result.timings][:2] == ["start", "queue"]
     assert result.device_seconds > 0
+
+
+async def test_where_nobody_waits_for_it_progress_comes_seldom(worker: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "SELDOM_S", 600.0)
+
+    events = [event async for event in execute(worker, omit_progress=True)]
+
+    assert [event.step for event in events if isinstance(event, StepProgress)] == [1]
 
 
 @pytest.mark.parametrize("image_format", ["png", "jpeg", "webp"])

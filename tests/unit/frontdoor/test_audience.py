@@ -59,3 +59,28 @@ async def test_a_listener_that_is_handed_over_hears_of_the_earlier_request() -> 
 
     assert await heard(listener) == [Accepted("r1", replayed=True), Routed(ROUTE)]
     assert not later.listeners
+
+
+async def test_who_waits_for_the_end_alone_hears_of_progress_what_has_a_preview() -> None:
+    audience = Audience("r1")
+    all_of_it, seldom = audience.join(), audience.join()
+    seldom.hears_progress = False
+
+    audience.tell(Progress(1, 3))
+    audience.tell(Progress(2, 3, b"preview"))
+    audience.end()
+
+    assert await heard(all_of_it) == [Progress(1, 3), Progress(2, 3, b"preview")]
+    assert await heard(seldom) == [Progress(2, 3, b"preview")]
+
+
+def test_progress_is_waited_for_while_one_listener_does() -> None:
+    audience = Audience("r1")
+    all_of_it, seldom = audience.join(), audience.join()
+    seldom.hears_progress = False
+
+    both = audience.hears_progress()
+    all_of_it.leave()
+
+    assert both
+    assert not audience.hears_progress()

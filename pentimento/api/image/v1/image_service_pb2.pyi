@@ -387,10 +387,13 @@ class GenerateRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     PREVIEW_INTERVAL_STEPS_FIELD_NUMBER: _builtins.int
+    OMIT_PROGRESS_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """At most 128 characters; a retry with the same key and body finds the first request, another body is refused."""
     preview_interval_steps: _builtins.int
     """A small picture of the current latent every so many steps; 0 means none."""
+    omit_progress: _builtins.bool
+    """Leaves out every Progress without such a picture, for callers who wait for the end alone."""
     @_builtins.property
     def request(self) -> Global___ImageRequest: ...
     def __init__(
@@ -399,10 +402,11 @@ class GenerateRequest(_message.Message):
         request: Global___ImageRequest | None = ...,
         idempotency_key: _builtins.str = ...,
         preview_interval_steps: _builtins.int = ...,
+        omit_progress: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "preview_interval_steps", b"preview_interval_steps", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "omit_progress", b"omit_progress", "preview_interval_steps", b"preview_interval_steps", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
