@@ -12,10 +12,9 @@ Options = tuple[tuple[str, int | str], ...]
 KEEPALIVE_TIME_MS = 1000
 KEEPALIVE_TIMEOUT_MS = 1500
 MIN_PING_INTERVAL_MS = 500
-# Of one connection; a gRPC client keeps further calls to itself until one ends. Calls wait for the event loop in one
-# queue, whoever they are of: where tenants share a server, a connection may not fill it.
+# Of one connection. A gRPC client keeps further calls to itself until one ends, so that nobody can refuse them: a
+# backend with one connection needs as many as it may have pictures under way, waiting ones included.
 MAX_CONCURRENT_STREAMS = 1024
-MAX_CONCURRENT_STREAMS_OF_TENANTS = 100
 MAX_PENDING_CALLS = 4096
 # What has waited longer for the event loop gRPC ends as CANCELLED, without a reason; by default after 30 s, which a
 # burst may take on a busy machine. A call's own deadline says how long it may wait.
@@ -42,11 +41,11 @@ def server_options(settings: RpcServerSettings, largest_request_bytes: int) -> O
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         # Without this a second process binds the same port and takes half of the calls.
         ("grpc.so_reuseport", 0),
-        *bounds(settings.max_connections, shared=settings.token_file is not None),
+        *bounds(settings.max_connections),
     )
 
 
-def bounds(max_connections: int, *, shared: bool) -> Options:
+def bounds(max_connections: int) -> Options:
     """What a peer may make the process hold before it is known who it is."""
     return (
         # Identity alone: a compressed message is refused before anything is inflated.
@@ -54,7 +53,7 @@ def bounds(max_connections: int, *, shared: bool) -> Options:
         # What a peer may push before its message is asked for; a window that grows by itself would let it push more.
         ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS_OF_TENANTS if shared else MAX_CONCURRENT_STREAMS),
+        ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
         # Counts streams that ended for the peer but not yet for us, and resets those that it was allowed to open.
         ("grpc.http.overload_protection", 0),
         # Calls that wait for our event loop. Beyond, gRPC resets them at random, without a reason.
