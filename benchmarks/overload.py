@@ -86,11 +86,9 @@ class NotingClient(AsyncClient):
 
     rejections: Rejections
 
-    async def stream(
-        self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
-    ) -> AsyncGenerator[GenerateEvent, None]:
+    async def stream(self, request: ImageRequest, **options: Any) -> AsyncGenerator[GenerateEvent, None]:
         began, accepted = time.perf_counter(), False
-        events = super().stream(request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps)
+        events = super().stream(request, **options)
         try:
             async with aclosing(events):
                 async for event in events:
