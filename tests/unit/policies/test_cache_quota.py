@@ -71,6 +71,14 @@ def test_of_bytes_that_are_short_the_one_with_most_bytes_gives_way_whoever_has_m
     assert gives_way(holdings(held), CacheLimits(100, 50)) == "large"
 
 
+def test_of_entries_that_are_short_the_one_with_most_entries_gives_way_whoever_has_more_bytes() -> None:
+    held = {"many": [1] * 10, "large": [100]}
+
+    assert gives_way(holdings(held), CacheLimits(10, 10**9)) == "many"
+    assert gives_way(holdings(held), CacheLimits(11, 101)) == "large"
+    assert gives_way(holdings(held), CacheLimits(11, 110)) is None
+
+
 def test_whoever_is_alone_may_have_all() -> None:
     assert gives_way({"a": CacheHolding(10, 10)}, CacheLimits(10, 10)) is None
 

@@ -130,6 +130,8 @@ def test_a_replica_is_told_what_is_placed_on_it() -> None:
         (1.0, 4, 4, 4),
         (0.7, 4, 4, 4),
         (0.68, 4, 4, 3),
+        (0.25, 1, 5, 2),
+        (0.25, 2, 3, 1),
     ],
 )
 def test_a_share_of_the_calls_is_that_share_of_the_replicas_rounded_up(

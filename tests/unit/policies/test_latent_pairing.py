@@ -39,10 +39,11 @@ def test_where_no_speed_is_known_no_deadline_is_near() -> None:
     [
         ({}, True),
         ({"guidance_scale": 1.0}, False),
+        ({"guidance_scale": 1.5}, True),
         ({"controlnets": (ControlNetSelection("edges", b"png"),)}, False),
         ({"loras": (LoraSelection("neon"),)}, True),
     ],
-    ids=["guided", "unguided", "ControlNet", "LoRA"],
+    ids=["guided", "unguided", "hardly guided", "ControlNet", "LoRA"],
 )
 def test_only_a_guided_picture_has_two_halves(changes: dict[str, Any], can: bool) -> None:
     spec = GenerationSpec("a", "", "m", 64, 64, 20, 5.0, Scheduler.DDIM, 1)

@@ -159,3 +159,18 @@ def test_a_rate_without_a_burst_lets_in_what_a_second_does_and_at_least_one() ->
 
 def test_no_pools_are_all_pools() -> None:
     assert [TenantQuota(pools=pools).allows("light") for pools in ((), ("light",), ("heavy",))] == [True, True, False]
+
+
+def test_a_quota_of_work_that_changes_forgets_nothing_and_one_that_comes_begins_full() -> None:
+    meter = QuotaMeter(TenantQuota(cost_per_minute=600.0), 0.0)
+    meter.take(0.0, 1, 500.0)
+    meter.follow(TenantQuota(cost_per_minute=1200.0), 0.0)
+    fresh = QuotaMeter(TenantQuota(), 0.0)
+    fresh.follow(TenantQuota(cost_per_minute=600.0, requests_per_s=1.0), 0.0)
+
+    changed = meter.refusal(0.0, 1, 800.0, 0)
+    assert changed is not None and changed.wait_s == pytest.approx(5.0)
+    assert meter.refusal(0.0, 1, 700.0, 0) is None
+    assert fresh.refusal(0.0, 1, 600.0, 0) is None
+    meter.follow(TenantQuota(), 0.0)
+    assert meter.refusal(0.0, 9, 1e9, 0) is None

@@ -99,3 +99,14 @@ def test_what_contradicts_itself_has_no_values() -> None:
     program.require([(item, 1.0)], at_least=0.4, at_most=0.6)
 
     assert BranchAndBound(program.relaxation(), [item]).search(0.0, ALL).values == ()
+
+
+def test_equal_programs_are_searched_alike() -> None:
+    """On the way to a first solution by what is nearest to whole, later by what is furthest from it."""
+    rng = random.Random(5)
+    worths, weights = ([rng.uniform(5.0, 9.0) for _ in range(12)] for _ in range(2))
+    items = knapsack(worths, weights, most=50.0)
+
+    found = [items.search(gap, ALL).relaxation_count for gap in (0.0, 0.05, 0.0)]
+
+    assert found == [37, 10, 37]

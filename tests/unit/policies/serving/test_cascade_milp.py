@@ -14,6 +14,9 @@ COSTS = st.lists(st.integers(5, 400), min_size=1, max_size=4).map(
 )
 
 
+SURE = DeferralCurve((0.0, 0.5, 1.0), (0.3, 0.8, 1.0))
+
+
 def in_no_time(cost: BatchCost) -> float:
     return 0.0
 
@@ -33,6 +36,9 @@ def cascade() -> CascadeProblem:
         ({"slo_s": 2.5}, CascadeSolution(4, 0, 1, 1, 0.0, 1.0, feasible=False)),
         ({"slo_s": 2.5, "relaxed": True}, CascadeSolution(4, 0, 1, 1, 0.0, 1.0)),
         ({"demand": 8.0}, CascadeSolution(4, 0, 1, 1, 0.0, 1.0, feasible=False, admission_rate=0.5)),
+        # Three in ten have a confidence of 0: two heavy devices carry those of up to three and a third a second.
+        ({"demand": 2.0, "deferral": SURE}, CascadeSolution(2, 2, 1, 1, 0.0, 3.0)),
+        ({"demand": 3.0, "deferral": SURE}, CascadeSolution(4, 0, 1, 1, 0.0, 1.0, feasible=False)),
     ],
 )
 def test_small_problems_have_the_solution_found_by_hand(changes: dict[str, object], expected: CascadeSolution) -> None:

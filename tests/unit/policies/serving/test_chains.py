@@ -178,3 +178,15 @@ def test_what_a_stage_waits_for_counts_against_the_slo_of_the_light_one_alone() 
 
     assert (solution.feasible, solution.batch_sizes, solution.counts) == (False, (2, 1), (4, 0))
     assert solution.admission_rate == pytest.approx(4 * 2.5 / 100.0)
+    late = solve_chain(ChainProblem(100.0, 4, 1.1, (waits, never), (CURVE,)))
+    assert (late.feasible, late.batch_sizes, late.counts) == (False, (1, 1), (4, 0))
+    assert late.admission_rate == pytest.approx(4 * 2.0 / 100.0)
+
+
+def test_the_first_stage_starts_from_no_picture() -> None:
+    first, second = THREE.handovers
+    reusing = CascadeVariant(THREE.models, (first, replace(second, reuse_share=0.4)))
+
+    full, same = (ChainAllocator(SETTINGS, one)._stage(fleet(12, 6.0), 0).costs for one in (THREE, reusing))
+
+    assert same == full

@@ -54,6 +54,10 @@ def test_devices_that_nobody_needs_take_their_model_s_smallest_batches() -> None
     assert sizes(decided(4)) == {"sd15": [1, 1, 4, 4], "turbo": [1]}
 
 
+def test_small_batches_go_to_the_first_workers() -> None:
+    assert [one.max_batch_size for one in decided(4).assignments] == [1, 1, 4, 4, 1]
+
+
 def test_a_pool_has_every_worker_that_is_no_slower_than_its_own() -> None:
     """The one that most devices are for has the model's name."""
     pools = {pool.pool: pool for pool in decided(4).pools}

@@ -6,10 +6,14 @@ from collections.abc import Mapping
 import pytest
 
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.fleet import WorkerAssignment
+from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving import joint
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.joint import JointAllocator
+from pentimento.policies.serving.joint_demand import JointDemand
 from pentimento.policies.serving.joint_problem import Component, JointProblem, JointSolution, PaintingRoute, Use
+from pentimento.policies.serving.joint_routes import PlannedRoute
 from pentimento.policies.serving.settings import ServingSettings
 
 ALLOCATOR = JointAllocator(ServingSettings(heavy="heavy"))
@@ -108,3 +112,44 @@ def test_what_nobody_sets() -> None:
         1e-5,
         300,
     )
+
+
+@pytest.mark.parametrize(("starts", "noise"), [(("noise",), 6.0), (("noise", "near surge"), 4.0)])
+def test_without_a_quick_model_to_keep_room_the_settings_overprovision_is_kept(
+    starts: tuple[str, ...], noise: float
+) -> None:
+    allocator = JointAllocator(ServingSettings(heavy="heavy", slo_s=5.0, overprovision=1.5))
+    routes = [PlannedRoute(PaintingRoute(start, start, (Use("heavy", 1.0),), 1.0), "heavy") for start in starts]
+    demand = JointDemand(rate=4.0, trend=1.0)
+
+    found = allocator._problem(AllocationContext(0.0, ()), {}, [Component("heavy", {})], routes, demand)
+
+    assert found.demand["noise"] == pytest.approx(noise)
+    assert found.demand["latent"] == found.demand["image"] == 1e-3
+    assert found.demand["near surge"] == pytest.approx(0.2 * noise)
+
+
+def test_demand_is_planned_for_as_it_will_be_after_the_longest_load() -> None:
+    allocator = JointAllocator(ServingSettings(heavy="heavy"))
+    components = [Component("light", {}, 1.0), Component("heavy", {}, 3.0)]
+    route = PlannedRoute(PaintingRoute("r", "near surge", (Use("heavy", 1.0),), 1.0), "heavy")
+
+    found = allocator._problem(AllocationContext(0.0, ()), {}, components, [route], JointDemand(rate=4.0, trend=0.5))
+
+    assert found.demand["noise"] == pytest.approx(5.5)
+
+
+def test_devices_moved_when_any_of_them_is_to_hold_another_model_than_before() -> None:
+    def assigned(*models: str) -> AllocationDecision:
+        return AllocationDecision(
+            tuple(WorkerAssignment(f"w{number}", "", model, 1) for number, model in enumerate(models))
+        )
+
+    demand = JointDemand(moved_at_s=3.0)
+    context = AllocationContext(9.0, (), last=assigned("a", "b"))
+    found = [
+        ALLOCATOR._moved_at_s(context, decision, demand)
+        for decision in (assigned("a", "b"), assigned("a"), assigned("a", "b", "c"), assigned("a", "c"))
+    ]
+
+    assert found == [3.0, 3.0, 3.0, 9.0]
