@@ -298,3 +298,14 @@ def test_a_commit_that_nobody_asked_for_changes_nothing(driver: Driver, word: ev
 
     assert (running, committing) == ([], [])
     assert effects.Deliver in kinds(driver.send(events.ResultCommitted("r1", token, True)))
+
+
+def test_a_request_that_was_lost_twice_goes_to_neither_of_the_two(driver: Driver) -> None:
+    for name in ("w1", "w2"):
+        driver.worker(name)
+    first = driver.run()
+    second = driver.start(driver.send(events.WorkerLost(first.worker_id, 1)))
+    driver.send(events.AttemptStarted("r1", second.fencing_token))
+    driver.send(events.WorkerLost(second.worker_id, 1))
+
+    assert driver.dataplane.state.requests["r1"].excluded == {(first.worker_id, 1), (second.worker_id, 1)}

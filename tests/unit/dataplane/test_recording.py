@@ -114,3 +114,8 @@ def test_the_first_line_is_named_by_its_field() -> None:
         read_recording([header], "file")
     with pytest.raises(InvalidArgument, match="file:1: settings"):
         read_recording([header.replace("{}", "7")], "file")
+
+
+def test_a_recording_without_a_line_is_refused_at_its_first() -> None:
+    with pytest.raises(InvalidArgument, match="file:1"):
+        read_recording([], "file")

@@ -178,6 +178,7 @@ async def test_every_call_of_the_contract_does_what_it_says(office: Office) -> N
         pb.RotateKeyRequest(key_id=key.key.key_id, grace_s=5, expires_in_s=30),
         context,  # type: ignore[arg-type]
     )
+    again = await servicer.RotateKey(pb.RotateKeyRequest(key_id=rotated.key.key_id), context)  # type: ignore[arg-type]
     revoked = await servicer.RevokeKey(pb.RevokeKeyRequest(key_id=lasting.key.key_id), context)  # type: ignore[arg-type]
     keys = await servicer.ListKeys(pb.ListKeysRequest(tenant="acme"), context)  # type: ignore[arg-type]
     update = pb.UpdateTenantRequest(name="acme", quota=pb.TenantQuota(weight=3.0), revision=1)
@@ -186,10 +187,12 @@ async def test_every_call_of_the_contract_does_what_it_says(office: Office) -> N
 
     assert (made.tenant.name, made.tenant.quota.weight, made.tenant.revision) == ("acme", 2.0, 1)
     assert key.key.expires_at_ms == (NOW_S + 60) * 1000 and not lasting.key.HasField("expires_at_ms")
-    assert office.caller(rotated.secret) is not None and office.caller(lasting.secret) is None
+    assert office.caller(again.secret) is not None and office.caller(rotated.secret) is None
+    assert not again.key.HasField("expires_at_ms") and again.old_key.expires_at_ms == NOW_S * 1000
+    assert office.caller(lasting.secret) is None
     assert (rotated.key.expires_at_ms, rotated.old_key.expires_at_ms) == ((NOW_S + 30) * 1000, (NOW_S + 5) * 1000)
     assert revoked.key.revoked_at_ms == NOW_S * 1000
-    assert {one.key_id for one in keys.keys} == {key.key.key_id, lasting.key.key_id, rotated.key.key_id}
+    assert {one.key_id for one in keys.keys} == {one.key.key_id for one in (key, lasting, rotated, again)}
     assert (list(listed.tenants), updated.tenant.quota.weight) == ([updated.tenant], 3.0)
     await servicer.DeleteTenant(pb.DeleteTenantRequest(name="acme"), context)  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="no tenant acme"):

@@ -81,3 +81,16 @@ def kept(resident: str, known: str = "abc") -> AdapterHoldings:
 )
 def test_a_plain_request_goes_where_its_place_is_missed_least(holdings: list[AdapterHoldings], place: int) -> None:
     assert least_missed(holdings) == place
+
+
+@pytest.mark.parametrize(
+    ("holdings", "has_any"),
+    [
+        (AdapterHoldings(), False),
+        (AdapterHoldings(frozenset({Capability.LORA})), True),
+        (AdapterHoldings(loras=frozenset("a")), True),
+        (AdapterHoldings(resident=frozenset("a")), True),
+    ],
+)
+def test_a_worker_without_capabilities_and_loras_has_nothing(holdings: AdapterHoldings, has_any: bool) -> None:
+    assert bool(holdings) is has_any

@@ -72,3 +72,14 @@ def test_a_new_start_or_another_registration_is_judged_anew() -> None:
 
 def test_plans_name_the_digests_of_what_workers_name() -> None:
     assert named_digests(context(WRONG), REGISTERED) == (RegisteredDigest("heavy", "sha256:right"),)
+
+
+def test_without_its_model_the_loras_behind_it_say_nothing_and_without_one_of_those_the_model_stays() -> None:
+    fleet = context(replace(WRONG, available_models=("heavy", "neon", "light")))
+
+    first, behind = (
+        without_mismatched(fleet, {("w2", 1, model): "sha256:wrong"}).replicas[0].replica for model in ("heavy", "neon")
+    )
+
+    assert (first.resident_models, first.available_models) == ((), ("neon", "light"))
+    assert (behind.resident_models, behind.available_models) == (("heavy",), ("heavy", "light"))

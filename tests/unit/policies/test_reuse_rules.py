@@ -101,3 +101,15 @@ def test_nothing_is_reused_where_no_table_allows_anything() -> None:
     assert not ReuseRules(NOTHING).reuses_anything
     assert ReuseRules(NOTHING, PROFILES).reuses_anything
     assert ReuseRules(TOLD).reuses_anything
+
+
+@pytest.mark.parametrize(
+    ("bias", "alpha", "named"), [(-1, 0.9, ", cache bias -1"), (0, 0.9, ""), (1, 0.0, ", cache bias +1")]
+)
+def test_a_table_says_by_how_much_it_is_biased_and_what_it_still_promises(bias: int, alpha: float, named: str) -> None:
+    rules = ReuseRules(SelectionRules(), SelectorProfiles((LATENTS,)), bias=bias)
+
+    table = rules.of(LATENTS.model_digest, LATENTS.encoder_digest).latents
+
+    assert (table.alpha, table.source) == (alpha, LATENTS.name + named)
+    assert (table.rule, table.reference_model_digest) == (LATENTS.rule, LATENTS.reference_model_digest)

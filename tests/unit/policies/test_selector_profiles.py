@@ -174,3 +174,14 @@ def test_the_bias_moves_every_k(bias: int, allowed: tuple[int, ...]) -> None:
     table = biased(NIRVANA_LATENT_THRESHOLDS, bias)
     asked = (row.min_similarity for row in NIRVANA_LATENT_THRESHOLDS)
     assert tuple(allowed_steps(similarity, 50, table) for similarity in asked) == allowed
+
+
+@pytest.mark.parametrize(
+    ("similarity", "kept"), [(0.80001, 0.8001), (0.8, 0.8), (0.99999, 1.0), (1.0, 1.0), (-0.50001, -0.5), (None, None)]
+)
+def test_similarities_are_written_with_four_digits_and_never_lower(
+    similarity: float | None, kept: float | None
+) -> None:
+    (row,) = profiled_steps([StepThresholds(5, 80, similarity, None, 0.5)])
+
+    assert (row.minimum, row.lower_bound, row.mean, row.skipped_steps, row.sample_count) == (kept, None, 0.5, 5, 80)

@@ -139,3 +139,14 @@ async def test_the_places_of_all_who_left_are_free_again(clock: SetClock, monkey
         assert not waiting.done()
         waiting.cancel()
         await asyncio.wait([waiting])
+
+
+async def test_a_call_that_comes_just_when_it_may_begins_at_once(clock: SetClock, slept: list[float]) -> None:
+    shaper = CallShaper(8.0, clock.monotonic)
+    for _ in range(BURST_CALLS):
+        await shaper.begin("a")
+    clock.monotonic_s += 0.125
+
+    await shaper.begin("a")
+
+    assert slept == []

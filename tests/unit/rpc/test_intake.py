@@ -48,7 +48,15 @@ async def settle_down() -> None:
 
 @pytest.mark.parametrize(
     ("budget_bytes", "shared", "each", "all_"),
-    [(40, True, 15, 30), (40, False, 30, 30), (49, True, 18, 37), (1, True, 1, 1), (5, True, 2, 4), (3, False, 2, 2)],
+    [
+        (40, True, 15, 30),
+        (40, False, 30, 30),
+        (49, True, 18, 37),
+        (1, True, 1, 1),
+        (5, True, 2, 4),
+        (3, False, 2, 2),
+        (3, True, 1, 2),
+    ],
 )
 def test_three_quarters_of_the_places_are_steady_and_half_of_those_are_one_tenant_s(
     budget_bytes: int, shared: bool, each: int, all_: int
@@ -235,3 +243,13 @@ def test_a_message_of_just_the_limit_is_taken() -> None:
     with pytest.raises(ResourceExhausted) as refused:
         checked(b"abcd", 3)
     assert refused.value.metadata == {"size_bytes": "4", "limit_bytes": "3"}
+
+
+async def test_a_message_that_is_there_takes_no_steady_place_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUICK_S", 0.0)
+    intake = Intake(1, 2, 60.0, shared=False)
+
+    message = await intake.one(Stream(b"x"), "a", 3, may_settle=True)  # type: ignore[arg-type]
+    await settle_down()
+
+    assert (message, steady_places(intake, "b")) == (b"x", [True])

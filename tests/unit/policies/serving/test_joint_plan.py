@@ -165,3 +165,43 @@ def test_more_sizes_than_pools_share_the_last_one() -> None:
     assert sizes(decision) == {"sd15": [1, 2, 2, 2, 2, 4, 4, 8, 8, 8]}
     # Those of two, of eight, and of one and four: each has the workers that are no slower than its own slowest.
     assert members == {"sd15": 5, "sd15.1": 10, "sd15.2": 7}
+
+
+def test_behind_a_model_that_paints_alone_the_quickest_one_stands_in_and_behind_itself_nobody() -> None:
+    by_light = PaintingRoute("light", "noise", (Use("turbo", 1.0),), 0.5)
+    views = (worker(0), worker(1), worker(2, "turbo"))
+    context = AllocationContext(0.0, views, profiles=profiles(sd15={1: 1.0}, turbo={1: 0.5}))
+    components = (Component("sd15", {KIND: (BatchCost(1, 1.0),)}), Component("turbo", {KIND: (BatchCost(1, 0.5),)}))
+    held = {(KIND, "sd15"): 2, (KIND, "turbo"): 1}
+    problem = JointProblem({"noise": 2.0}, {KIND: 3}, components, (BY_HEAVY, by_light), 2.5, held)
+    rates = {Course("heavy", (ONE,)): 1.5, Course("light", (TURBO,)): 0.5}
+    routes = {"heavy": PlannedRoute(BY_HEAVY, "sd15"), "light": PlannedRoute(by_light, "turbo")}
+
+    decision = decision_of(
+        context, kinds_of(context), problem, JointSolution({ONE: 2, TURBO: 1}, rates, 1.0, 1.0), routes
+    )
+
+    assert decision.cascades == (CascadePlan("noise:sd15~turbo", (StagePlan("sd15"), StagePlan("turbo"))),)
+    found = {pool.pool: pool.routes for pool in decision.pools if pool.routes}
+    assert found["sd15"][0] == RouteShare("noise", 0.75, "noise:sd15~turbo")
+    assert found["turbo"][0] == RouteShare("noise", 0.25)
+
+
+def test_cascades_of_the_same_pools_are_told_apart_by_their_thresholds() -> None:
+    lower = PlannedRoute(replace(CASCADE, name="lower"), "turbo", "sd15", 0.25)
+    views = (worker(0), worker(1), worker(2, "turbo"))
+    context = AllocationContext(0.0, views, profiles=profiles(sd15={1: 1.0}, turbo={1: 1.0}))
+    components = tuple(Component(name, {KIND: (BatchCost(1, 1.0),)}) for name in ("sd15", "turbo"))
+    problem = JointProblem({"noise": 2.0}, {KIND: 3}, components, (BY_HEAVY, CASCADE, lower.route), 2.5)
+    rates = {Course("cascade", (TURBO, ONE)): 1.0, Course("lower", (TURBO, ONE)): 0.5}
+    solution = JointSolution({ONE: 2, TURBO: 1}, rates, 1.0, 1.0)
+
+    decision = decision_of(context, kinds_of(context), problem, solution, ROUTES | {"lower": lower})
+
+    thresholds = {one.cascade: one.stages[0].thresholds[0].confidence for one in decision.cascades}
+    assert thresholds == {"noise:turbo>sd15#0": 0.25, "noise:turbo>sd15#1": 0.5}
+    (turbo,) = (pool for pool in decision.pools if pool.pool == "turbo")
+    assert {route.cascade: route.share for route in turbo.routes if route.cascade} == {
+        "noise:turbo>sd15#0": pytest.approx(1 / 3),
+        "noise:turbo>sd15#1": pytest.approx(2 / 3),
+    }

@@ -9,8 +9,15 @@ from pentimento.policies.allocation import AllocationContext, AllocationProfile,
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.serving.joint_demand import JointDemand
-from pentimento.policies.serving.joint_problem import Component, Use
-from pentimento.policies.serving.joint_routes import PlannedRoute, components_of, kind_of, kinds_of, routes_of
+from pentimento.policies.serving.joint_problem import Component, PaintingRoute, Use
+from pentimento.policies.serving.joint_routes import (
+    PlannedRoute,
+    components_of,
+    kind_of,
+    kinds_of,
+    quickest_routes,
+    routes_of,
+)
 from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
 
 QUALITIES = (ModelQuality("heavy", 1.0, reuse=0.9), ModelQuality("light", 0.8, 0.2, 0.95))
@@ -183,3 +190,58 @@ def test_of_a_model_that_a_kind_never_held_nothing_is_said() -> None:
     found, notes = components_of(asked, SETTINGS, kinds_of(asked))
 
     assert ([one.name for one in found], notes) == (["heavy"], [])
+
+
+ONE_STEP = (*PROFILES, AllocationProfile("light", "", 1, 1.0, 0, step_count=1))
+
+
+def test_where_only_the_heavy_model_starts_from_images_hits_are_its_own_wherever_it_paints() -> None:
+    """Half of the requests are hits, of which it does six tenths; the light model paints them as if from noise."""
+    demand = replace(DEMAND, image_share=0.5)
+    found = {one.route.name: one for one in routes_of(context(profiles=ONE_STEP), SETTINGS, COMPONENTS, demand)}
+
+    assert sorted(name for name in found if ">" not in name) == [
+        "image:light",
+        "latent:heavy",
+        "noise:heavy",
+        "noise:light",
+    ]
+    assert found["noise:heavy"].route.uses == (Use("heavy", pytest.approx(0.8), pytest.approx(1.6)),)
+    assert found["image:light"].route.uses == (Use("light", 1.0, 2.0),)
+    assert found["noise:light>heavy@5"].route.uses == (Use("light", 1.0, 2.0), Use("heavy", pytest.approx(0.4), 2.0))
+    assert not any(name.startswith("image:light>") for name in found)
+    alone = routes_of(context(profiles=ONE_STEP), SETTINGS, COMPONENTS[:1], demand)
+    assert "image:heavy" in {one.route.name for one in alone}
+
+
+def quick(name: str, *costs: tuple[int, float]) -> Component:
+    return Component(name, {"gpu": tuple(BatchCost(*cost) for cost in costs)})
+
+
+def test_room_is_kept_by_the_model_that_takes_least_of_a_device_unless_that_is_the_heavy_one() -> None:
+    heavy, light = quick("heavy", (1, 1.0), (4, 2.0)), quick("light", (1, 0.6))
+    found = {one.route.name: one for one in routes_of(context(), SETTINGS, (heavy, light), DEMAND)}
+    slower = {one.route.name for one in routes_of(context(), SETTINGS, (quick("heavy", (4, 2.0)), light), DEMAND)}
+
+    # Two a second by the heavy model in batches of four are more than one and two thirds.
+    assert not any("surge" in name for name in (*found, *slower))
+    quicker = {one.route.name: one for one in routes_of(context(), SETTINGS, (heavy, quick("light", (1, 0.4))), DEMAND)}
+    rooms = {name: one for name, one in quicker.items() if "surge" in name}
+    assert sorted(rooms) == ["far surge:light", "near surge:light"]
+    for name, planned in rooms.items():
+        plain = quicker["noise:light"].route
+        assert (planned.first, planned.heavy, planned.route.uses) == ("light", "", plain.uses)
+        assert (planned.route.start, planned.route.quality) == (name.partition(":")[0], plain.quality)
+
+
+def test_the_quickest_way_of_a_start_is_by_one_model_and_takes_least_of_a_device() -> None:
+    components = (quick("a", (1, 1.0), (4, 2.0)), quick("b", (1, 0.8)), Component("never", {}))
+    whole, resumed = (
+        PaintingRoute("whole", NOISE, (Use("a", 1.0),), 1.0),
+        PaintingRoute("hit", LATENT, (Use("a", 0.5),), 1.0),
+    )
+    other = PaintingRoute("other", NOISE, (Use("b", 0.5),), 0.5)
+    both = PaintingRoute("both", NOISE, (Use("a", 0.1), Use("b", 0.1)), 0.9)
+    nobody = PaintingRoute("nobody", IMAGE, (Use("never", 1.0),), 1.0)
+
+    assert quickest_routes(components, (whole, resumed, other, both, nobody)) == {NOISE: other, LATENT: resumed}

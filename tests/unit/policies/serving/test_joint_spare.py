@@ -226,3 +226,10 @@ def test_what_nobody_says_of_a_component_takes_no_time() -> None:
 
     assert keeps_slo(asked, solution({pool("heavy"): 1}, heavy=0.1), {})
     assert not keeps_slo(asked, solution({pool("heavy"): 1}, heavy=0.1), {"heavy": 0.6})
+
+
+def test_devices_that_a_model_does_not_hold_yet_and_does_not_need_are_nobodys() -> None:
+    """Three for what one carries that it holds: the other two go to the busiest."""
+    found = solution({pool("heavy"): 1, pool("light"): 3}, heavy=0.95, light=0.3)
+
+    assert shared(problem(4, heavy=1, light=1), found) == {"heavy": 3, "light": 1}

@@ -20,7 +20,7 @@ from pentimento.policies.serving.needs import NEEDS, check_needs, fleet_settings
 from pentimento.policies.serving.pid import PidGains
 from pentimento.policies.serving.policy import SERVING_POLICIES, CacheUse
 from pentimento.policies.serving.proteus import Proteus
-from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
+from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
 from pentimento.policies.serving.uniform import OneModel
 
 CURVE = DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.2, 1.0))
@@ -213,6 +213,14 @@ def test_a_fleet_s_file_tells_models_steps_and_deferral(tmp_path: Path) -> None:
     assert (found.heavy, found.light, found.step_count) == ("big", "small", 40)
     assert (found.discriminator_s, found.deferral) == (0.25, DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.2, 1.0)))
     assert fleet_settings(replace(read_fleet(file), discriminator=None)).discriminator_s == 0.0
+
+
+def test_a_fleet_s_file_tells_what_its_models_are_worth(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    worth = 'quality = 0.7, quality_spread = 0.2, reuse_quality = 0.95, name = "small"'
+    file.write_text(FLEET.replace('name = "small"', worth))
+
+    assert fleet_settings(read_fleet(file)).qualities == (ModelQuality("small", 0.7, 0.2, 0.95),)
 
 
 @pytest.mark.parametrize("cascade", [(), ("big",)])
