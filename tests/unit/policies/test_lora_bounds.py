@@ -64,3 +64,18 @@ def test_a_lora_that_is_measured_again_has_one_bound() -> None:
     again = replace(MEASURED, latest_start_fraction=0.0)
 
     assert merged([MEASURED, other], [again]) == (again, other)
+
+
+def test_what_the_file_need_not_say_is_nothing() -> None:
+    bound = LoraBound("sha256:a", "sha256:b", 0.2)
+
+    assert (bound.lora, bound.model, bound.rule, bound.step_count, bound.alike_steps) == ("", "", None, 0, 0)
+    assert (bound.measured, bound.prompts, bound.build_version, bound.measured_at) == ((), "", "", "")
+
+
+def test_a_row_has_means_and_lowest_of_what_was_measured_to_some_digits() -> None:
+    row = late_steps(7, [LateSample(0.999, 0.9, 0.5), LateSample(0.9, 0.7, 0.25)])
+
+    assert (row.steps, row.picture_count, row.kept_count, row.allowed) == (7, 2, 0, ())
+    assert (row.mean_cosine, row.lowest_cosine) == (0.9495, 0.9)
+    assert (row.mean_strength, row.lowest_strength, row.mean_alike) == (0.8, 0.7, 0.375)

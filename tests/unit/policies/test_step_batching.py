@@ -314,3 +314,19 @@ def test_what_ran_before_anybody_chose_used_up_no_turn() -> None:
     turns.ran("a", 1.0, [])
 
     assert (turns._share("a").saved_s, turns._share("a").step_s) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arrived_at", "deadline", "due"), [(10.0, None, 30.0), (10.0, 25.0, 25.0), (10.0, 35.0, 30.0), (10.0, 30.0, 30.0)]
+)
+def test_a_request_is_due_at_its_deadline_or_when_it_has_aged(
+    arrived_at: float, deadline: float | None, due: float
+) -> None:
+    assert due_at(arrived_at, deadline, AGING_LIMIT_S) == due
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.05, 1), (0.049, 2), (0.025, 2), (0.02, 3), (1.0, 1), (0.0, 1)])
+def test_a_place_is_yielded_as_many_steps_before_the_end_as_the_next_one_needs_to_come(
+    step_s: float, steps: int
+) -> None:
+    assert yielding_steps(step_s) == steps

@@ -1,14 +1,17 @@
 """Parts of a call's way that need no wire."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import grpc
 import pytest
 
+from pentimento.domain.errors import PermissionDenied, Unauthenticated
 from pentimento.domain.identity import OPEN_CALLER, Caller, Role
 from pentimento.rpc import context
+from pentimento.rpc import pipeline as module
 from pentimento.rpc.access import Access
 from pentimento.rpc.pipeline import Call, Pipeline, ServerLimits, cancellation_code, finished, host_of
 from pentimento.rpc.tokens import OpenDoor
@@ -153,6 +156,7 @@ async def test_a_stop_waits_for_streams_no_longer_than_their_own_grace() -> None
     pipeline = Pipeline(OpenDoor(), LIMITS)
     call = await served(pipeline)
 
+    assert pipeline._begun_count == 1
     async with asyncio.timeout(60.0):
         await pipeline.close(grace_s=1000.0, stream_grace_s=0.0)
 
@@ -261,3 +265,73 @@ async def test_streams_of_strangers_hold_a_place_each_and_those_of_the_suite_non
 async def test_streams_of_callers_whom_nobody_tells_apart_hold_a_place_each() -> None:
     assert await steady_count(None, Shared()) == 3
     assert await steady_count(OPEN_CALLER, OpenDoor()) == 3
+
+
+@pytest.mark.parametrize(("come", "slept"), [(0, [0.25]), (1, [0.25, 1.0]), (2, [0.25, 1.0, 1.0])])
+async def test_a_stop_waits_four_times_as_long_once_calls_have_come(
+    come: int, slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(OpenDoor(), LIMITS)
+    found: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        found.append(seconds)
+        pipeline._begun_count += len(found) <= come
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+
+    await pipeline.refuse_waiting(0.25, 60.0)
+
+    assert found == slept
+
+
+class Told:
+    """The context of a call from an address."""
+
+    def peer(self) -> str:
+        return "ipv4:1.2.3.4:5"
+
+
+@pytest.mark.parametrize(
+    ("identities", "caller", "shaped"),
+    [
+        (Shared(), None, ["peer ipv4:1.2.3.4"]),
+        (Shared(), Caller("acme", frozenset({Role.ADMIN})), ["peer ipv4:1.2.3.4"]),
+        (Shared(), Caller("acme", frozenset({Role.USER})), ["tenant acme"]),
+        (Shared(), Caller("acme", frozenset({Role.USER, Role.SERVICE})), []),
+        (OpenDoor(), OPEN_CALLER, []),
+    ],
+    ids=["stranger", "too few rights", "tenant", "the suite's own", "open"],
+)
+async def test_strangers_are_shaped_by_their_address_and_tenants_by_their_name(
+    identities: object, caller: Caller | None, shaped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(identities, LIMITS)  # type: ignore[arg-type]
+    monkeypatch.setattr(identities, "identify", lambda authorization: caller)
+    begun: list[str] = []
+
+    async def begin(key: str) -> None:
+        begun.append(key)
+
+    monkeypatch.setattr(pipeline._shaper, "begin", begin)
+    method = SimpleNamespace(meter=SimpleNamespace(begin=lambda: None), running=set())
+    call = Call(method)  # type: ignore[arg-type]
+    method.allowed, method.path = frozenset({Role.USER}), "/a.B/C"
+
+    with contextlib.suppress(Unauthenticated, PermissionDenied):
+        await pipeline._identify(call, Told(), None)  # type: ignore[arg-type]
+
+    assert begun == shaped
+
+
+async def test_a_call_with_one_answer_is_begun_once_and_answered_as_its_handler_says() -> None:
+    pipeline = Pipeline(OpenDoor(), LIMITS)
+
+    async def answer(_requests: object, _context: object) -> bytes:
+        return b"answer"
+
+    handler = grpc.stream_unary_rpc_method_handler(answer, response_serializer=lambda data: data + b"!")
+    wrapped = pipeline.wrap("/a.B/C", handler, Access(frozenset({Role.ANYONE})), limited=True)
+
+    assert await wrapped.stream_unary(None, Silence()) == b"answer!"
+    assert (pipeline._begun_count, pipeline._unary) == (1, set())

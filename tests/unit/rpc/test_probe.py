@@ -1,5 +1,8 @@
 """The health probe's answers, whatever the server is."""
 
+import runpy
+import warnings
+
 import pytest
 
 from pentimento.rpc import probe
@@ -23,3 +26,15 @@ def test_only_a_process_that_serves_is_healthy(
 def test_another_number_of_addresses_is_none(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert probe.main(arguments) == 2
     assert capsys.readouterr().err == "usage: python -m pentimento.rpc.probe ADDRESS\n"
+
+
+def test_as_a_program_it_ends_with_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["probe.py", "one", "too many"])
+
+    with pytest.raises(SystemExit) as ended, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # it is loaded here already
+        runpy.run_module("pentimento.rpc.probe", run_name="__main__")
+
+    assert (ended.value.code, capsys.readouterr().err.split()[0]) == (2, "usage:")
