@@ -18,15 +18,52 @@ from services.edge.settings import HttpSettings
 
 BACKLOG = 1024
 SWEEP_S = 1.0
+# How old the date may be that answers bear.
+DATE_S = 1.0
+# Between two looks for what still runs, in a drain.
+LOOK_S = 0.01
 
 
 class QuietUvicorn(uvicorn.Server):
-    """Leaves signals to the process."""
+    """Leaves signals to the process, and ends as soon as it is asked to and nothing runs any more: uvicorn itself looks
+    ten times a second whether it shall end, and then as often whether it can."""
+
+    def __init__(self, config: uvicorn.Config, drain_timeout_s: float) -> None:
+        super().__init__(config)
+        self._drain_timeout_s = drain_timeout_s
+        self._asked_to_exit = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
+
+    def ask_to_exit(self) -> None:
+        """Changes state: `serve` shuts down, and returns then."""
+        self.should_exit = True
+        self._asked_to_exit.set()
+
+    async def main_loop(self) -> None:
+        """Return once asked to exit; until then renew the date that answers bear."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._asked_to_exit.wait(), DATE_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, end those that idle, let running answers end within the drain's time, and cancel
+        those that have not."""
+        state = self.server_state
+        for server in self.servers:
+            server.close()
+        for connection in tuple(state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self._drain_timeout_s):
+                while state.connections or state.tasks:  # noqa: ASYNC110 - sets of uvicorn's
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            for task in tuple(state.tasks):
+                task.cancel()
 
 
 class HttpListener:
@@ -47,12 +84,12 @@ class HttpListener:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=max(round(http.idle_timeout_s), 1),
-                timeout_graceful_shutdown=max(round(rpc.drain_timeout_s), 1),
                 ssl_certfile=str(rpc.tls_cert_file) if rpc.tls_cert_file else None,
                 ssl_keyfile=str(rpc.tls_key_file) if rpc.tls_key_file else None,
                 ssl_ca_certs=str(rpc.tls_client_ca_file) if rpc.tls_client_ca_file else None,
                 ssl_cert_reqs=ssl.CERT_REQUIRED if rpc.tls_client_ca_file else ssl.CERT_NONE,
-            )
+            ),
+            rpc.drain_timeout_s,
         )
         self._socket: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -95,7 +132,7 @@ class HttpListener:
             return
         serving, sweeping = self._tasks
         self._tasks = []
-        self._server.should_exit = True
+        self._server.ask_to_exit()
         await asyncio.wait([serving])
         sweeping.cancel()
         await asyncio.wait([sweeping])

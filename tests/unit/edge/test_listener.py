@@ -1,6 +1,12 @@
-"""The sockets that HTTP is served on."""
+"""The sockets that HTTP is served on, and how serving ends."""
 
+import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
 
 from pentimento.rpc import RpcServerSettings
 from services.edge.http.listener import HttpListener
@@ -17,3 +23,74 @@ def test_an_answer_does_not_wait_until_its_head_is_acknowledged() -> None:
         connection, _ = listening.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+class HeldApp:
+    """An app that answers once `release` is set; `entered` and `cancelled` tell what became of its calls."""
+
+    def __init__(self) -> None:
+        self.entered, self.release, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.entered.set()
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": b"done"})
+
+
+@asynccontextmanager
+async def asked(app: HeldApp, drain_timeout_s: float) -> AsyncIterator[tuple[HttpListener, asyncio.StreamReader]]:
+    """A listener that a client has asked something."""
+    http, rpc = HttpSettings(http_listen="127.0.0.1:0"), RpcServerSettings(drain_timeout_s=drain_timeout_s)
+    listener = HttpListener(app, http, rpc)
+    async with asyncio.timeout(60):
+        await listener.start()
+        host, _, port = listener.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await app.entered.wait()
+        yield listener, reader
+        writer.close()
+
+
+async def test_a_drain_waits_for_the_answer_that_runs_and_takes_nobody_else() -> None:
+    app = HeldApp()
+    async with asked(app, 60.0) as (listener, reader):
+        draining = asyncio.ensure_future(listener.drain())
+        while True:
+            try:
+                _, other = await asyncio.open_connection(*listener.address.rsplit(":", 1))
+                other.close()
+            except ConnectionError:
+                break
+        assert not draining.done()
+        app.release.set()
+        answer = await reader.read()
+        await draining
+
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"\r\n\r\ndone")
+    assert b"\r\ndate: " in answer
+    assert listener.connection_count == 0
+
+
+async def test_an_answer_that_takes_longer_than_the_drain_is_cancelled() -> None:
+    app = HeldApp()
+    async with asked(app, 0.01) as (listener, _):
+        await listener.drain()
+        await app.cancelled.wait()
+
+
+async def test_the_date_of_answers_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.edge.http.listener.DATE_S", 0.001)
+    app = HeldApp()
+    app.release.set()
+    async with asked(app, 60.0) as (listener, _):
+        state = listener._server.server_state
+        before = state.default_headers
+        while state.default_headers is before:  # noqa: ASYNC110 - an attribute of uvicorn's
+            await asyncio.sleep(0)
+        await listener.drain()
