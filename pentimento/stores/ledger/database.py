@@ -93,7 +93,8 @@ def insert_unless_present_in(dialect: str, table: Table) -> Executable:
 
 def _open_sqlite(url: URL) -> Engine:
     _make_private_file(Path(str(url.database)))
-    engine = create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S}, pool_size=4)
+    arguments = {} if "timeout" in url.query else {"timeout": _BUSY_TIMEOUT_S}
+    engine = create_engine(url, connect_args=arguments, pool_size=4)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

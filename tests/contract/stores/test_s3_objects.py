@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
@@ -11,6 +11,8 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.objects import open_objects, s3
 
+# Whoever asks whether to send the body waits a second for an answer that only this version gives.
+SPOKEN = "HTTP/1.1"
 FULL = b"<?xml version='1.0'?><Error><Code>QuotaExceeded</Code><Message>full</Message></Error>"
 
 
@@ -22,6 +24,8 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class FullStore(BaseHTTPRequestHandler):
     """Answers every write as a store over its quota does."""
+
+    protocol_version = SPOKEN
 
     def do_PUT(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -36,8 +40,8 @@ class FullStore(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = Thread(target=server.serve_forever)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

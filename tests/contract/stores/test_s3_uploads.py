@@ -16,7 +16,7 @@ from pentimento.stores.errors import ObjectMissing, StoreFull, StoreUnavailable
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.s3 import S3ObjectStore
 from pentimento.stores.objects.store import refer_to
-from tests.contract.stores.test_s3_objects import serving
+from tests.contract.stores.test_s3_objects import SPOKEN, serving
 
 PART_BYTES = 5 * 2**20
 LARGE = bytes(range(256)) * (2 * PART_BYTES // 256) + b"the last part is small"
@@ -138,6 +138,7 @@ class ScriptedStore(BaseHTTPRequestHandler):
     """A double of S3's multipart calls over HTTP: `refusal` answers the second part, and what is aborted is kept.
     It lists one upload that began when its clock said 10,000 and one that began 50 seconds before now, 20,000."""
 
+    protocol_version = SPOKEN
     refusal: tuple[int, bytes] = (403, b"QuotaExceeded")
     aborts: tuple[str, ...] = ()
     answers_aborts = True

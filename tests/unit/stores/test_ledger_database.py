@@ -63,6 +63,15 @@ def test_sqlite_writes_ahead_and_syncs_every_commit(tmp_path: Path) -> None:
     }
 
 
+def test_the_url_may_say_how_long_a_writer_waits(tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path}/ledger.sqlite?timeout=0.25")
+
+    with engine.connect() as connection:
+        assert connection.execute(text("PRAGMA busy_timeout")).scalar_one() == 250
+
+    engine.dispose()
+
+
 def test_a_writer_takes_its_lock_before_it_reads_and_a_reader_takes_none(tmp_path: Path) -> None:
     engine = open_engine(f"sqlite:///{tmp_path}/ledger.sqlite")
     with closing(sqlite3.connect(tmp_path / "ledger.sqlite", timeout=0.0, isolation_level=None)) as other:
