@@ -21,7 +21,7 @@ from services.frontdoor.requests.jobs import Job
 
 PREFIX = "inputs"
 # About three seconds; the attempt holds a place at its worker meanwhile, which others wait for.
-_TRY_COUNT = 6
+_RETRY_COUNT = 6
 _RETRIES = Backoff(first_s=0.05, max_s=1.6)
 INPUT_RETRY_MS = 5000
 
@@ -103,14 +103,14 @@ class Inputs:
         return held.reference
 
     async def _read(self, job: Job, reference: ObjectReference) -> bytes:
-        for delay_s in islice(_RETRIES.delays_s(), _TRY_COUNT):
+        for delay_s in (*islice(_RETRIES.delays_s(), _RETRY_COUNT), None):
             try:
                 return await self._keeper.get(reference)
             except (ObjectMissing, ObjectCorrupt):
                 message = "an image that the request came with is not kept any more"
                 raise Internal("INPUT_GONE", message) from None
             except Unavailable:
-                if job.ended.is_set():
+                if delay_s is None or job.ended.is_set():
                     break
             await asyncio.sleep(delay_s)
         message = "an image that the request came with cannot be read now"

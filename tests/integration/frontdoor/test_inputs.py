@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import FailedPrecondition, Internal, Unavailable
 from pentimento.domain.generation import InitImage, ObjectReference, SpecInput
 from pentimento.domain.image_request import ImageRequest
@@ -14,6 +15,8 @@ from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.store import digest_of
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
 from pentimento.testing.paced_worker import PacedWorker
+from services.frontdoor.objects import inputs
+from services.frontdoor.objects.object_keeper import ObjectKeeper
 from tests.integration.frontdoor.inputs import png, store_away
 
 IMAGE = png()
@@ -120,9 +123,23 @@ async def test_what_a_crash_left_is_swept_and_what_is_in_use_is_not(folder: Path
     assert not left.name.endswith("orphan") and orphan.key.endswith("orphan")
 
 
+def tries_to_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the keys of what the frontdoor asks the store for from now on."""
+    asked, get = list[str](), ObjectKeeper.get
+
+    async def seen(keeper: ObjectKeeper, reference: ObjectReference) -> bytes:
+        asked.append(reference.key)
+        return await get(keeper, reference)
+
+    monkeypatch.setattr(ObjectKeeper, "get", seen)
+    return asked
+
+
 async def test_a_request_whose_image_cannot_be_read_makes_room_for_others_and_may_be_sent_again(
-    suite: FrontdoorSuite, worker: PacedWorker
+    suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(inputs, "_RETRIES", Backoff(0.001, 0.001))
+    tries = tries_to_read(monkeypatch)
     worker.hold.clear()
     running = suite.client.generate(ImageRequest("x", num_inference_steps=1))
     await suite.accepted(running)
@@ -138,6 +155,7 @@ async def test_a_request_whose_image_cannot_be_read_makes_room_for_others_and_ma
 
     assert another.image
     assert (caught.value.reason, (caught.value.retry_after_ms or 0) > 0) == ("INPUT_UNAVAILABLE", True)
+    assert len(tries) == 7
     assert not [spec for spec in worker.executed if spec.init_image]
 
 

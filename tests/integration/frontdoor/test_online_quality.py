@@ -19,6 +19,7 @@ from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, un
 from pentimento.testing.paced_worker import PacedWorker, serve
 from pentimento.wire.online_quality import reuse_quality_to_proto
 from services.frontdoor.metrics import SHADOWS
+from services.frontdoor.quality import shadows as shadow_module
 from services.frontdoor.quality.shadow_plans import ShadowPlan
 from services.frontdoor.quality.shadows import MOST_HITS
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
@@ -60,6 +61,13 @@ ALWAYS = {
     "lookup_timeout_ms": 20_000,
     "reserve_timeout_ms": 20_000,
 }
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shadows look more often than by default whether they may begin, and save up for less time before they do."""
+    monkeypatch.setattr(shadow_module, "_TICK_S", 0.01)
+    monkeypatch.setattr(shadow_module, "LEAST_S", 0.01)
 
 
 @pytest.fixture

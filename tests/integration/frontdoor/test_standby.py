@@ -59,9 +59,8 @@ async def running_standby(folder: Path, **changes: Any) -> AsyncIterator[Standby
 
 async def test_a_standby_stays_one_while_the_active_frontdoor_beats(folder: Path, worker: PacedWorker) -> None:
     """Four looks at the lease, and no beat between them, would make it active: more than a busy machine does."""
-    lease_s = 2.0
-    async with running_suite(folder, lease_s=lease_s) as suite, running_standby(folder, lease_s=lease_s) as standby:
-        await asyncio.wait([standby.active], timeout=1.5 * lease_s)
+    async with running_suite(folder, lease_s=LEASE_S) as suite, running_standby(folder) as standby:
+        await asyncio.wait([standby.active], timeout=1.5 * LEASE_S)
 
         assert not standby.active.done()
         assert (await suite.paint()).image
