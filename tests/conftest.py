@@ -13,8 +13,9 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-# Folders whose tests share a real suite, those inside others first.
-SUITES = ("tests/e2e/guarded/", "tests/e2e/two_models/", "tests/e2e/")
+# Real suites are processes enough for all cores: one test process starts them, one after the other, while the other
+# process has the tests that wait more than they compute.
+SUITES = ("tests/e2e/",)
 TIERS = ("faults", "integration", "golden", "unit/zoo", "contract")
 SLOWEST_FIRST = ("tests/e2e/test_", "tests/e2e/strangers/", "tests/e2e/", *(f"tests/{tier}/" for tier in TIERS))
 

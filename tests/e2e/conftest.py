@@ -17,7 +17,7 @@ from pentimento.supervisor.local import COMMAND, LocalSuite, local_suite
 from tests.e2e.folder_suite import FolderSuite
 from tests.edge_packages import missing
 
-STARTED = FolderSuite(Path(__file__).parent)
+STARTED = FolderSuite(Path(__file__).parent, apart=("guarded", "two_models"))
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,16 @@ from pentimento.rpc import transport
 from pentimento.testing.paced_worker import PacedWorker, serve
 
 
-@pytest.fixture(autouse=True)
-def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection is given up a second and a half after a ping that nobody answered. A test process that has no
     processor for so long is both ends of it, and would lose all its calls."""
     longer = {"grpc.keepalive_timeout_ms": 60_000, "grpc.http2.ping_timeout_ms": 60_000}
     monkeypatch.setattr(transport, "KEEPALIVE", tuple((dict(transport.KEEPALIVE) | longer).items()))
+
+
+@pytest.fixture(autouse=True)
+def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
 
 
 @pytest.fixture

@@ -96,10 +96,10 @@ def directories(directory: Path) -> set[str]:
 
 @pytest.mark.parametrize("tenant_count", [1, 3, 40])
 def test_what_a_built_index_finds_is_what_comparing_all_finds(tmp_path: Path, tenant_count: int) -> None:
-    vectors, queries = clustered(4000), clustered(100, seed=1)
+    vectors, queries = clustered(2000), clustered(100, seed=1)
     index = opened(tmp_path)
     index.upsert(points_at(vectors, tenant_count=tenant_count))
-    wait_until(lambda: built(index) > 0 and index.counts.changed_count < 2000)
+    wait_until(lambda: built(index) > 0 and index.counts.changed_count < 1000)
 
     found = [[match.entry_id for match in index.search(query(one), TIMEOUT_S)] for one in queries]
     index.close()
@@ -178,7 +178,7 @@ def test_images_and_every_key_of_an_entry_come_along(tmp_path: Path) -> None:
 
 
 def test_searches_go_on_through_builds_and_swaps(tmp_path: Path) -> None:
-    vectors = clustered(3000)
+    vectors = clustered(2200)
     index = opened(tmp_path)
     index.upsert(points_at(vectors[:900]))
     failures: list[Exception] = []
@@ -195,9 +195,9 @@ def test_searches_go_on_through_builds_and_swaps(tmp_path: Path) -> None:
     searching = [threading.Thread(target=search) for _ in range(2)]
     for thread in searching:
         thread.start()
-    index.upsert(points_at(vectors[900:1500], first=900))
+    index.upsert(points_at(vectors[900:1000], first=900))
     wait_until(lambda: built(index) > 0)
-    index.upsert(points_at(vectors[1500:], first=1500))
+    index.upsert(points_at(vectors[1000:], first=1000))
     wait_until(lambda: built(index) > 1)
     over.set()
     for thread in searching:

@@ -1,15 +1,19 @@
+import tempfile
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from pentimento.files.signing_keys import new_signing_key
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker
+from pentimento.testing.paced_worker import PacedWorker, serve
 from tests.edge_packages import missing
+from tests.integration.conftest import be_patient
 
 if TYPE_CHECKING:
     from services.edge.history.reader import HistoryReader
@@ -41,6 +45,29 @@ def limits() -> dict[str, Any]:
 
 @pytest.fixture
 async def edge(folder: Path, worker: PacedWorker, limits: dict[str, Any]) -> AsyncIterator[EdgeUnderTest]:
+    async with edge_before(folder, worker, limits) as found:
+        yield found
+
+
+# Of tests that take `shared_edge`.
+IN_A_SHARED_LOOP = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_edge() -> AsyncIterator[EdgeUnderTest]:
+    """The one of a module's tests that are refused and leave nothing for others to see."""
+    with tempfile.TemporaryDirectory(prefix="pmt-") as path, pytest.MonkeyPatch.context() as patch:
+        be_patient(patch)
+        folder, worker = Path(path), PacedWorker("w1")
+        server = await serve(worker, f"unix:{folder / 'w1'}")
+        async with edge_before(folder, worker, {}) as found:
+            yield found
+        await server.stop()
+
+
+@asynccontextmanager
+async def edge_before(folder: Path, worker: PacedWorker, limits: dict[str, Any]) -> AsyncIterator[EdgeUnderTest]:
+    """An edge before a frontdoor of that worker, which listens in the folder."""
     from pentimento.testing.edge_suite import running_edge
 
     async with (

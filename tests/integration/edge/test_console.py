@@ -16,7 +16,7 @@ from PIL import Image
 from pentimento.domain.generation import InitImage
 from pentimento.domain.requests import RequestState
 from pentimento.testing.paced_worker import picture_of
-from tests.integration.edge.conftest import EdgeUnderTest
+from tests.integration.edge.conftest import IN_A_SHARED_LOOP, EdgeUnderTest
 
 DATA = "/console/data"
 PAINT = {"prompt": "a red circle", "num_inference_steps": 4, "seed": 5, "preview_every_steps": 2}
@@ -203,6 +203,7 @@ async def test_what_would_be_decided_is_told(edge: EdgeUnderTest) -> None:
     assert edge.worker.executed == []
 
 
+@IN_A_SHARED_LOOP
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
@@ -218,20 +219,21 @@ async def test_what_would_be_decided_is_told(edge: EdgeUnderTest) -> None:
         ("replay", {"request_id": "r", "inputs": [{"field": "init_image.image", "data": "*"}]}, "inputs[0].data"),
     ],
 )
-async def test_a_wrong_field_is_named(edge: EdgeUnderTest, path: str, body: dict[str, Any], field: str) -> None:
-    answer = await edge.http.post(f"{DATA}/{path}", json=body)
+async def test_a_wrong_field_is_named(shared_edge: EdgeUnderTest, path: str, body: dict[str, Any], field: str) -> None:
+    answer = await shared_edge.http.post(f"{DATA}/{path}", json=body)
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
+@IN_A_SHARED_LOOP
 @pytest.mark.parametrize("path", ["generate", "replay", "explain"])
-async def test_other_pages_cannot_ask(edge: EdgeUnderTest, path: str) -> None:
+async def test_other_pages_cannot_ask(shared_edge: EdgeUnderTest, path: str) -> None:
     body = json.dumps({"prompt": "x", "request_id": "r"})
     form = {"content-type": "text/plain"}
 
-    foreign = await edge.http.post(f"{DATA}/{path}", json={}, headers={"origin": "https://evil.example"})
-    simple = await edge.http.post(f"{DATA}/{path}", content=body, headers=form)
-    asked_by_address = await edge.http.get(f"{DATA}/{path}")
+    foreign = await shared_edge.http.post(f"{DATA}/{path}", json={}, headers={"origin": "https://evil.example"})
+    simple = await shared_edge.http.post(f"{DATA}/{path}", content=body, headers=form)
+    asked_by_address = await shared_edge.http.get(f"{DATA}/{path}")
 
     assert (foreign.status_code, foreign.json()["error"]["code"]) == (403, "WRONG_ORIGIN")
     assert (simple.status_code, simple.json()["error"]["param"]) == (400, "Content-Type")
@@ -239,7 +241,7 @@ async def test_other_pages_cannot_ask(edge: EdgeUnderTest, path: str) -> None:
     for answer in (foreign, simple):
         assert "access-control-allow-origin" not in answer.headers
         assert "set-cookie" not in answer.headers
-    assert edge.worker.executed == []
+    assert shared_edge.worker.executed == []
 
 
 async def test_the_page_brings_its_policy_and_allows_nothing_inline(edge: EdgeUnderTest) -> None:
@@ -265,8 +267,9 @@ async def test_a_file_that_a_browser_has_is_not_sent_again(edge: EdgeUnderTest) 
     assert plain.text == first.text
 
 
+@IN_A_SHARED_LOOP
 @pytest.mark.parametrize("name", ["none.js", "..%2f__init__.py", "%2e%2e%2fpages.py", "index.html%00.js"])
-async def test_no_other_file_is_served(edge: EdgeUnderTest, name: str) -> None:
-    answer = await edge.http.get(f"/console/static/{name}")
+async def test_no_other_file_is_served(shared_edge: EdgeUnderTest, name: str) -> None:
+    answer = await shared_edge.http.get(f"/console/static/{name}")
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "UNKNOWN_PATH")

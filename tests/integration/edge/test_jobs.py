@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from pentimento.testing.paced_worker import picture_of
-from tests.integration.edge.conftest import EdgeUnderTest
+from tests.integration.edge.conftest import IN_A_SHARED_LOOP, EdgeUnderTest
 
 ASKED = {"prompt": "a red circle", "num_inference_steps": 3, "seed": 1}
 
@@ -88,6 +88,7 @@ async def test_lists_have_pages_and_filters(edge: EdgeUnderTest) -> None:
     assert none["data"] == []
 
 
+@IN_A_SHARED_LOOP
 @pytest.mark.parametrize(
     ("query", "param"),
     [
@@ -101,12 +102,13 @@ async def test_lists_have_pages_and_filters(edge: EdgeUnderTest) -> None:
         ("other=1", "query"),
     ],
 )
-async def test_a_wrong_query_is_refused_by_name(edge: EdgeUnderTest, query: str, param: str) -> None:
-    answer = await edge.http.get(f"/v1/jobs?{query}")
+async def test_a_wrong_query_is_refused_by_name(shared_edge: EdgeUnderTest, query: str, param: str) -> None:
+    answer = await shared_edge.http.get(f"/v1/jobs?{query}")
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+@IN_A_SHARED_LOOP
 @pytest.mark.parametrize(
     ("query", "param"),
     [
@@ -117,13 +119,14 @@ async def test_a_wrong_query_is_refused_by_name(edge: EdgeUnderTest, query: str,
     ],
 )
 async def test_a_result_in_a_form_that_there_is_not_is_refused_by_name(
-    edge: EdgeUnderTest, query: str, param: str
+    shared_edge: EdgeUnderTest, query: str, param: str
 ) -> None:
-    answer = await edge.http.get(f"/v1/jobs/r-unknown/result?{query}")
+    answer = await shared_edge.http.get(f"/v1/jobs/r-unknown/result?{query}")
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+@IN_A_SHARED_LOOP
 @pytest.mark.parametrize(
     ("values", "status", "named"),
     [
@@ -136,12 +139,12 @@ async def test_a_result_in_a_form_that_there_is_not_is_refused_by_name(
     ],
 )
 async def test_a_wrong_submission_is_refused_and_leaves_nothing(
-    edge: EdgeUnderTest, values: dict[str, object], status: int, named: str | None
+    shared_edge: EdgeUnderTest, values: dict[str, object], status: int, named: str | None
 ) -> None:
-    answer = await submit(edge, **values)
+    answer = await submit(shared_edge, **values)
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, named)
-    assert (await edge.http.get("/v1/jobs")).json()["data"] == []
+    assert (await shared_edge.http.get("/v1/jobs")).json()["data"] == []
 
 
 async def test_only_json_is_taken(edge: EdgeUnderTest) -> None:

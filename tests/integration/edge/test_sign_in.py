@@ -1,39 +1,61 @@
 """Signing in to the console in a real Chromium, over a frontdoor that asks for tokens."""
 
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import pytest_asyncio
 
 from pentimento.domain.identity import Role
 from pentimento.rpc import token_entry
 from pentimento.testing.browser import running_browser, why_no_browser
 from pentimento.testing.edge_suite import running_edge
 from pentimento.testing.frontdoor_suite import running_suite
-from pentimento.testing.paced_worker import PacedWorker
+from pentimento.testing.paced_worker import PacedWorker, serve
+from tests.integration.conftest import be_patient
 
 WHY_NOT = why_no_browser()
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.asyncio(loop_scope="module")]
 GUARD_MS = 60_000
 USER, OPERATOR = "the-users-token", "the-operators-token"
 KEPT = "({ tab: Object.values(sessionStorage), disk: Object.values(localStorage), cookie: document.cookie })"
 
 
-@pytest.fixture
-async def context(folder: Path, worker: PacedWorker) -> AsyncIterator[Any]:
+class Opened(NamedTuple):
+    """A browser, and where the console is."""
+
+    browser: Any
+    url: str
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def opened() -> AsyncIterator[Opened]:
+    """Of all tests here: what one of them leaves in its window is in no other."""
+    with tempfile.TemporaryDirectory(prefix="pmt-") as path, pytest.MonkeyPatch.context() as patch:
+        be_patient(patch)
+        folder = Path(path)
+        tokens = folder / "tokens.toml"
+        roles = {USER: Role.USER, OPERATOR: Role.ADMIN}
+        tokens.write_text("\n".join(token_entry(secret, "acme", frozenset({role})) for secret, role in roles.items()))
+        worker = await serve(PacedWorker("w1"), f"unix:{folder / 'w1'}")
+        async with (
+            running_suite(folder, token_file=tokens),
+            running_edge(folder, f"unix:{folder / 'f'}") as edge,
+            running_browser() as browser,
+        ):
+            yield Opened(browser, f"http://{edge.listener.address}")
+        await worker.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def context(opened: Opened) -> AsyncIterator[Any]:
     """A window of a browser; its pages open the console by `open_page`."""
-    tokens = folder / "tokens.toml"
-    roles = {USER: Role.USER, OPERATOR: Role.ADMIN}
-    tokens.write_text("\n".join(token_entry(secret, "acme", frozenset({role})) for secret, role in roles.items()))
-    async with (
-        running_suite(folder, token_file=tokens),
-        running_edge(folder, f"unix:{folder / 'f'}") as edge,
-        running_browser() as browser,
-    ):
-        window = await browser.new_context(base_url=f"http://{edge.listener.address}", reduced_motion="reduce")
-        window.set_default_timeout(GUARD_MS)
-        yield window
+    window = await opened.browser.new_context(base_url=opened.url, reduced_motion="reduce")
+    window.set_default_timeout(GUARD_MS)
+    yield window
+    await window.close()
 
 
 async def open_page(context: Any) -> Any:

@@ -100,10 +100,10 @@ async def test_what_the_controller_plans_is_what_the_pure_policy_decides_for_wha
 
 @pytest.mark.parametrize("policy", ["clipper-light", "proteus", "static-cascade", "vanilla", "modm"])
 async def test_every_kind_of_policy_is_played(directory: Path, policy: str) -> None:
-    async with planned_fleet(directory, policy, peak_per_s=5.0, expected_per_s=5.0) as fleet:
+    async with planned_fleet(directory, policy, peak_per_s=10.0, expected_per_s=10.0) as fleet:
         await begun(fleet, policy)
 
-        endings = await loaded(fleet.suite, 10, 5.0)
+        endings = await loaded(fleet.suite, 10, 10.0)
 
         planned = {pool.model for pool in fleet.plan.pools}
     assert sum(endings.values()) == 10

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -242,12 +243,22 @@ async def test_what_a_replica_refuses_ends_the_picture_by_name(parts: Parts, rep
         await latents_of(parts.worker, request_for(parts.worker, [nan], [replicas[0].address]))
 
 
+@cache
+def pipeline_of_diffusers() -> StableDiffusionPipeline:
+    return StableDiffusionPipeline.from_pretrained(WEIGHTS / "tiny-heavy", safety_checker=None)
+
+
+@cache
+def controlnet_of_diffusers(name: str) -> ControlNetModel:
+    return ControlNetModel.from_pretrained(WEIGHTS / name)
+
+
 @torch.inference_mode()
 def painted_by_loop(settings: dict[str, ControlSetting], pipelined_from: int) -> Tensor:
     """The final latents by diffusers' parts in a loop: each ControlNet adds its residuals of the step before from
     `pipelined_from` on, where it acted in that step."""
-    pipeline = StableDiffusionPipeline.from_pretrained(WEIGHTS / "tiny-heavy", safety_checker=None)
-    networks = [ControlNetModel.from_pretrained(WEIGHTS / name) for name in settings]
+    pipeline = pipeline_of_diffusers()
+    networks = [controlnet_of_diffusers(name) for name in settings]
     scheduler = DDIMScheduler.from_pretrained(WEIGHTS / "tiny-heavy", subfolder="scheduler")
     scheduler.set_timesteps(STEPS)
     with_prompt, without = pipeline.encode_prompt(CASE.prompt, "cpu", 1, True, CASE.negative_prompt)
@@ -293,6 +304,20 @@ async def test_a_pipelined_picture_has_the_residuals_of_the_step_before_and_no_o
     assert parts.directory.region_count() == 0
 
 
+async def test_pictures_of_both_modes_share_a_batch_and_keep_their_own_residuals(
+    parts: Parts, replicas: list[Replica]
+) -> None:
+    modes = (0, 2, 0, 4)
+    orders = [request_for(parts.worker, [edges()], [replicas[0].address], first) for first in modes]
+
+    found = await asyncio.gather(*(latents_of(parts.worker, order) for order in orders))
+
+    settings = ACTING["one"]
+    wanted = {first: painted_by_loop(settings, first or STEPS) for first in modes}
+    for first, latents in zip(modes, found, strict=True):
+        assert float((latents - wanted[first]).abs().max()) <= 1e-4
+
+
 @pytest.mark.parametrize(
     ("how", "back_after_s"), [(signal.SIGSTOP, 1.0), (signal.SIGKILL, None)], ids=["delayed", "lost"]
 )
@@ -315,20 +340,6 @@ async def test_no_delay_and_no_loss_changes_a_bit_of_a_pipelined_picture(
         replicas[0].process.kill()
     assert torch.equal(found, wanted)
     assert parts.directory.region_count() == 0
-
-
-async def test_pictures_of_both_modes_share_a_batch_and_keep_their_own_residuals(
-    parts: Parts, replicas: list[Replica]
-) -> None:
-    modes = (0, 2, 0, 4)
-    orders = [request_for(parts.worker, [edges()], [replicas[0].address], first) for first in modes]
-
-    found = await asyncio.gather(*(latents_of(parts.worker, order) for order in orders))
-
-    settings = ACTING["one"]
-    wanted = {first: painted_by_loop(settings, first or STEPS) for first in modes}
-    for first, latents in zip(modes, found, strict=True):
-        assert float((latents - wanted[first]).abs().max()) <= 1e-4
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])

@@ -214,19 +214,6 @@ async def test_a_replay_is_painted_by_one_worker(parts: Parts, peer: Peer) -> No
     assert torch.equal((await paint(parts, peer.address, replay_of="another")).latents, alone.latents)
 
 
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
-async def test_a_peer_that_is_lost_costs_nothing_but_its_help(parts: Parts, peer: Peer, how: signal.Signals) -> None:
-    alone = await paint(parts)
-
-    with at_step(5, lambda: peer.lose(how)):
-        paired = await paint(parts, peer.address)
-
-    assert difference(paired, alone) <= TOLERANCE
-    assert paired.paired_steps < STEPS
-    assert parts.directory.region_count() == 0
-
-
 async def test_a_peer_that_is_not_there_is_not_waited_for(parts: Parts) -> None:
     paired = await paint(parts, f"unix:{parts.folder}/nobody")
 
@@ -337,3 +324,17 @@ async def test_workers_say_that_they_pair_as_long_as_that_is_faster(
 
     assert Capability.LATENT_PARALLEL not in told().capabilities
     assert (await paint(parts, peer.address)).paired_steps == 0
+
+
+# The last ones: those that are lost are not started again.
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_peer_that_is_lost_costs_nothing_but_its_help(parts: Parts, peer: Peer, how: signal.Signals) -> None:
+    alone = await paint(parts)
+
+    with at_step(5, lambda: peer.lose(how)):
+        paired = await paint(parts, peer.address)
+
+    assert difference(paired, alone) <= TOLERANCE
+    assert paired.paired_steps < STEPS
+    assert parts.directory.region_count() == 0

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import shutil
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -66,12 +67,23 @@ def commit(ledger: CacheLedger, vector: np.ndarray, pool: str = "tenant") -> "Fu
     )
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[CacheLedger]:
-    opened = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a ledger with all entries, which every test takes a copy of."""
+    path = tmp_path_factory.mktemp("filled") / "ledger.sqlite"
+    opened = open_cache_ledger(f"sqlite:///{path}")
     opened.bind_encoder(ENCODER).result()
     for future in [commit(opened, row) for row in ENTRIES]:
         future.result()
+    opened.close()
+    assert [left.name for left in path.parent.iterdir()] == [path.name]
+    return path
+
+
+@pytest.fixture
+def ledger(filled: Path, tmp_path: Path) -> Iterator[CacheLedger]:
+    shutil.copy(filled, tmp_path / "ledger.sqlite")
+    opened = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
     yield opened
     opened.close()
 
