@@ -69,11 +69,13 @@ def main() -> int:
     if rest["encoder"] is not None:
         check_encoder_apart(rest["encoder"])
 
-    def studio_of(first: int) -> Studio:
-        return Studio(rest["weights"], rest["work"], count, seeds, first, rest["encoder"])
+    def studio_of(size: int, first: int) -> Studio:
+        return Studio(rest["weights"], rest["work"], size, seeds, first, rest["encoder"])
 
-    rows = list(rows_of({FIRST_SET: studio_of(0), SECOND_SET: studio_of(count)}, parts))
-    manner = {"prompts": count, "seeds": seeds, "threads": rest["threads"], "encoders": encoders_of(rest["encoder"])}
+    second = min(count, rest["second_prompts"])
+    rows = list(rows_of({FIRST_SET: studio_of(count, 0), SECOND_SET: studio_of(second, count)}, parts))
+    manner = {"prompts": count, "second_prompts": second, "seeds": seeds, "threads": rest["threads"]}
+    manner["encoders"] = encoders_of(rest["encoder"])
     found = {part: result_of([row for row in rows if row.part == part], manner) for part in parts}
     figures, notes = merge_parts(options.out if rest["only"] else None, list(PARTS), found)
     return publish(options, figures, notes={**HOW, "parts": notes})
@@ -100,6 +102,7 @@ def encoders_of(encoder: Path | None) -> str:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--prompts", type=int, default=256)
+    parser.add_argument("--second-prompts", type=int, default=256, help="prompts of the second set")
     parser.add_argument("--seeds", type=int, default=3, help="pictures a prompt")
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--work", type=Path, default=WORK, help="where the judges are, and painted pictures are kept")

@@ -4,13 +4,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from pentimento.domain.errors import FailedPrecondition, NotFound
 from zoo.drawing.dataset import as_pixels, tokenise
+from zoo.drawing.prompts import examination_prompts
 from zoo.drawing.tokenizer import load_tokenizer
 from zoo.evaluate.encoder_apart import EncoderApart
+from zoo.evaluate.examination import Examiner
 from zoo.files import write_tensors
+from zoo.registry import WEIGHTS
 from zoo.train.dual_encoder import TowersAndHeads, make_dual_encoder
+from zoo.train.judge import Judge
 from zoo.train.loop import CHECKPOINT
 
 
@@ -19,10 +24,13 @@ def towers(empty_work: Path) -> TowersAndHeads:
     """An untrained dual encoder whose checkpoint lies in the work folder."""
     torch.manual_seed(5)
     towers = TowersAndHeads(load_tokenizer(empty_work / "tokenizer")).eval()
-    folder = empty_work / "dual-encoder"
-    folder.mkdir(exist_ok=True)
-    write_tensors(folder / CHECKPOINT, {f"average.{name}": value for name, value in towers.state_dict().items()}, {})
+    write_checkpoint(towers, empty_work / "dual-encoder")
     return towers
+
+
+def write_checkpoint(module: nn.Module, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    write_tensors(folder / CHECKPOINT, {f"average.{name}": value for name, value in module.state_dict().items()}, {})
 
 
 def test_scores_are_cosines_of_a_picture_and_its_caption(towers: TowersAndHeads, empty_work: Path) -> None:
@@ -37,6 +45,22 @@ def test_scores_are_cosines_of_a_picture_and_its_caption(towers: TowersAndHeads,
     by_hand = [float(t @ i / (t.norm() * i.norm())) for t, i in zip(texts, images, strict=True)]
     assert scores.tolist() == pytest.approx(by_hand, abs=1e-5)
     assert abs(by_hand[0] - by_hand[1]) > 1e-3
+
+
+@pytest.mark.usefixtures("towers")
+def test_an_examiner_reads_pictures_by_both_encoders(empty_work: Path) -> None:
+    write_checkpoint(Judge(), empty_work / "judge")
+    prompts = examination_prompts(2)
+    pictures = torch.stack([prompts.drawn, prompts.drawn.flip(0), prompts.drawn], dim=1)
+
+    marks = Examiner(WEIGHTS, empty_work, empty_work).mark(pictures, prompts.captions, prompts.asked)
+
+    assert marks.score_apart is not None
+    apart = EncoderApart(empty_work)
+    for seed in range(3):
+        by_hand = apart.scores(pictures[:, seed], list(prompts.captions)).tolist()
+        assert marks.score_apart[:, seed].tolist() == pytest.approx(by_hand, abs=1e-6)
+    assert abs(marks.score_apart - marks.clip_score).min() > 1e-3
 
 
 def test_an_encoder_with_the_models_text_weights_is_refused(towers: TowersAndHeads, empty_work: Path) -> None:
