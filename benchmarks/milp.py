@@ -155,7 +155,7 @@ def largest_threshold(problem: CascadeProblem) -> float | None:
 
 def random_fleet(rng: random.Random) -> JointProblem:
     """Two models, a cascade of them, a ControlNet beside some requests, images and latents; one or two kinds of device,
-    of which one may be too small for the heavy model."""
+    of which one may be too small for the heavy model. In half of them device-seconds have a price."""
     kinds = ("big", "little")[: rng.randint(1, 2)]
     devices = {kind: rng.randint(1, 2) for kind in kinds}
 
@@ -189,7 +189,8 @@ def random_fleet(rng: random.Random) -> JointProblem:
     shares = {"noise": 0.5, "latent": 0.2, "image": 0.2, "controlled": 0.1}
     held = {(kind, rng.choice(("light", "heavy", "control"))): rng.randint(0, devices[kind]) for kind in kinds}
     demand = {start: total * share for start, share in shares.items()}
-    return JointProblem(demand, devices, (light, heavy, control), routes, rng.uniform(1.0, 6.0), held)
+    slo_s, price = rng.uniform(1.0, 6.0), rng.choice((0.0, rng.uniform(0.0, 0.5)))
+    return JointProblem(demand, devices, (light, heavy, control), routes, slo_s, held, second_price=price)
 
 
 def joint_shortfall(problem: JointProblem) -> float:
@@ -253,11 +254,20 @@ class _Rates:
             return 0.0
         rows = [*self._demand_rows(), *self._work_rows(), *self._aside_rows(), *self._load_rows()]
         weights = np.zeros(self._width)
-        weights[: len(self._courses)] = [-(self._problem.served_weight + c[0].quality) for c in self._courses]
+        weights[: len(self._courses)] = [-self._worth(route) for route, _, _ in self._courses]
         free = [(0, None)] * (len(self._courses) + len(self._pools))
         bounds = [*free, *((0, self._units[pool]) for pool in self._pools)]
         matrix, limits = np.array([row for row, _ in rows]), [limit for _, limit in rows]
         return -float(linprog(weights, matrix, limits, bounds=bounds, method="highs-ds").fun)
+
+    def _worth(self, route: PaintingRoute) -> float:
+        fewest_s = {
+            name: min(c.latency_s / c.batch_size for costs in one.costs.values() for c in costs)
+            for name, one in self._components.items()
+            if one.costs
+        }
+        seconds = sum(use.work * fewest_s.get(use.component, 0.0) for use in route.uses)
+        return self._problem.served_weight + route.quality - self._problem.second_price * seconds
 
     def _seconds(self, path: Sequence[Use], chosen: Sequence[_OraclePool]) -> float:
         waits_s = sum(self._components[use.component].wait_s for use in path)

@@ -192,6 +192,7 @@ def _serving_settings(table: TomlTable, fleet: EmulatedFleet) -> ServingSettings
         batch_sizes=_batch_sizes(asked, default.batch_sizes),
         step_count=fleet.model(heavy).steps,
         hysteresis=asked.number("hysteresis", default.hysteresis, maximum=0.9),
+        run_price=asked.number("run_price", default.run_price, maximum=1.0),
     )
 
 

@@ -63,6 +63,12 @@ class PolicySettings:
         minimum=0,
         maximum=0.9,
     )
+    run_price: float = setting(
+        _DEFAULT.run_price,
+        help="quality of a request (0..1) that a whole run of the heavy model must be worth to the joint policy",
+        minimum=0,
+        maximum=1,
+    )
 
     def serving(self) -> ServingSettings:
         """ValueError for a curve that is none; what is wrong with the fleet's file as `read_fleet` says it."""
@@ -82,6 +88,7 @@ class PolicySettings:
             demand_weight=self.demand_weight,
             batch_sizes=self.batch_sizes,
             hysteresis=self.hysteresis,
+            run_price=self.run_price,
         )
 
     def _deferral(self) -> DeferralCurve | None:

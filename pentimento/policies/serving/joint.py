@@ -33,7 +33,8 @@ class JointAllocator:
     the longest loads, or in `dwell_s` where that is shorter, unless the demand cannot be carried otherwise. Demand is
     forecast over the longest load. Room is kept for load that jumps, by the quickest model, where it costs little
     quality; without such a model the settings' `overprovision` is kept. What cannot be carried in time is not
-    admitted, the worst routes first. Models without a profile are not planned; `notes` say so.
+    admitted, the worst routes first; nobody is refused before anybody came. `settings.run_price` is what a whole run of
+    the heavy model must be worth. Models without a profile are not planned; `notes` say so.
     The search ends `gap` (a share) below the best, or after `most_relaxations`: no clock decides which plan it is.
     """
 
@@ -57,6 +58,9 @@ class JointAllocator:
         by_name = {planned.route.name: planned for planned in routes}
         decision = decision_of(context, kinds, problem, solution, by_name, may_load and is_enough)
         demand = replace(demand, moved_at_s=self._moved_at_s(context, decision, demand))
+        if not any(seen.arrivals_per_s > 0.0 for seen in context.demand):
+            # What hits there will be is not known before anybody came, and so not what can be carried.
+            decision = replace(decision, admission_rate=1.0)
         return replace(decision, memory=demand.values(), notes=tuple(notes))
 
     def _problem(
@@ -81,7 +85,14 @@ class JointAllocator:
             _held(context),
             self.horizon_s,
             rooms=ROOMS,
+            second_price=self._second_price(components),
         )
+
+    def _second_price(self, components: Sequence[Component]) -> float:
+        """What a second of a device must add to the quality of a request: the price of a heavy run is that of its
+        seconds."""
+        heavy = next((one for one in components if one.name == self.settings.heavy), components[0])
+        return self.settings.run_price * max(cost.throughput for costs in heavy.costs.values() for cost in costs)
 
     def _dwell_s(self, components: Sequence[Component]) -> float:
         """Devices that change their models at most so often load for a sixth of their time at most; models that are

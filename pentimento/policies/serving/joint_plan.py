@@ -9,6 +9,7 @@ Behind a model that is to paint alone comes the quickest one of the same start, 
 late: a cascade without a threshold.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,7 @@ from pentimento.domain.fleet import (
     WorkerAssignment,
 )
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
-from pentimento.policies.serving.entry import SPARE, STARTS
+from pentimento.policies.serving.entry import IMAGE, SPARE, STARTS
 from pentimento.policies.serving.joint_problem import (
     Course,
     JointProblem,
@@ -77,9 +78,15 @@ def decision_of(
             entries.add(course, rate)
     shares = entries.shares()
     _serve_the_rest(shares, assignments, models)
-    pools = _pools(assignments, members, shares, models)
+    pools = _pools(assignments, members, shares, models, _is_worth_hits(problem, models[0]))
     admission_rate = solution.served_share if solution.served_share < _WHOLE else 1.0
     return AllocationDecision(assignments, pools, admission_rate, cascades=entries.cascades())
+
+
+def _is_worth_hits(problem: JointProblem, model: str) -> bool:
+    """Whether a hit of an image is worth this model's device-seconds, where that has nothing else to do."""
+    worths = {r.uses[0].component: problem.worth(r) for r in problem.routes if r.start == IMAGE and len(r.uses) == 1}
+    return worths.get(model, -math.inf) >= max(worths.values(), default=-math.inf)
 
 
 def _latencies(problem: JointProblem) -> dict[PlannedPool, float]:
@@ -254,15 +261,17 @@ def _pools(
     members: Mapping[str, Sequence[str]],
     shares: Mapping[str, Sequence[RouteShare]],
     models: Sequence[str],
+    is_spare: bool,
 ) -> tuple[PoolPlan, ...]:
-    """The first model, which paints best, takes hits of others while it has nothing of its own (M4)."""
+    """The first model, which paints best, takes hits of others while it has nothing of its own (M4), where
+    `is_spare`."""
     workers = {model: tuple(a.worker_id for a in assignments if a.model == model) for model in models}
     found = []
     for model in models:
         for number in range(SLOTS):
             slot = slot_name(model, number)
             routes = tuple(shares.get(slot, ()))
-            if number == 0 and model == models[0] and workers[model]:
+            if is_spare and number == 0 and model == models[0] and workers[model]:
                 routes = (*routes, RouteShare(SPARE, 1.0))
             own = tuple(name for name in workers[model] if name in members[slot]) if slot in members else workers[model]
             found.append(PoolPlan(slot, model, own, routes))

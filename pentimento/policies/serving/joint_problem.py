@@ -5,7 +5,8 @@ refined by a small model, each with or without adapters. A *component* is what a
 a model whose guidance is halved between a pair of devices. A *pool* is a component in batches of one size on devices of
 one kind; a *course* is a route through certain pools that keeps the SLO.
 
-    max  sum_i rate_i * (served_weight + quality of its route)        i: courses; p: pools; n_p: units of a pool
+    max  sum_i rate_i * (served_weight + quality of its route - price of its device-seconds)
+                                                                      i: courses; p: pools; n_p: units of a pool
     rate     sum of rate_i over the courses of a start <= the demand of that start
     work     sum_i rate_i * work_ip + aside_p <= (n_p - new_p * load_s / horizon_s) * T_p
     aside    sum of aside_p over the pools of a component = what routes need of it beside their course
@@ -13,13 +14,15 @@ one kind; a *course* is a route through certain pools that keeps the SLO.
     devices  sum of n_p * devices_p over the pools of a kind <= the devices of that kind
 
 A device that loads a component carries nothing for `load_s` of the `horizon_s` that the demand is expected to hold: a
-switch is made where it pays within the horizon. Demand beyond what can be carried in time is not served, the worst
+switch is made where it pays within the horizon. A device-second that a request takes, where it takes fewest, costs
+`second_price` of quality. Demand beyond what can be carried in time is not served, the worst
 route first. All latencies are known beforehand, so that nothing but the units is integer: that is what makes hundreds
 of devices quick to plan.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pentimento.policies.serving.costs import BatchCost
 
@@ -71,7 +74,7 @@ class JointProblem:
     """The numbers of the problem. `demand`: requests a second by start. `devices`: how many, by kind. `held`: units by
     (kind, component). `may_load`: False where devices keep what they hold, or are left idle. `rooms`: the starts of
     requests that are not there yet and may come before the next plan, and what room for one of them a second is worth,
-    in quality."""
+    in quality. `second_price`: how much better a request must be for each second of a device that it takes, 0..1."""
 
     demand: Mapping[str, float]
     devices: Mapping[str, int]
@@ -83,6 +86,7 @@ class JointProblem:
     served_weight: float = 10.0
     may_load: bool = True
     rooms: Mapping[str, float] = field(default_factory=dict)
+    second_price: float = 0.0
 
     @property
     def wanted(self) -> float:
@@ -91,7 +95,21 @@ class JointProblem:
 
     def worth(self, route: PaintingRoute) -> float:
         """Return what a request a second by that route adds to the objective."""
-        return self.rooms.get(route.start, self.served_weight + route.quality)
+        if route.start in self.rooms:
+            return self.rooms[route.start]
+        return self.served_weight + route.quality - self.second_price * self.device_seconds(route)
+
+    def device_seconds(self, route: PaintingRoute) -> float:
+        """Return the seconds of devices that a mean request takes by that route, where it takes fewest."""
+        return sum(use.work * self._seconds_of_run.get(use.component, 0.0) for use in route.uses)
+
+    @cached_property
+    def _seconds_of_run(self) -> Mapping[str, float]:
+        return {
+            component.name: component.devices / max(cost.throughput for costs in found for cost in costs)
+            for component in self.components
+            if (found := [costs for costs in component.costs.values() if costs])
+        }
 
     @property
     def bound(self) -> float:

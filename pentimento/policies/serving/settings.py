@@ -104,8 +104,9 @@ class ServingSettings:
     begin with (0: what they see first), `peak_per_s` the one that static policies are provisioned for. `overprovision`
     is DiffServe's lambda, `demand_weight` the weight of demand's newest second in its average (DiffServe's artefact:
     centre of mass 2.1, so 1 / 3.1). `step_count` is T. `hysteresis` is the share of its throughput that a smaller model
-    must be able to spare before MoDM goes back to the better one. `qualities` are what the joint problem weighs; models
-    that they do not name count as 1 (heavy) and 0.9 (all others).
+    must be able to spare before MoDM goes back to the better one. `run_price` is the quality (of one request, 0..1) for
+    which the joint policy has a device do a whole run of the heavy model; a smaller gain is not worth its time.
+    `qualities` are what the joint problem weighs; models that they do not name count as 1 (heavy) and 0.9 (all others).
     """
 
     heavy: str
@@ -123,6 +124,7 @@ class ServingSettings:
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     step_count: int = 50
     hysteresis: float = 0.1
+    run_price: float = 0.002
     qualities: tuple[ModelQuality, ...] = ()
 
     def quality_of(self, model: str) -> ModelQuality:

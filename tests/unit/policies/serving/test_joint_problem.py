@@ -221,3 +221,36 @@ def test_a_pool_loads_no_more_devices_than_it_has() -> None:
     )
 
     assert rates_by_route(asked) == {"easy": 2.5}
+
+
+def test_a_device_second_is_spent_where_its_quality_is_worth_its_price() -> None:
+    """A heavy run takes 0.4 s of a device in batches of four, a light one 0.1: half the quality for 0.3 s less."""
+    assert rates_by_route(replace(PROBLEM, second_price=1.6)) == {"heavy": 2.0}
+    assert rates_by_route(replace(PROBLEM, second_price=1.7)) == {"light": 2.0}
+
+
+def test_a_price_refuses_nobody() -> None:
+    assert solved(replace(PROBLEM, second_price=5.0)).served_share == 1.0
+
+
+def test_no_plan_s_worth_exceeds_the_bound() -> None:
+    """Two a second: 11 less 0.04 for 0.4 s by the heavy model."""
+    priced = replace(PROBLEM, second_price=0.1)
+
+    assert solved(priced).objective == pytest.approx(2 * 10.96)
+    assert priced.bound == pytest.approx(2 * 10.96)
+
+
+def test_room_for_who_is_not_there_costs_nothing() -> None:
+    room = PaintingRoute("room", "surge", (Use("light", 1.0),), 0.5)
+    problem = replace(PROBLEM, routes=(*PROBLEM.routes, room), rooms={"surge": 0.02}, second_price=0.1)
+
+    assert problem.worth(room) == 0.02
+
+
+def test_device_seconds_are_those_of_all_that_a_route_uses() -> None:
+    """Two tenths of a heavy run of 0.4 s, whose component takes two devices, and a light one of 0.1 s."""
+    pair = replace(HEAVY, devices=2)
+    cascade = PaintingRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.2)), 1.0)
+
+    assert replace(PROBLEM, components=(pair, LIGHT)).device_seconds(cascade) == pytest.approx(0.1 + 0.2 * 0.8)

@@ -199,7 +199,7 @@ def test_what_nobody_sets_is_as_in_the_papers() -> None:
     assert (found.discriminator_s, found.expected_per_s, found.peak_per_s, found.slo_s) == (0.0, 0.0, 0.0, math.inf)
     assert (found.fixed_threshold, found.overprovision, found.threshold_count) == (0.5, 1.05, 201)
     assert (found.demand_weight, found.step_count, found.hysteresis) == (pytest.approx(1 / 3.1), 50, 0.1)
-    assert found.batch_sizes == (1, 2, 4, 8, 16, 32)
+    assert (found.batch_sizes, found.run_price) == ((1, 2, 4, 8, 16, 32), 0.002)
     assert (found.small_models, replace(found, light="l").small_models) == ((), ("l",))
     assert replace(found, light="l", small=("a", "b")).small_models == ("a", "b")
 

@@ -1,0 +1,49 @@
+"""What NIRVANA's device-seconds are accounted for by."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.energy import BUSY, SWAMPED, SpentSeconds, account_of, accounted, load_of, loaded, spent_by, systems
+from benchmarks.paper_systems import run
+from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS
+
+
+def test_each_line_of_the_account_changes_one_thing_of_the_line_before() -> None:
+    swamped, wide, single, unbounded, translated, adding = account_of(100).values()
+
+    assert (swamped.closed_loop, wide.closed_loop) == (0, 16)
+    assert single == replace(wide, closed_loop=1)
+    assert unbounded.cache == replace(single.cache, capacity=10_000_000)
+    rules = unbounded.cache.rules
+    assert translated.cache.rules.latents[1:] == rules.latents[1:] == NIRVANA_LATENT_THRESHOLDS[1:]
+    assert translated.cache.rules.latents[0].min_similarity < rules.latents[0].min_similarity
+    assert adding.cache.rules == replace(translated.cache.rules, keeps_latents_of_hits=True)
+
+
+def test_under_the_busy_load_requests_come_as_others_are_answered() -> None:
+    vanilla = systems(100)["vanilla"]
+
+    assert (loaded(vanilla, BUSY).closed_loop, loaded(vanilla, SWAMPED).closed_loop) == (32, 0)
+
+
+def test_steps_saved_are_those_of_all_requests() -> None:
+    """Half of them leave out 25 of 50 steps, a tenth ten."""
+    spent = SpentSeconds("a", 1, 1.0, 0.6, starts={0: 0.4, 25: 0.5, 10: 0.1})
+
+    assert spent.saved == pytest.approx(0.27)
+    assert [figure.value for figure in accounted([spent, replace(spent, seed=2, starts={0: 1.0})])] == [
+        pytest.approx(0.135)
+    ]
+
+
+def test_what_a_run_cost_is_counted_by_those_who_were_answered() -> None:
+    """One device at a time by the large model, 91.5 s each, of which hits leave out their steps."""
+    load = load_of(30, 30, 1)
+    single = account_of(30)["one at a time"]
+
+    spent = spent_by("nirvana", run(single, load, 1), 1)
+
+    assert spent.answered_share == 1.0
+    assert spent.device_s == pytest.approx(91.5 * (1.0 - spent.saved), rel=0.02)
+    assert spent.hit_share == pytest.approx(1.0 - (spent.starts or {})[0])
