@@ -38,7 +38,7 @@ from pentimento.devices.adapter_costs import AdapterCosts
 from pentimento.devices.profile import steady
 from pentimento.emulation.costs import from_latencies
 from pentimento.policies.cache_selection import SelectionRules
-from pentimento.policies.serving.policy import SERVING_POLICIES
+from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import ModelQuality, ServingSettings
 from pentimento.reports.figures import mean_quality
 from pentimento.simulator import Scenario, Simulation
@@ -52,6 +52,8 @@ from pentimento.workloads.times import segment_times
 # Its deferral curve alone.
 CASCADE = CASCADES[2]
 OURS = "joint"
+# A control: ours with plans that also say how much of the cache's tables hits use, which caches follow.
+PLANS_REUSE = "joint planning reuse"
 # A system of each paper about what is planned here, and the baselines of those papers.
 PAPERS = (
     "vanilla",
@@ -67,7 +69,7 @@ PAPERS = (
 MOST_VIOLATIONS, LEAST_QUALITY = 0.05, 0.95
 # Requests a second at the peak, six per cent from one to the next; the search begins at about what a system carries.
 LOADS = tuple(0.05 * 1.06**number for number in range(90))
-GUESSES = {"nirvana-only": 0.25, "modm-only": 1.2, OURS: 1.6}
+GUESSES = {"nirvana-only": 0.25, "modm-only": 1.2, PLANS_REUSE: 1.6, OURS: 1.6}
 GUESS = 0.2
 DEVICES, PERIOD_S, SWING, STEPS = 16, 15.0, 8.0, 50
 # Four times the large model's time: MoDM's looser SLO; its tighter one leaves no time for a cascade.
@@ -107,7 +109,7 @@ class LoadRun:
 
 def main() -> int:
     options = parse_options("joint", __doc__, add_options)
-    systems = options.rest["systems"] or (*PAPERS, OURS)
+    systems = options.rest["systems"] or (*PAPERS, PLANS_REUSE, OURS)
     traces = range(1, 2 if options.quick else 6)
     segment_s = SEGMENT_S / 4 if options.quick else SEGMENT_S
     runs: list[LoadRun] = []
@@ -129,13 +131,13 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--systems", nargs="+", choices=SERVING_POLICIES, help="these alone")
+    parser.add_argument("--systems", nargs="+", choices=(*SERVING_POLICIES, PLANS_REUSE), help="these alone")
 
 
 def figures_of(most: dict[str, list[float]]) -> list[Figure]:
     """Return ours ÷ the best of the others, trace by trace, and the load of each system."""
     figures = []
-    others = [system for system in most if system != OURS]
+    others = [system for system in most if system not in (OURS, PLANS_REUSE)]
     if OURS in most and others:
         mean = {system: float(np.mean(most[system])) for system in others}
         best = max(others, key=lambda system: mean[system])
@@ -146,6 +148,9 @@ def figures_of(most: dict[str, list[float]]) -> list[Figure]:
         if min(strongest) > 0:
             pairs = list(zip(most[OURS], strongest, strict=True))
             figures.append(measured("the same, ÷ the best other of each trace", pairs, ratio_of_sums, at_least(1.3)))
+    if OURS in most and PLANS_REUSE in most and np.mean(most[OURS]) > 0:
+        pairs = list(zip(most[PLANS_REUSE], most[OURS], strict=True))
+        figures.append(measured(f"load of {PLANS_REUSE} ÷ of {OURS}", pairs, ratio_of_sums, at_least(1.0)))
     for system, loads in most.items():
         figures.append(measured(f"{system}: load at the peak", loads, lambda x: float(np.mean(x)), informative("1/s")))
     return figures
@@ -225,6 +230,12 @@ def settings_of(peak: float) -> ServingSettings:
     )
 
 
+def policy_of(system: str, peak: float) -> ServingPolicy:
+    """Return the policy of a system; the control is ours with another setting."""
+    settings = replace(settings_of(peak), plans_reuse=system == PLANS_REUSE)
+    return SERVING_POLICIES[OURS if system == PLANS_REUSE else system](settings)
+
+
 def spread_of(quality: float) -> float:
     """Return by how much the easiest picture is better than the hardest: it is as good as the large model's."""
     return 2 * (1.0 - quality)
@@ -239,7 +250,7 @@ def scenario_of(system: str, peak: float) -> Scenario:
         name=system,
         models=tuple(_model(name) for name in MI210_SECONDS),
         devices=(SimulatedDevices(DEVICES, "large", max_batch=1),),
-        policy=SERVING_POLICIES[system](settings_of(peak)),
+        policy=policy_of(system, peak),
         dataplane=DataplaneSettings(queue_limit=100_000),
         delays=Delays(score=steady(DISCRIMINATOR_S)),
         cache=CacheSettings(capacity, rules, shared=True, warm_count=WARM_COUNT),

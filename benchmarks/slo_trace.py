@@ -59,7 +59,9 @@ BASELINES = (
 # The papers say that late requests are dropped; this suite's front door falls back by default. A control: a paper's
 # allocator over this suite's data path.
 FALLING_BACK, OURS_SERVES_AS = " falling back", "joint"
-CONTROLS = ("diffserve" + FALLING_BACK,)
+# Ours with plans that also say how much of the cache's tables hits use, which caches follow.
+PLANS_REUSE = "joint planning reuse"
+CONTROLS = ("diffserve" + FALLING_BACK, PLANS_REUSE)
 SYSTEMS = (*BASELINES, *CONTROLS, OURS_SERVES_AS)
 # Whose violations are compared with those of ours, and by how much they must be more.
 FEWER = {"static-cascade": 1.4, "proteus": 1.7, "clipper-heavy": 26.0}
@@ -140,8 +142,11 @@ def trace_load(shape: Sequence[float], low: float, peak: float, segment_s: float
 
 def scenario_of(system: str, peak: float) -> Scenario:
     """Return the fleet under a system that has been running at the low load, static ones provisioned for the peak."""
-    settings = replace(cascade_settings(CASCADE, peak / SWING), peak_per_s=peak, qualities=QUALITIES)
-    name = system.removesuffix(FALLING_BACK)
+    plans_reuse, name = system == PLANS_REUSE, system.removesuffix(FALLING_BACK)
+    name = OURS_SERVES_AS if plans_reuse else name
+    settings = replace(
+        cascade_settings(CASCADE, peak / SWING), peak_per_s=peak, qualities=QUALITIES, plans_reuse=plans_reuse
+    )
     plain = cascade_scenario(CASCADE, cascade_policy(name, CASCADE, settings), path=OURS)
     judged = {known.model: known for known in QUALITIES}
     models = tuple(

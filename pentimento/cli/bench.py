@@ -1,4 +1,5 @@
-"""`pentimento bench profile | selector-profile | thinning-profile | lora-bound | load | report | trace-study`."""
+"""`pentimento bench profile | selector-profile | thinning-profile | handover-profile | lora-bound | load | report |
+trace-study`."""
 
 import asyncio
 import os
@@ -70,6 +71,25 @@ def thinning_profile(
     for hundreds of them. `python -m services.unet_worker.thinning_profile --help` lists the FLAGS beside these."""
     arguments = ["--model", str(find_model(model).path), "--prompts", str(prompts), *flags]
     _run_with_encoder("services.unet_worker.thinning_profile", arguments, encoder, embedder_address)
+
+
+@bench.command("handover-profile", context_settings={"ignore_unknown_options": True})
+@click.argument("light")
+@click.argument("heavy")
+@click.option("--prompts", type=PRESENT, required=True, help="prompts to paint (.txt, .tsv, .csv, .jsonl)")
+@click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, help="encoder that measures quality")
+@click.option("--embedder-address", help="an embedder that runs already, instead of one started for this")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def handover_profile(
+    light: str, heavy: str, prompts: Path, encoder: str, embedder_address: str | None, flags: tuple[str, ...]
+) -> None:
+    """Writes how many of HEAVY's steps a cascade may leave out because HEAVY starts from LIGHT's picture (registry
+    names or diffusers directories), so that its own keep their quality (DiffServe, section 5). Paints every prompt with
+    both, and with HEAVY from LIGHT's pictures: minutes for hundreds of them. `python -m
+    services.unet_worker.handover_profile --help` lists the FLAGS beside these."""
+    arguments = ["--model", str(find_model(heavy).path), "--light-model", str(find_model(light).path)]
+    arguments += ["--prompts", str(prompts), *flags]
+    _run_with_encoder("services.unet_worker.handover_profile", arguments, encoder, embedder_address)
 
 
 def _run_with_encoder(module: str, arguments: list[str], encoder: str, embedder_address: str | None) -> None:

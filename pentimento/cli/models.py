@@ -60,7 +60,8 @@ def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], as_json
 def add_cascade(file: Path, as_json: bool, **options: Any) -> None:
     """Registers the cascade that FILE describes, as JSON: `models`, light first, and one of `handovers` for each but
     the last, with `discriminator` (`light>heavy`), `discriminator_digest`, f(t) as `thresholds` and `shares`, and where
-    the next model may start from the picture before it `reuse_share`, the share of its steps that this spares."""
+    the next model may start from the picture before it `reuse_share`, the share of its steps that this spares: `bench
+    handover-profile` measures it."""
     cascade = read_cascade(file)
     call(options, lambda client: client.register_cascade(cascade, CALL_TIMEOUT_S))
     words = f"{cascade.name}: discriminators {', '.join(each.discriminator for each in cascade.handovers)}"

@@ -7,12 +7,13 @@ kept, since they are misses whatever they are.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
+from pentimento.domain.fleet import Plan
 from pentimento.policies.cache_selection import (
     NEAREST_COUNT,
     NearestEntry,
@@ -25,7 +26,10 @@ from pentimento.policies.cache_selection import (
     select_start,
 )
 from pentimento.policies.eviction import make_room, open_eviction
+from pentimento.policies.followed_cache import CacheChoice, cache_in_force
+from pentimento.policies.selector_profiles import biased
 from pentimento.policies.serving.entry import scaled_start_step
+from pentimento.policies.serving.joint_reuse import quality_kept
 from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import StartKind
 
@@ -44,7 +48,8 @@ class CacheSettings:
     """`capacity` counts items: a latent of one K, or an image. `shared`: one pool for all tenants. `warm_count`: that
     many of the workload's first prompts are in the cache before it begins. `retrieval_similarity`: from there on the
     image is answered as it is, where the policy is retrieval. `max_depth`: ancestors that an entry may have.
-    `eviction`: the rule of eviction by name, empty for the policy's own."""
+    `eviction`: the rule of eviction by name, empty for the policy's own. `bias_loss`: the share of a hit's quality that
+    a row beyond its table costs, where plans have it go there."""
 
     capacity: int = 10_000
     rules: SelectionRules = field(default_factory=SelectionRules)
@@ -53,6 +58,7 @@ class CacheSettings:
     retrieval_similarity: float = 0.95
     max_depth: int = 1_000_000
     eviction: str = ""
+    bias_loss: float = 0.05
 
     @property
     def lowest_similarity(self) -> float:
@@ -63,7 +69,7 @@ class CacheSettings:
 @dataclass(frozen=True, slots=True)
 class CacheAnswer:
     """Where a request starts: at `start_step` of `step_count`. `donor` is the row of the entry that it starts from, -1
-    without one."""
+    without one. `kept`: the share of a hit's quality that stays although it goes beyond its table."""
 
     kind: StartKind = StartKind.NOISE
     start_step: int = 0
@@ -71,6 +77,7 @@ class CacheAnswer:
     similarity: float = 0.0
     donor: int = -1
     depth: int = 0
+    kept: float = 1.0
 
     def start_step_of(self, step_count: int) -> int:
         """Return where a model that takes so many steps begins."""
@@ -133,6 +140,7 @@ class SimulatedCache:
     ) -> None:
         self._use = use
         self._settings = settings
+        self._rules, self._alpha, self._kept = settings.rules, cast(float | None, None), 1.0
         self._neighbours = Neighbours(embeddings, settings.lowest_similarity)
         hits_add = settings.rules.keeps_latents_of_hits
         self._eviction = open_eviction(settings.eviction or eviction, settings.capacity, hits_add=hits_add)
@@ -140,6 +148,12 @@ class SimulatedCache:
 
     def __len__(self) -> int:
         return len(self._eviction)
+
+    def follow(self, plan: Plan) -> None:
+        """Changes state: hits are chosen as that plan says from now on, by the gateway's own rules."""
+        now, own = cache_in_force(CacheChoice(), plan), self._settings.rules
+        self._rules = replace(own, latents=biased(own.latents, now.bias), images=biased(own.images, now.bias))
+        self._alpha, self._kept = now.alpha, quality_kept(now.bias, self._settings.bias_loss)
 
     def lookup(
         self, tenant: str, model: str, row: int, step_count: int, latents: bool = True, images: bool = True
@@ -169,7 +183,7 @@ class SimulatedCache:
         """Changes state: what is kept of a committed run from `start_step` on, after as much went of a full store."""
         if row < 0 or depth > self._settings.max_depth:
             return
-        rules = self._settings.rules
+        rules = self._rules
         added: list[tuple[Scope, tuple[int, ...]]] = []
         if self._use.latents:
             latents = kept_steps(step_count, start_step, rules)
@@ -231,12 +245,14 @@ class SimulatedCache:
             return by_image[0].answer(StartKind.RETRIEVAL, step_count, step_count)
         texts = (NearestEntry(found.similarity, tuple(found.entry.steps)) for found in by_text)
         images = (NearestEntry(found.similarity, has_image=True) for found in by_image)
-        chosen = select_start(SelectionContext(step_count, texts, images), self._settings.rules)
+        chosen = select_start(SelectionContext(step_count, texts, images, self._alpha), self._rules)
         if isinstance(chosen, UseLatent):
-            return by_text[chosen.entry].answer(StartKind.LATENT, chosen.saved_steps, step_count)
-        if isinstance(chosen, UseImage):
-            return by_image[chosen.entry].answer(StartKind.IMAGE, chosen.start_step, step_count)
-        return MISS
+            found = by_text[chosen.entry].answer(StartKind.LATENT, chosen.saved_steps, step_count)
+        elif isinstance(chosen, UseImage):
+            found = by_image[chosen.entry].answer(StartKind.IMAGE, chosen.start_step, step_count)
+        else:
+            return MISS
+        return found if self._kept == 1.0 else replace(found, kept=self._kept)
 
     def _drop(self, item: CachedItem) -> None:
         scope, row, step = item

@@ -119,7 +119,7 @@ class SimulatedFleet:
         if model.quality is None:
             return None
         quality = (model.quality + model.quality_spread * (request.draw - 0.5)) * painted.thinned_share
-        return quality if painted.start.kind is StartKind.NOISE else quality * model.reuse_quality
+        return quality if painted.start.kind is StartKind.NOISE else quality * model.reuse_quality * painted.start.kept
 
     def _add(
         self, kind: str, devices: SimulatedDevices, agenda: Agenda, listener: DeviceListener[AttemptKey], random: Random

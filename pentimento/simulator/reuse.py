@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pentimento.dataplane import Dataplane
-from pentimento.domain.fleet import PoolPlan
+from pentimento.domain.fleet import Plan, PoolPlan
 from pentimento.policies.serving.entry import (
     NO_QUOTA,
     FoundStart,
@@ -60,6 +60,11 @@ class Reuse:
             return answer, ((RETRIEVAL_POOL, RETRIEVAL_POOL),)
         spare = start_lanes(pools, answer.kind.value, chosen)
         return answer, ((chosen.pool, chosen.model), *((pool.pool, pool.model) for pool in spare))
+
+    def follow(self, plan: Plan) -> None:
+        """Changes state: the cache goes by what that plan says of hits."""
+        if self._cache is not None:
+            self._cache.follow(plan)
 
     def remember(self, request: SimulatedRequest, painted: SimulatedPicture) -> None:
         """Changes state: what the accepted attempt captured becomes findable."""

@@ -181,6 +181,7 @@ class Simulation:
         if plan is not None:
             self.submit(events.PlanReceived(plan))
             self._fleet.follow(plan)
+            self._reuse.follow(plan)
         period_s = self._scenario.control_period_s
         for number in range(1, LOOKS_A_PLAN):
             self._agenda.at(self._agenda.now + number * period_s / LOOKS_A_PLAN, self._look)

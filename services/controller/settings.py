@@ -70,6 +70,11 @@ class PolicySettings:
         maximum=1,
     )
 
+    plan_reuse: bool = setting(
+        _DEFAULT.plans_reuse,
+        help="the joint policy's plans say how much of the cache's tables hits use: gateways need --follow-plan",
+    )
+
     def serving(self) -> ServingSettings:
         """ValueError for a curve that is none; what is wrong with the fleet's file as `read_fleet` says it."""
         of_fleet = fleet_settings(read_fleet(self.fleet)) if self.fleet is not None else _DEFAULT
@@ -89,6 +94,7 @@ class PolicySettings:
             batch_sizes=self.batch_sizes,
             hysteresis=self.hysteresis,
             run_price=self.run_price,
+            plans_reuse=self.plan_reuse,
         )
 
     def _deferral(self) -> DeferralCurve | None:

@@ -18,10 +18,10 @@ from pentimento.rpc import open_channel, run_service
 from pentimento.settings import load_settings
 from pentimento.telemetry import configure_logging
 from pentimento.workloads.readers import read_prompts
-from services.unet_worker.settings import SelectorProfileSettings, ThinningProfileSettings
+from services.unet_worker.settings import HandoverProfileSettings, SelectorProfileSettings, ThinningProfileSettings
 
 Found = TypeVar("Found")
-Settings = TypeVar("Settings", SelectorProfileSettings, ThinningProfileSettings)
+Settings = TypeVar("Settings", SelectorProfileSettings, ThinningProfileSettings, HandoverProfileSettings)
 
 TEXTS_A_CALL, PICTURES_A_CALL = 64, 16
 

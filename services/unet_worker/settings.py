@@ -256,6 +256,39 @@ class SelectorProfileSettings:
 
 
 @dataclass(frozen=True)
+class HandoverProfileSettings:
+    """Of `python -m services.unet_worker.handover_profile`: flags, PENTIMENTO_BENCH_HANDOVER_PROFILE_… and the table
+    [bench_handover_profile]."""
+
+    channels: RpcChannelSettings
+    model: Path = setting(help="diffusers checkpoint directory of the later model", must_exist=True)
+    light_model: Path = setting(help="the same of the model before it, from whose pictures it starts", must_exist=True)
+    prompts: Path = setting(help="prompts to paint (.txt, .tsv, .csv, .jsonl); repeats count once", must_exist=True)
+    embedder_address: str = setting(help="embedder that measures quality: unix:/path or host:port")
+    out: Path = setting(Path("handover-profiles"), help="directory that the profile is written to")
+    first: int = setting(200, help="prompts that are taken, from the first on", minimum=1, maximum=100_000)
+    alpha: float = setting(
+        0.95, help="share of its quality from noise that the later model must keep", minimum=0.01, maximum=1
+    )
+    rule: ThresholdRule = setting(
+        ThresholdRule.LOWER_BOUND,
+        help="what is asked of the pictures: minimum (every one keeps alpha), lower_bound (surely 95 % of them), mean"
+        " (surely their mean); the file says of each share which rules allow it",
+    )
+    shares: tuple[float, ...] = setting(
+        (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
+        help="shares of the later model's steps that are left out, tried from the smallest on",
+        minimum=0,
+        maximum=1,
+    )
+    seed: int = setting(0, help="seed of the first prompt's picture", minimum=0)
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the models run")
+    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the models run in")
+    threads: int = setting(1, help="torch threads of the models", minimum=1, maximum=256)
+    max_batch: int = setting(16, help="pictures that share a denoising step", minimum=1, maximum=1024)
+
+
+@dataclass(frozen=True)
 class ThinningProfileSettings:
     """Of `python -m services.unet_worker.thinning_profile`: flags, PENTIMENTO_BENCH_THINNING_PROFILE_… and the table
     [bench_thinning_profile]."""

@@ -32,6 +32,7 @@ HANDED_ON = {
     ("bench", "profile"): "services.unet_worker.profile",
     ("bench", "selector-profile"): "services.unet_worker.selector_profile",
     ("bench", "thinning-profile"): "services.unet_worker.thinning_profile",
+    ("bench", "handover-profile"): "services.unet_worker.handover_profile",
     ("bench", "lora-bound"): "services.unet_worker.lora_bound",
     ("simulate",): "pentimento.simulator",
     ("journal", "renew"): "services.frontdoor.renewal",

@@ -6,12 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import Replica
+from pentimento.domain.fleet import CachePlan, Replica
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.joint_demand import ROOMS, JointDemand, as_planned_for, observed_demand
 from pentimento.policies.serving.joint_plan import as_planned, decision_of
 from pentimento.policies.serving.joint_problem import Component, JointProblem, JointSolution
 from pentimento.policies.serving.joint_program import JointProgram
+from pentimento.policies.serving.joint_reuse import (
+    OWN,
+    as_reused,
+    known_under,
+    level_of,
+    quality_kept,
+    settings_under,
+    steps_away,
+)
 from pentimento.policies.serving.joint_routes import PlannedRoute, components_of, kind_of, kinds_of, routes_of
 from pentimento.policies.serving.settings import ServingSettings
 
@@ -23,6 +32,35 @@ _SERVED = 0.99
 _LOADS_IN_DWELL = 6.0
 # Requests a second of every start that are planned for whatever is seen, so that each has a way to go.
 _FLOOR_PER_S = 1e-3
+# Seconds after a change of how much hits use of the cache's tables before they are to use less.
+_REUSE_DWELL_S = 30.0
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What one plan is made from."""
+
+    context: AllocationContext
+    kinds: Mapping[str, Sequence[Replica]]
+    components: Sequence[Component]
+    demand: JointDemand
+    may_load: bool
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What is best where hits use as much of the cache's tables as `level` says, and whether that serves everybody in
+    the best way."""
+
+    level: CachePlan
+    routes: Mapping[str, PlannedRoute]
+    problem: JointProblem
+    solution: JointSolution
+    is_enough: bool
+
+    def is_above(self, objective: float) -> bool:
+        """Return whether it is worth more than that."""
+        return self.solution.objective > objective
 
 
 @dataclass(frozen=True)
@@ -35,6 +73,7 @@ class JointAllocator:
     quality; without such a model the settings' `overprovision` is kept. What cannot be carried in time is not
     admitted, the worst routes first; nobody is refused before anybody came. `settings.run_price` is what a whole run of
     the heavy model must be worth. Models without a profile are not planned; `notes` say so.
+    With `settings.plans_reuse` plans say how much of the cache's tables hits use; caches must follow plans then.
     The search ends `gap` (a share) below the best, or after `most_relaxations`: no clock decides which plan it is.
     """
 
@@ -51,17 +90,54 @@ class JointAllocator:
         components, notes = components_of(context, self.settings, kinds)
         if not components:
             raise FailedPrecondition("PROFILE_MISSING", "; ".join(notes) or "no worker can hold any of the models")
-        routes = routes_of(context, self.settings, components, demand)
-        problem = self._problem(context, kinds, components, routes, as_planned_for(context, self.settings, demand))
         may_load = context.now_s - demand.moved_at_s >= self._dwell_s(components)
-        solution, is_enough = self._solve(problem, may_load)
-        by_name = {planned.route.name: planned for planned in routes}
-        decision = decision_of(context, kinds, problem, solution, by_name, may_load and is_enough)
+        before = level_of(context.last.cache) if self.settings.plans_reuse else OWN
+        look = _Look(context, kinds, components, demand, may_load)
+        chosen = self._chosen(look, before)
+        solution, is_enough = chosen.solution, chosen.is_enough
+        decision = decision_of(context, kinds, chosen.problem, solution, chosen.routes, may_load and is_enough)
         demand = replace(demand, moved_at_s=self._moved_at_s(context, decision, demand))
+        if chosen.level != before:
+            demand = replace(known_under(demand, before, chosen.level), reused_at_s=context.now_s)
         if not any(seen.arrivals_per_s > 0.0 for seen in context.demand):
             # What hits there will be is not known before anybody came, and so not what can be carried.
             decision = replace(decision, admission_rate=1.0)
-        return replace(decision, memory=demand.values(), notes=tuple(notes))
+        return replace(decision, memory=demand.values(), notes=tuple(notes), cache=chosen.level)
+
+    def _chosen(self, look: _Look, before: CachePlan) -> _Planned:
+        """The best plan: with as much reuse as before, or a step more or less of it where that wins what a load must
+        win. Less of it not within `_REUSE_DWELL_S` of the last change: load that came back finds it there."""
+        best = self._planned(look, before, before)
+        if not self.settings.plans_reuse:
+            return best
+        may_less = look.context.now_s - look.demand.reused_at_s >= _REUSE_DWELL_S
+        for level in steps_away(before, may_less):
+            enough = best.solution.objective + _WON * best.problem.wanted
+            routes, problem = self._weighed(look, before, level)
+            if problem.bound > enough and (found := self._solved(look, level, routes, problem)).is_above(enough):
+                best = found
+        return best
+
+    def _planned(self, look: _Look, before: CachePlan, level: CachePlan) -> _Planned:
+        return self._solved(look, level, *self._weighed(look, before, level))
+
+    def _weighed(
+        self, look: _Look, before: CachePlan, level: CachePlan
+    ) -> tuple[dict[str, PlannedRoute], JointProblem]:
+        """The routes by name, and the problem, if hits use as much of the tables as a level says."""
+        settings = settings_under(self.settings, level)
+        demand = as_reused(known_under(look.demand, before, level), level)
+        kept = quality_kept(level.bias, settings.bias_loss)
+        routes = routes_of(look.context, settings, look.components, demand, kept)
+        planned = as_planned_for(look.context, settings, demand)
+        problem = self._problem(look.context, look.kinds, look.components, routes, planned)
+        return {one.route.name: one for one in routes}, problem
+
+    def _solved(
+        self, look: _Look, level: CachePlan, routes: dict[str, PlannedRoute], problem: JointProblem
+    ) -> _Planned:
+        solution, is_enough = self._solve(problem, look.may_load)
+        return _Planned(level, routes, problem, solution, is_enough)
 
     def _problem(
         self,

@@ -31,7 +31,7 @@ _FORGOTTEN_S = 300.0
 class JointDemand:
     """Requests a second, averaged, and their change a second; the shares of hits, and the share of the steps that they
     save; the exponent of the deferral curve; when that was, and when devices last changed their models (seconds); the
-    highest rate of late."""
+    highest rate of late; when plans last changed how much hits use of the cache's tables (seconds)."""
 
     rate: float = 0.0
     trend: float = 0.0
@@ -43,6 +43,7 @@ class JointDemand:
     bend: float = 1.0
     moved_at_s: float = -math.inf
     highest: float = 0.0
+    reused_at_s: float = -math.inf
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "JointDemand | None":
@@ -62,6 +63,7 @@ class JointDemand:
             self.bend,
             self.moved_at_s,
             self.highest,
+            self.reused_at_s,
         )
 
     def forecast(self, ahead_s: float) -> float:
@@ -124,6 +126,9 @@ def as_planned_for(context: AllocationContext, settings: ServingSettings, known:
 def _with_starts(
     context: AllocationContext, settings: ServingSettings, known: JointDemand, is_first: bool
 ) -> JointDemand:
+    if context.last.cache.alpha is not None:
+        # A plan that has nobody start from the cache hears nothing of who could.
+        return known
     shares, saved = {LATENT: known.latent_share, IMAGE: known.image_share}, {}
     for kind, before in ((LATENT, known.latent_saved), (IMAGE, known.image_saved)):
         # Where no picture can start from an image nothing is heard of those that there are.

@@ -85,9 +85,14 @@ def _profiles(
 
 
 def routes_of(
-    context: AllocationContext, settings: ServingSettings, components: Sequence[Component], demand: JointDemand
+    context: AllocationContext,
+    settings: ServingSettings,
+    components: Sequence[Component],
+    demand: JointDemand,
+    kept: float = 1.0,
 ) -> list[PlannedRoute]:
-    """Return every way in which these components can paint, for each kind of start."""
+    """Return every way in which these components can paint, for each kind of start. `kept` (0..1): of the quality of
+    hits that are painted as if they had come from noise."""
     there = {component.name for component in components}
     image_left = _left(context, settings.heavy, demand.image_saved)
     refined = refines(context, settings, demand.image_saved)
@@ -97,6 +102,8 @@ def routes_of(
         NOISE: 1.0 - hits * (1.0 - image_left),
         LATENT: _left(context, settings.heavy, demand.latent_saved),
     }
+    if hits and kept < 1.0:
+        settings = _less_by_heavy(settings, 1.0 - hits * (1.0 - kept))
     curve = settings.deferral.bent(demand.bend)
     heavy, smalls = settings.heavy, [name for name in settings.small_models if name in there]
     found = []
@@ -122,6 +129,12 @@ def routes_of(
     if heavy in there and quickest is not None and (model := quickest.uses[0].component) != heavy:
         found += [PlannedRoute(replace(quickest, name=f"{room}:{model}", start=room), model) for room in ROOMS]
     return found
+
+
+def _less_by_heavy(settings: ServingSettings, share: float) -> ServingSettings:
+    known = settings.quality_of(settings.heavy)
+    others = tuple(one for one in settings.qualities if one.model != settings.heavy)
+    return replace(settings, qualities=(*others, replace(known, quality=known.quality * share)))
 
 
 def quickest_routes(components: Sequence[Component], routes: Iterable[PaintingRoute]) -> dict[str, PaintingRoute]:

@@ -58,16 +58,14 @@ def large_count(mode: MixtureMode, load: MixtureLoad, device_count: int, large: 
     """Return N_large before damping; `large` and `small` are a device's full runs a second (P_large, P_small).
 
     Quality: as many as leave enough for the hits (Eq. 6-10). Throughput: by the ratio of the work (Eq. 11-12), not
-    rounded down as Algorithm 1 does it, which would starve the misses. Where even the fewest do not suffice, misses
-    come first.
+    rounded down as Algorithm 1 does it, which would starve the misses. Quality mode does the same where even the fewest
+    large devices leave too little for the hits: with the misses first, hits would starve.
     """
     needed = math.ceil(load.misses / large - 1e-9)
-    if mode is MixtureMode.THROUGHPUT:
+    if mode is MixtureMode.THROUGHPUT or not carries(load, device_count, needed, large, small):
         weighted_hits = load.hits * large / small
         total = weighted_hits + load.misses
         return round(device_count * load.misses / total) if total > 0 else device_count
-    if not carries(load, device_count, needed, large, small):
-        return min(needed, device_count)
     while needed < device_count and carries(load, device_count, needed + 1, large, small):
         needed += 1
     return needed

@@ -56,8 +56,9 @@ class ServingPolicy:
 
     def cache_plan(self, decided: CachePlan) -> CachePlan:
         """Return what plans of this policy say of the cache: what its allocator decided, else what the system itself
-        keeps and evicts. A policy that reuses nothing says nothing of a cache that others may read."""
-        if self.cache is CacheUse.NONE or decided != CachePlan():
+        keeps and evicts. A policy that reuses nothing says nothing of a cache that others may read. How hits are chosen
+        is the allocator's word alone."""
+        if self.cache is CacheUse.NONE or replace(decided, alpha=None, bias=0) != CachePlan():
             return decided
         return replace(decided, admits=STARTS if self.cache_hits else (NOISE,), eviction=self.eviction)
 

@@ -4,7 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.energy import BUSY, SWAMPED, SpentSeconds, account_of, accounted, load_of, loaded, spent_by, systems
+from benchmarks.energy import (
+    BUSY,
+    JOINT,
+    NIRVANA,
+    SANA,
+    SDXL,
+    SWAMPED,
+    VANILLA,
+    SpentSeconds,
+    account_of,
+    accounted,
+    figures_of,
+    load_of,
+    loaded,
+    spent_by,
+    systems,
+)
 from benchmarks.paper_systems import run
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS
 
@@ -47,3 +63,15 @@ def test_what_a_run_cost_is_counted_by_those_who_were_answered() -> None:
     assert spent.answered_share == 1.0
     assert spent.device_s == pytest.approx(91.5 * (1.0 - spent.saved), rel=0.02)
     assert spent.hit_share == pytest.approx(1.0 - (spent.starts or {})[0])
+
+
+def test_seconds_are_compared_with_vanilla_and_with_the_thriftiest_paper() -> None:
+    seconds = {VANILLA: 100.0, NIRVANA: 80.0, SDXL: 50.0, SANA: 40.0, JOINT: 42.0}
+    spent = [SpentSeconds(name, seed, value, 0.5) for seed in (1, 2) for name, value in seconds.items()]
+
+    figures = {figure.name: figure for figure in figures_of(spent, BUSY)}
+
+    assert figures["busy, MoDM-only, SDXL: device-seconds an image ÷ vanilla's"].ok
+    assert not figures["busy, NIRVANA-only: device-seconds an image ÷ vanilla's"].ok
+    joint = figures["busy, joint: device-seconds an image ÷ those of MoDM-only, SANA"]
+    assert joint.value == pytest.approx(1.05) and not joint.ok

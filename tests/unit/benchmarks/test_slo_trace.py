@@ -1,9 +1,9 @@
-"""What slo_trace and energy make of runs that are known."""
+"""What slo_trace makes of runs that are known."""
+
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.energy import JOINT, NIRVANA, SANA, SDXL, VANILLA, SpentSeconds
-from benchmarks.energy import figures_of as energy_figures
 from benchmarks.slo_trace import (
     CASCADE,
     SYSTEMS,
@@ -14,6 +14,7 @@ from benchmarks.slo_trace import (
     static_capacity_per_s,
     trace_load,
 )
+from pentimento.policies.serving.joint import JointAllocator
 
 
 def runs_of(system: str, violations: float, quality: float) -> list[TraceRun]:
@@ -59,20 +60,17 @@ def test_rates_swing_from_the_low_to_the_peak() -> None:
     assert 1_850 <= len(times) - first <= 2_150
 
 
-def test_seconds_are_compared_with_vanilla_and_with_the_thriftiest_paper() -> None:
-    seconds = {VANILLA: 100.0, NIRVANA: 80.0, SDXL: 50.0, SANA: 40.0, JOINT: 42.0}
-    spent = [SpentSeconds(name, seed, value, 0.5) for seed in (1, 2) for name, value in seconds.items()]
-
-    figures = {figure.name: figure for figure in energy_figures(spent)}
-
-    assert figures["MoDM-only, SDXL: device-seconds an image ÷ vanilla's"].ok
-    assert not figures["NIRVANA-only: device-seconds an image ÷ vanilla's"].ok
-    joint = figures["joint: device-seconds an image ÷ those of MoDM-only, SANA"]
-    assert joint.value == pytest.approx(1.05) and not joint.ok
-
-
 def test_a_light_picture_stands_in_as_this_suite_serves_and_not_in_the_papers_systems() -> None:
     falling = [system for system in SYSTEMS if scenario_of(system, 60.0).dataplane.fall_back]
 
-    assert falling == ["diffserve falling back", "joint"]
+    assert falling == ["diffserve falling back", "joint planning reuse", "joint"]
     assert scenario_of("diffserve falling back", 60.0).policy.name == "diffserve"
+
+
+def test_the_control_plans_reuse_and_nothing_else_is_different() -> None:
+    plain, control = (scenario_of(system, 60.0) for system in ("joint", "joint planning reuse"))
+
+    assert replace(control, policy=plain.policy) == plain
+    own = plain.policy.allocator
+    assert isinstance(own, JointAllocator)
+    assert control.policy.allocator == replace(own, settings=replace(own.settings, plans_reuse=True))

@@ -26,6 +26,7 @@ WITHOUT_JSON = {
     "bench profile": "becomes `python -m services.unet_worker.profile`, which writes a JSON file",
     "bench selector-profile": "becomes `python -m services.unet_worker.selector_profile`, which writes a JSON file",
     "bench thinning-profile": "becomes `python -m services.unet_worker.thinning_profile`, which writes a JSON file",
+    "bench handover-profile": "becomes `python -m services.unet_worker.handover_profile`, which writes a JSON file",
     "bench lora-bound": "becomes `python -m services.unet_worker.lora_bound`, which writes a JSON file",
     "bench allocation": "prints nothing: it draws a file",
     **{f"zoo {name}": "becomes a program of the zoo" for name in ("list", "train", "export", "prompt-head")},

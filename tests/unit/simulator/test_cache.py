@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pentimento.domain.fleet import CachePlan, Plan
+from pentimento.domain.generation import PlanVersion
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import StartKind
@@ -224,3 +226,31 @@ def test_of_the_near_entries_the_one_that_saves_most_serves() -> None:
     answer = cache.lookup("t", "m", 0, 50)
 
     assert (answer.start_step, answer.donor) == (25, 2)
+
+
+def plan(alpha: float | None = None, bias: int = 0) -> Plan:
+    return Plan(PlanVersion(1, 1), cache=CachePlan(alpha=alpha, bias=bias))
+
+
+def test_hits_follow_the_bias_of_the_plan_and_pay_for_rows_beyond_their_table() -> None:
+    """Cosine 0.825 allows 10 steps, 0.955 the largest K: no row is beyond that, and yet it is charged."""
+    cache = latents(bias_loss=0.1)
+    cache.insert("t", "m", 0, 50)
+
+    found = []
+    for bias in (0, 1, 2, -1):
+        cache.follow(plan(bias=bias))
+        answers = [cache.lookup("t", "m", row, 50) for row in (1, 2)]
+        found.append(([answer.start_step for answer in answers], answers[0].kept))
+
+    assert found == [([10, 25], 1.0), ([15, 25], 0.9), ([20, 25], pytest.approx(0.8)), ([5, 20], 1.0)]
+
+
+def test_nothing_is_reused_where_the_plan_asks_for_more_than_tables_promise() -> None:
+    cache = latents()
+    cache.insert("t", "m", 0, 50)
+    cache.follow(plan(alpha=1.0))
+    asked = cache.lookup("t", "m", 2, 50).kind
+    cache.follow(plan())
+
+    assert (asked, cache.lookup("t", "m", 2, 50).kind) == (StartKind.NOISE, StartKind.LATENT)

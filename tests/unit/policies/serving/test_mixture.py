@@ -215,3 +215,12 @@ def test_devices_that_just_carry_the_misses_leave_the_others_to_the_small_model(
     decision = decide(allocator, AllocationContext(0.0, fleet, (demand,), tables))
 
     assert counts(decision) == {"sd35": 5, "sdxl": 1}
+
+
+def test_where_misses_with_room_would_starve_the_hits_both_get_their_share_of_the_devices() -> None:
+    """52 a minute: misses are 11.1 large devices' work, hits 3.9 small ones'; with a tenth to spare they are 16.7."""
+    allocator = MixtureAllocator(replace(SETTINGS, expected_per_s=52 / 60))
+    demand = ModelDemand("sd35", 52 / 60, starts=hits((0, 14), (10, 86)))
+    crowded = replace(asked(52), demand=(demand,))
+
+    assert counts(decide(allocator, crowded)) == {"sd35": 12, "sana": 4}

@@ -1,0 +1,69 @@
+"""`pentimento bench handover-profile` without its processes: two real engines, a file that is read again."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pentimento.policies.handover_profiles import read_handover_profile
+from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.settings import load_settings
+from pentimento.testing.checkpoints import write_checkpoint
+from services.unet_worker.handover_profile import write_handover_profile
+from services.unet_worker.settings import HandoverProfileSettings
+
+
+class Alike:
+    """All texts and pictures are one vector: CLIPScore finds nothing to choose."""
+
+    def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return np.ones((len(texts), 1), np.float32)
+
+    def embed_pictures(self, pictures: Sequence[bytes]) -> NDArray[np.float32]:
+        return np.ones((len(pictures), 1), np.float32)
+
+
+class Noting:
+    """A judge who finds the first pictures of all, those of the later model from noise, worth 1, the second ones 0.8
+    and later ones 0.9, and 0.5 from the fifth time on; and who keeps what was shown."""
+
+    name = "noting"
+
+    def __init__(self) -> None:
+        self.shown: list[list[bytes]] = []
+
+    def qualities(self, pictures: Sequence[bytes], rows: Sequence[int]) -> list[float]:
+        self.shown.append(list(pictures))
+        return [(1.0, 0.8, 0.9, 0.9, 0.5)[min(len(self.shown), 5) - 1]] * len(rows)
+
+
+def test_a_pair_is_painted_both_ways_until_no_rule_allows_more(tmp_path: Path) -> None:
+    models = {name: write_checkpoint(tmp_path / name, prediction_type="v_prediction") for name in ("light", "heavy")}
+    steps = {"light": 2, "heavy": 5}
+    entries = [{"name": name, "path": name, "kind": "pipeline", "default_steps": steps[name]} for name in models]
+    (tmp_path / "registry.json").write_text(json.dumps({"version": 1, "models": entries}))
+    (tmp_path / "prompts.txt").write_text("")
+    given = {"model": models["heavy"], "light-model": models["light"], "prompts": tmp_path / "prompts.txt"}
+    named = [part for name, value in given.items() for part in (f"--{name}", str(value))]
+    named += ["--embedder-address", "unix:/none", "--out", str(tmp_path / "out"), "--alpha", "0.85"]
+    named += ["--rule", "minimum", "--shares", "0.8,0.2,0.4,0.6,0.9,0.1"]
+    settings, judge = load_settings(HandoverProfileSettings, "bench_handover_profile", named), Noting()
+
+    prompts = ("a circle", "a square", "a circle")
+    write_handover_profile(settings, prompts, Alike(), ("alike", "sha256:a"), lambda _: (judge,))
+
+    profile = read_handover_profile(tmp_path / "out" / "light-to-heavy.json")
+    assert (profile.light, profile.heavy, profile.step_count, profile.light_share) == ("light", "heavy", 5, 0.8)
+    # Nothing is left out by a tenth of five steps but one of them; by nine tenths none is taken. Of the third share
+    # nobody keeps enough, so that no larger one is painted. The third prompt is the first again.
+    assert [(row.reuse_share, row.taken_count, row.kept_count, row.picture_count) for row in profile.rows] == [
+        (0.1, 4, 2, 2),
+        (0.2, 4, 2, 2),
+        (0.4, 3, 0, 2),
+    ]
+    assert profile.reuse_share() == profile.reuse_share(ThresholdRule.MINIMUM) == 0.2
+    from_noise, light, first, same, _ = judge.shown
+    # From one picture, by as many steps, with one seed: one picture; and not that of noise.
+    assert first == same and not {*first} & {*from_noise, *light}
