@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.paper_constants import ARTEFACT_OVERPROVISION, CASCADES, OVERPROVISION, STATIC_LOADS, Cascade
+from benchmarks.paper_constants import (
+    ARTEFACT_OVERPROVISION,
+    AZURE_SHAPE,
+    CASCADES,
+    OVERPROVISION,
+    STATIC_LOADS,
+    Cascade,
+)
 from benchmarks.paper_diffserve import FACTORS, covers
 from benchmarks.paper_mixture import shuffled_11, switched_12, unrounded_12
 from benchmarks.paper_orders import Comparison
@@ -39,6 +46,8 @@ from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.workloads import Workload
 
 CHANCE = ("proteus",)
+# An over-provisioning factor beyond the artefact's, half as much again as is asked.
+LARGER = 1.5
 
 
 @dataclass(frozen=True)
@@ -132,6 +141,42 @@ def above_capacity(quick: bool) -> Comparison:
     return Comparison(rows, orders, note)
 
 
+def provisioned(quick: bool) -> Comparison:
+    """Figures 5 and 6: the static cascade's allocation solved once for the trace's peak, late requests painted."""
+    rows, orders = list[dict[str, Any]](), dict[str, bool]()
+    for cascade in CASCADES[:1] if quick else CASCADES:
+        loads = traces(cascade, 1 if quick else 2)
+        static = SERVING_POLICIES["static-cascade"](cascade_settings(cascade, cascade.low, OVERPROVISION))
+        own = {factor: policy_of("diffserve", cascade, factor) for factor in (ARTEFACT_OVERPROVISION, LARGER)}
+        held = row_of(static, cascade, loads, ARTEFACT, {"busiest": busiest(static, cascade, loads)})
+        ours = {
+            factor: row_of(
+                policy, cascade, loads, ARTEFACT, {"factor": factor, "busiest": busiest(policy, cascade, loads)}
+            )
+            for factor, policy in own.items()
+        }
+        rows += [held, *ours.values()]
+        least = ours[ARTEFACT_OVERPROVISION]["busiest"]
+        orders[f"{cascade.name}: where the load is highest DiffServe violates less"] = least < held["busiest"]
+        mean = ours[LARGER]["violations"]
+        orders[f"{cascade.name}: DiffServe violates less on the whole, at {LARGER:g}"] = mean < held["violations"]
+    note = (
+        "cause: the static cascade's allocation, and the data path. The paper provisions it for the peak; the "
+        "artefact's carries half as much again. Solved once for the peak, and with late requests painted, it violates "
+        "most where the load is highest, as in the paper (19 %). DiffServe has no device to spare at any load, and so "
+        "violates all along; a larger factor than the artefact's gives it some."
+    )
+    return Comparison(rows, orders, note)
+
+
+def busiest(policy: ServingPolicy, cascade: Cascade, loads: Sequence[Workload]) -> float:
+    """Return the mean violations in the windows whose load is nine tenths of the highest or more."""
+    windows = [index for index, share in enumerate(AZURE_SHAPE) if share >= 0.9]
+    scenario = cascade_scenario(cascade, policy, path=ARTEFACT)
+    runs = [fared(cascade, run(scenario, load, seed), chosen=True) for seed, load in enumerate(loads, start=1)]
+    return sum(one.violations_over_time[index] for one in runs for index in windows) / (len(windows) * len(runs))
+
+
 def late_painted(quick: bool) -> Comparison:
     """Figures 5 and 6: what is late is painted all the same, as the artefact does it."""
     rows, orders = list[dict[str, Any]](), dict[str, bool]()
@@ -214,6 +259,7 @@ CAUSES: Mapping[str, Callable[[bool], Comparison]] = {
     "diffserve4 factors": more_factors,
     "diffserve5_6 peak": above_capacity,
     "diffserve5_6 late": late_painted,
+    "diffserve5_6 provisioned": provisioned,
     "diffserve8 aimd": aimd_apart,
     "diffserve8 factor": artefact_factor,
     "diffserve8 reading": other_reading,
