@@ -168,7 +168,8 @@ class JointAllocator:
         """What a second of a device must add to the quality of a request: the price of a heavy run is that of its
         seconds."""
         heavy = next((one for one in components if one.name == self.settings.heavy), components[0])
-        return self.settings.run_price * max(cost.throughput for costs in heavy.costs.values() for cost in costs)
+        speeds = (cost.throughput for costs in heavy.costs.values() for cost in costs)
+        return self.settings.run_price * max(speeds, default=0.0)
 
     def _dwell_s(self, components: Sequence[Component]) -> float:
         """Devices that change their models at most so often load for a sixth of their time at most; models that are
