@@ -126,6 +126,8 @@ def document(one: RequestSummary) -> dict[str, Any]:
 def status_document(status: RequestStatus) -> dict[str, Any]:
     """Return a request as `show --json` prints it."""
     told: dict[str, Any] = document(status.summary) if status.summary is not None else {}
+    if status.progress is not None:
+        told |= {"step": status.progress.step, "step_count": status.progress.step_count}
     if status.webhook is not None:
         told["webhook"] = {**vars(status.webhook), "state": status.webhook.state.value}
     return told
@@ -141,6 +143,8 @@ def line(one: RequestSummary) -> str:
 def status_text(status: RequestStatus) -> str:
     """Return what `show` prints."""
     told = [line(status.summary)] if status.summary is not None else []
+    if status.progress is not None:
+        told.append(f"step {status.progress.step} of {status.progress.step_count}")
     if status.error_message:
         told.append(status.error_message)
     if status.summary is not None and status.summary.kept_until_ms is not None:

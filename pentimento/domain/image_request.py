@@ -198,7 +198,8 @@ GenerateEvent = Accepted | Routed | Progress | Completed | PictureFailed
 @dataclass(frozen=True)
 class RequestStatus:
     """`completed` only in that state; the error only in FAILED, CANCELLED and EXPIRED. `pictures`: of a request for
-    several pictures each of them, without its bytes. `webhook`: of a job that named one."""
+    several pictures each of them, without its bytes. `webhook`: of a job that named one. `progress` is that of one
+    that runs, without a preview; None before its first step."""
 
     request_id: str
     state: RequestState
@@ -208,6 +209,7 @@ class RequestStatus:
     pictures: "tuple[RequestStatus, ...]" = ()
     summary: RequestSummary | None = None
     webhook: WebhookDelivery | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True)

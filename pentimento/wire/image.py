@@ -279,6 +279,7 @@ def _status_fields(status: RequestStatus) -> dict[str, Any]:
         "completed": completed_to_proto(status.completed) if status.completed else None,
         "error_reason": status.error_reason,
         "error_message": status.error_message,
+        "progress": _progress_to_proto(status.progress) if status.progress is not None else None,
     }
 
 
@@ -298,6 +299,7 @@ def _status_from_proto(message: pb.GetRequestResponse | pb.PictureStatus) -> Req
         completed_from_proto(message.completed) if message.HasField("completed") else None,
         message.error_reason,
         message.error_message,
+        progress=_progress_from_proto(message.progress) if message.HasField("progress") else None,
     )
 
 

@@ -27,6 +27,12 @@ WEBHOOK = {
     "required": ["url"],
     "additionalProperties": False,
 }
+PROGRESS = {
+    "type": ["object", "null"],
+    "description": "steps that are done; null before the first and once it has ended",
+    "properties": {"step": {"type": "integer"}, "step_count": {"type": "integer"}},
+    "required": ["step", "step_count"],
+}
 JOB = {
     "type": "object",
     "properties": {
@@ -39,6 +45,16 @@ JOB = {
         "expires_at": SECONDS,
         "size": {"type": ["string", "null"], "pattern": "^[0-9]+x[0-9]+$"},
         "idempotency_key": {"type": ["string", "null"]},
+        "progress": PROGRESS,
+        "pictures": {
+            "type": "array",
+            "description": "each of several",
+            "items": {
+                "type": "object",
+                "properties": {"id": {"type": "string"}, "status": STATUS, "progress": PROGRESS},
+                "required": ["id", "status", "progress"],
+            },
+        },
         "detached": {"type": "boolean", "description": "it goes on without its client"},
         "error": {
             "type": ["object", "null"],

@@ -21,7 +21,8 @@ _LIMIT = re.compile("[1-9][0-9]{0,8}", re.ASCII)
 
 
 def job_document(summary: RequestSummary, status: RequestStatus | None = None) -> dict[str, Any]:
-    """Return a job; times are Unix seconds, null where there is none yet. `webhook` is there where `status` has one."""
+    """Return a job; times are Unix seconds, null where there is none yet. `progress` is there where `status` is,
+    `webhook` and `pictures` where it has them."""
     document: dict[str, Any] = {
         "id": summary.request_id,
         "object": "job",
@@ -37,6 +38,13 @@ def job_document(summary: RequestSummary, status: RequestStatus | None = None) -
     }
     if summary.error_reason:
         document["error"] = {"code": summary.error_reason, "message": summary.error_message}
+    if status is not None:
+        document["progress"] = steps_document(status.progress)
+    if status is not None and status.pictures:
+        document["pictures"] = [
+            {"id": one.request_id, "status": one.state.value, "progress": steps_document(one.progress)}
+            for one in status.pictures
+        ]
     if status is not None and status.webhook is not None:
         webhook = status.webhook
         document["webhook"] = {
@@ -45,6 +53,11 @@ def job_document(summary: RequestSummary, status: RequestStatus | None = None) -
             "error": webhook.error or None,
         }
     return document
+
+
+def steps_document(progress: Progress | None) -> dict[str, Any] | None:
+    """Return how many steps are done, of how many; None before the first and after the last."""
+    return None if progress is None else {"step": progress.step, "step_count": progress.step_count}
 
 
 def jobs_document(page: RequestPage) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Route
@@ -72,6 +73,12 @@ class Audience:
         self.listeners: set[Listener] = set()
         self.request_id = request_id
         self._route = route
+        self._newest: Progress | None = None
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the request is, without a preview; None before its first step."""
+        return None if self._newest is None else replace(self._newest, preview=b"")
 
     def join(self) -> Listener:
         listener = Listener(self)
@@ -106,6 +113,8 @@ class Audience:
         return any(listener.hears_progress for listener in self.listeners)
 
     def tell(self, event: GenerateEvent) -> None:
+        if isinstance(event, Progress):
+            self._newest = event
         for listener in self.listeners:
             listener.tell(event)
 

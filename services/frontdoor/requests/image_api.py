@@ -278,7 +278,10 @@ class ImageApi:
             completed = await self._parts.results.load(record, with_image=not omit_image)
         summary, webhook = self._tenants.summary(record), await self._tenants.webhook(record)
         ended = (record.error_reason, record.error_message)
-        return RequestStatus(request_id, summary.state, completed, *ended, summary=summary, webhook=webhook)
+        job = None if summary.state.terminal else self._arrivals.find_job(tenant, request_id)
+        progress = job.audience.progress if job is not None else None
+        status = RequestStatus(request_id, summary.state, completed, *ended, summary=summary, webhook=webhook)
+        return replace(status, progress=progress)
 
     async def explain(self, tenant: str, request: ImageRequest, neighbour_count: int = 0) -> Explanation:
         """The route that `generate` would take now, and so many of the cache's nearest entries; nothing is accepted or

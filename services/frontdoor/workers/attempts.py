@@ -138,8 +138,13 @@ async def _execute(
         controlnet_endpoints=parts.adapters.endpoints(spec.controlnets),
         journal_id=parts.identity.journal_id,
         cache_thinned_picture=parts.thinning.thinned_is_cached(offer),
-        omit_progress=not (job.audience.hears_progress() or _may_thin_midway(parts, offer, effect)),
+        omit_progress=not (_is_followed(job) or _may_thin_midway(parts, offer, effect)),
     )
+
+
+def _is_followed(job: Job) -> bool:
+    """Whether somebody hears how far it is, or may ask later: those who come back to it."""
+    return job.audience.hears_progress() or job.request.terms is not None
 
 
 def _may_thin_midway(parts: FrontdoorParts, offer: ThinningOffer, effect: Execute) -> bool:

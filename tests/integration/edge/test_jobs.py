@@ -71,6 +71,30 @@ async def test_a_cancelled_job_says_so(edge: EdgeUnderTest) -> None:
     assert heard.text.rstrip().split("\n\n")[-1].startswith("event: job.failed")
 
 
+async def test_a_job_tells_how_far_it_is_while_it_is_painted(edge: EdgeUnderTest) -> None:
+    edge.worker.hold.clear()
+    job_id = (await submit(edge)).json()["id"]
+    await edge.worker.wait_until(lambda: edge.worker.running)
+    waiting = (await submit(edge, n=2)).json()["id"]
+
+    async def shown(one: str) -> dict[str, Any]:
+        document: dict[str, Any] = (await edge.http.get(f"/v1/jobs/{one}")).json()
+        return document
+
+    # The worker holds before its last step.
+    async with asyncio.timeout(60):
+        while (running := await shown(job_id))["progress"] != {"step": 2, "step_count": 3}:
+            pass
+    several = await shown(waiting)
+    edge.worker.hold.set()
+    done = await ended(edge, job_id)
+
+    assert (running["status"], done["status"], done["progress"]) == ("running", "completed", None)
+    assert [one["id"] for one in several["pictures"]] == [f"{waiting}-0", f"{waiting}-1"]
+    assert [one["progress"] for one in several["pictures"]] == [None, None]
+    assert {one["status"] for one in several["pictures"]} <= {"accepted", "queued"}
+
+
 async def test_lists_have_pages_and_filters(edge: EdgeUnderTest) -> None:
     submitted = [(await submit(edge)).json()["id"] for _ in range(3)]
     for job_id in submitted:

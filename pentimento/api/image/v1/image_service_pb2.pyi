@@ -1255,6 +1255,7 @@ class GetRequestResponse(_message.Message):
     PICTURES_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
     WEBHOOK_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     state: Global___RequestState.ValueType
     error_reason: _builtins.str
@@ -1274,6 +1275,12 @@ class GetRequestResponse(_message.Message):
     def webhook(self) -> Global___WebhookDelivery:
         """Of a job that named one."""
 
+    @_builtins.property
+    def progress(self) -> Global___Progress:
+        """How far a running one is, without a preview; absent before its first step and once it has ended, of several
+        pictures, and of what was asked for with omit_progress.
+        """
+
     def __init__(
         self,
         *,
@@ -1285,17 +1292,22 @@ class GetRequestResponse(_message.Message):
         pictures: _abc.Iterable[Global___PictureStatus] | None = ...,
         summary: Global___RequestSummary | None = ...,
         webhook: Global___WebhookDelivery | None = ...,
+        progress: Global___Progress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "_webhook", b"_webhook", "completed", b"completed", "summary", b"summary", "webhook", b"webhook"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "_progress", b"_progress", "_webhook", b"_webhook", "completed", b"completed", "progress", b"progress", "summary", b"summary", "webhook", b"webhook"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "_webhook", b"_webhook", "completed", b"completed", "error_message", b"error_message", "error_reason", b"error_reason", "pictures", b"pictures", "request_id", b"request_id", "state", b"state", "summary", b"summary", "webhook", b"webhook"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "_progress", b"_progress", "_webhook", b"_webhook", "completed", b"completed", "error_message", b"error_message", "error_reason", b"error_reason", "pictures", b"pictures", "progress", b"progress", "request_id", b"request_id", "state", b"state", "summary", b"summary", "webhook", b"webhook"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__completed: _TypeAlias = _typing.Literal["completed"]  # noqa: Y015
     _WhichOneofArgType__completed: _TypeAlias = _typing.Literal["_completed", b"_completed"]  # noqa: Y015
+    _WhichOneofReturnType__progress: _TypeAlias = _typing.Literal["progress"]  # noqa: Y015
+    _WhichOneofArgType__progress: _TypeAlias = _typing.Literal["_progress", b"_progress"]  # noqa: Y015
     _WhichOneofReturnType__webhook: _TypeAlias = _typing.Literal["webhook"]  # noqa: Y015
     _WhichOneofArgType__webhook: _TypeAlias = _typing.Literal["_webhook", b"_webhook"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__completed) -> _WhichOneofReturnType__completed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__progress) -> _WhichOneofReturnType__progress | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__webhook) -> _WhichOneofReturnType__webhook | None: ...
 
@@ -1312,12 +1324,15 @@ class PictureStatus(_message.Message):
     COMPLETED_FIELD_NUMBER: _builtins.int
     ERROR_REASON_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     state: Global___RequestState.ValueType
     error_reason: _builtins.str
     error_message: _builtins.str
     @_builtins.property
     def completed(self) -> Global___Completed: ...
+    @_builtins.property
+    def progress(self) -> Global___Progress: ...
     def __init__(
         self,
         *,
@@ -1326,14 +1341,20 @@ class PictureStatus(_message.Message):
         completed: Global___Completed | None = ...,
         error_reason: _builtins.str = ...,
         error_message: _builtins.str = ...,
+        progress: Global___Progress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "completed", b"completed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "_progress", b"_progress", "completed", b"completed", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "completed", b"completed", "error_message", b"error_message", "error_reason", b"error_reason", "request_id", b"request_id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completed", b"_completed", "_progress", b"_progress", "completed", b"completed", "error_message", b"error_message", "error_reason", b"error_reason", "progress", b"progress", "request_id", b"request_id", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__completed: _TypeAlias = _typing.Literal["completed"]  # noqa: Y015
     _WhichOneofArgType__completed: _TypeAlias = _typing.Literal["_completed", b"_completed"]  # noqa: Y015
+    _WhichOneofReturnType__progress: _TypeAlias = _typing.Literal["progress"]  # noqa: Y015
+    _WhichOneofArgType__progress: _TypeAlias = _typing.Literal["_progress", b"_progress"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__completed) -> _WhichOneofReturnType__completed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__progress) -> _WhichOneofReturnType__progress | None: ...
 
 Global___PictureStatus: _TypeAlias = PictureStatus  # noqa: Y015
 
