@@ -67,6 +67,9 @@ def asked_picture(
     values = judged(read_json(body), fields)
     if "mask" in values and "image" not in values:
         raise InvalidArgument.of("mask", "must come with the image that it lies on")
+    for name in ("image", "mask"):
+        if values.get(name) == b"":
+            raise InvalidArgument.of(name, "must be a PNG, JPEG or WebP file, got none")
     return asked_pictures(values, values.get("image"), values.get("mask", b"")).request, values
 
 

@@ -34,6 +34,8 @@ def edit_form(parts: list[FormPart], fields: Mapping[str, RequestField]) -> Edit
     texts = texts_of([part for part in parts if part.name not in (*IMAGE_NAMES, MASK_NAME)])
     if not images[0]:
         raise InvalidArgument.of("image", "must be a PNG, JPEG or WebP file, got none")
+    if masks and not masks[0]:
+        raise InvalidArgument.of("mask", "must be a PNG, JPEG or WebP file, got none")
     return EditForm(judged(from_texts(texts, fields), fields), images[0], masks[0] if masks else b"")
 
 

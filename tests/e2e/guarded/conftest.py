@@ -11,6 +11,7 @@ from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
 from tests.e2e.folder_suite import FolderSuite
+from tests.edge_packages import missing
 
 STARTED = FolderSuite(Path(__file__).parent)
 
@@ -45,7 +46,8 @@ def guarded(patient_frontdoors: None, tmp_path_factory: pytest.TempPathFactory) 
     file.write_text("\n".join(entries))
     together = {"PENTIMENTO_FRONTDOOR_LATENT_PARALLEL": "always"}
     with STARTED:
-        flags = ["--workers", "2", "--token-file", str(file), "--admin-listen", "127.0.0.1:0"]
+        flags = ["--workers", "2", "--token-file", str(file), "--admin-listen", "127.0.0.1:0", "--unprofiled-reuse"]
+        flags += [] if missing() else ["--http", "127.0.0.1:0"]
         suite = STARTED.enter_context(local_suite(flags, environment=together))
         yield Guarded(suite, user, other, admin, service, tenant_admin)
 

@@ -44,6 +44,23 @@ ROUTES = {
     # Whoever has an address may read by it.
     ("GET", "/v1/files/{key:path}"): OPEN,
 }
+DATA = "/console/data"
+CONSOLE = {
+    ("GET", "/"): OPEN,
+    ("GET", "/console/static/{name}"): OPEN,
+    # Whether callers need a token.
+    ("GET", f"{DATA}/access"): OPEN,
+    ("GET", f"{DATA}/deployment"): FOR_USERS,
+    ("GET", f"{DATA}/status"): FOR_OPERATORS,
+    # What the edge knows by its own token is for nobody who could not ask for it by theirs.
+    ("GET", f"{DATA}/history"): FOR_OPERATORS,
+    ("POST", f"{DATA}/generate"): FOR_USERS,
+    ("POST", f"{DATA}/replay"): FOR_USERS,
+    ("POST", f"{DATA}/explain"): FOR_USERS,
+    ("GET", f"{DATA}/requests"): FOR_USERS,
+    ("GET", f"{DATA}/requests/{{request_id}}"): FOR_USERS,
+    ("GET", f"{DATA}/requests/{{request_id}}/image"): FOR_USERS,
+}
 
 
 @pytest.fixture
@@ -73,9 +90,12 @@ def shown(caller: str) -> dict[str, str]:
     return {} if caller == "nobody" else {"Authorization": f"Bearer {caller}"}
 
 
-async def ask(edge: EdgeUnderTest, method: str, path: str, caller: str) -> int:
-    posts_prompt = method == "POST" and path.endswith(("generations", "jobs"))
-    body = {"prompt": "x", "num_inference_steps": 1} if posts_prompt else None
+async def ask(edge: EdgeUnderTest, method: str, path: str, caller: str, request_id: str = "") -> int:
+    """Return the status of a call; what is painted once more is the picture of that request."""
+    posts_prompt = method == "POST" and path.endswith(("generations", "jobs", "generate", "explain"))
+    body: dict[str, Any] | None = {"prompt": "x", "num_inference_steps": 1} if posts_prompt else None
+    if path.endswith("replay"):
+        body = {"request_id": request_id}
     form = {"files": {"image": b"GIF"}, "data": {"prompt": "x"}} if path.endswith("edits") else {}
     answer = await edge.http.request(method, path, headers=shown(caller), json=body, **form)  # type: ignore[arg-type]
     return answer.status_code
@@ -88,20 +108,24 @@ async def places(edge: EdgeUnderTest) -> dict[str, str]:
     await edge.http.get(f"/v1/jobs/{job}/events", **as_user)
     url = (await edge.http.post(f"/v1/jobs/{job}/url", **as_user)).json()["url"]
     key = url.partition("/v1/files/")[2]
-    return {"{model}": edge.worker.held.model, "{id}": job, "{key:path}": key}
+    names = {"{model}": edge.worker.held.model, "{id}": job, "{key:path}": key}
+    return {**names, "{request_id}": job, "{name}": "app.js"}
 
 
 async def test_every_route_by_every_role(edge: EdgeUnderTest) -> None:
+    assert edge.history is not None
+    await edge.history.look()
+    assert edge.history.reads
     found = await places(edge)
 
     told = {}
-    for method, path in ROUTES:
+    for method, path in ROUTES | CONSOLE:
         place = path
         for name, value in found.items():
             place = place.replace(name, value)
-        told[method, path] = {caller: await ask(edge, method, place, caller) for caller in CALLERS}
+        told[method, path] = {caller: await ask(edge, method, place, caller, found["{id}"]) for caller in CALLERS}
 
-    assert told == ROUTES
+    assert told == ROUTES | CONSOLE
 
 
 async def test_a_tenants_key_is_as_good_over_http_and_its_quota_says_when_to_come_back(edge: EdgeUnderTest) -> None:
@@ -127,23 +151,6 @@ async def test_a_tenants_key_is_as_good_over_http_and_its_quota_says_when_to_com
     }
 
 
-CONSOLE = {"deployment": FOR_USERS, "requests": FOR_USERS, "status": FOR_OPERATORS, "history": FOR_OPERATORS}
-
-
-async def test_the_consoles_data_is_for_whom_the_services_answer(edge: EdgeUnderTest) -> None:
-    """What the edge knows by its own token is for nobody who could not ask for it by theirs."""
-    assert edge.history is not None
-    await edge.history.look()
-    assert edge.history.reads
-
-    told = {
-        name: {caller: await ask(edge, "GET", f"/console/data/{name}", caller) for caller in CALLERS}
-        for name in CONSOLE
-    }
-
-    assert told == CONSOLE
-
-
 async def test_an_edge_that_may_not_look_keeps_no_history_and_pages_look_by_their_callers_token(
     edge: EdgeUnderTest, tmp_path: Path
 ) -> None:
@@ -161,8 +168,9 @@ async def test_an_edge_that_may_not_look_keeps_no_history_and_pages_look_by_thei
         assert [sample["completed"] for sample in answers["admin"].json()["samples"]] == [0]
 
 
-def test_the_table_has_every_route_of_the_api(folder: Path) -> None:
+def test_the_tables_have_every_route(folder: Path) -> None:
     assert set(ROUTES) == routes_of(folder)
+    assert set(ROUTES | CONSOLE) == routes_of(folder, console=True)
 
 
 def test_the_api_document_has_every_route_but_itself_and_metrics(folder: Path) -> None:
@@ -203,6 +211,21 @@ async def test_a_job_of_one_tenant_is_there_for_nobody_else(edge: EdgeUnderTest)
     assert listed.json()["data"] == []
 
 
+async def test_a_picture_of_one_tenant_is_in_the_console_of_nobody_else(edge: EdgeUnderTest) -> None:
+    request_id = (await places(edge))["{id}"]
+
+    answers = [
+        await edge.http.get(f"{DATA}/requests/{request_id}", headers=shown("other")),
+        await edge.http.get(f"{DATA}/requests/{request_id}/image", headers=shown("other")),
+        await edge.http.post(f"{DATA}/replay", json={"request_id": request_id}, headers=shown("other")),
+    ]
+    listed = await edge.http.get(f"{DATA}/requests", headers=shown("other"))
+
+    assert {(answer.status_code, answer.json()["error"]["code"]) for answer in answers} == {(404, "UNKNOWN_REQUEST")}
+    assert listed.json()["requests"] == []
+    assert len(edge.worker.executed) == 1
+
+
 async def test_prompts_and_tokens_are_in_no_log_no_metric_and_no_error(
     edge: EdgeUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,9 +239,15 @@ async def test_prompts_and_tokens_are_in_no_log_no_metric_and_no_error(
     answers.append(await edge.http.post("/v1/jobs", json={**asked, "stream": True}, **as_user))
     answers.append(await edge.http.post("/v1/images/generations", json=asked, headers=shown("canary-token")))
     answers.append(await edge.http.get("/metrics", headers=shown("admin")))
+    form: Any = {"files": {"image": b"GIF"}, "data": {**asked, "user": prompt}}
+    answers.append(await edge.http.post("/v1/images/edits", **form, **as_user))
+    answers.append(await edge.http.post(f"{DATA}/replay", json={"request_id": prompt}, **as_user))
+    # What is told of a picture to whom it is of has its prompt.
+    for name in ("generate", "explain"):
+        assert (await edge.http.post(f"{DATA}/{name}", json=asked, **as_user)).status_code == 200
 
     told = [*(answer.text for answer in answers), caplog.text, *(str(vars(one)) for one in caplog.records)]
-    assert [answer.status_code for answer in answers[2:]] == [400, 400, 401, 200]
+    assert [answer.status_code for answer in answers[2:]] == [400, 400, 401, 200, 400, 404]
     assert not [text for text in told if prompt in text or "canary-token" in text]
 
 

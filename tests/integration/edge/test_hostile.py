@@ -84,6 +84,51 @@ async def test_a_form_that_hides_something_is_refused_by_name(edge: EdgeUnderTes
 
         error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
         assert (answer[:13], error["param"]) == (b"HTTP/1.1 400 ", param), body[:150]
+        assert edge.worker.executed == []
+        await assert_paints(edge)
+        edge.worker.executed.clear()
+
+
+NO_PICTURES = (bomb(60_000, 60_000), bomb(2**31 - 1, 1), b"http://127.0.0.1:1/picture.png", b"", bytes(64))
+
+
+async def test_what_is_no_picture_is_refused_by_name_wherever_it_stands(edge: EdgeUnderTest) -> None:
+    """Judged by its header: nothing is unpacked, and nothing is fetched."""
+    for data in NO_PICTURES:
+        text = base64.b64encode(data).decode()
+        files = {"image": png(), "mask": data}
+        answers = [
+            await edge.http.post("/v1/images/edits", data={"prompt": "x"}, files=files),
+            await edge.http.post("/console/data/generate", json={"prompt": "x", "image": text}),
+            await edge.http.post("/console/data/explain", json={"prompt": "x", "image": text}),
+        ]
+
+        told = [(answer.status_code, answer.json()["error"]["param"]) for answer in answers]
+        assert [status for status, _ in told] == [400] * 3, told
+        assert {param for _, param in told} <= {"image", "mask"}, told
+        assert edge.worker.executed == []
+        await assert_paints(edge)
+        edge.worker.executed.clear()
+
+
+TEXTS = {
+    "n": ("0", "-1", "2147483648", "9223372036854775808", "1.5", "NaN", "true"),
+    "num_inference_steps": ("0", "-1", "2147483648", "9223372036854775808", "Infinity"),
+    "guidance_scale": ("NaN", "Infinity", "-Infinity", "1e999", "-1", "[1]"),
+    "strength": ("NaN", "-0.1", "1.1", "{}"),
+    "quality": ("NaN", "-1", "best"),
+    "size": ("0x0", "99999x99999", "-8x8"),
+    "stream": ("1", "yes"),
+}
+
+
+async def test_a_hostile_value_of_a_form_is_refused_by_name(edge: EdgeUnderTest) -> None:
+    for field, values in TEXTS.items():
+        for value in values:
+            form = {"prompt": "x", field: value}
+            answer = await edge.http.post("/v1/images/edits", data=form, files={"image": png()})
+
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), (field, value)
     assert edge.worker.executed == []
     await assert_paints(edge)
 

@@ -1,0 +1,105 @@
+"""Two tenants who ask for the same over HTTP, with one real cache behind both: nothing of one comes to the other."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.guarded.conftest import Guarded
+from tests.edge_packages import missing
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}")
+# Guided by nothing, so that one worker paints each.
+ASKED = {"prompt": "a tiny green star in a meadow", "num_inference_steps": 12, "guidance_scale": 1.0}
+GUARD_S = 120
+FROM_NOISE = {"kind": "FromNoise"}
+
+
+@dataclass
+class Caller:
+    """A tenant's user over HTTP. `ids` are of all pictures that it was given."""
+
+    http: httpx.AsyncClient
+    ids: set[str] = field(default_factory=set)
+
+    async def paint(self, **values: Any) -> dict[str, Any]:
+        """Return where a picture started."""
+        answer = await self.http.post("/v1/images/generations", json={**ASKED, "provenance": True, **values})
+        assert answer.status_code == 200, answer.text
+        (picture,) = answer.json()["data"]
+        return self._start(picture)
+
+    async def paint_streamed(self) -> dict[str, Any]:
+        asked = {**ASKED, "provenance": True, "cache": "read", "stream": True}
+        answer = await self.http.post("/v1/images/generations", json=asked)
+        return self._start(json.loads(answer.text.rstrip().rpartition("data: ")[2]))
+
+    async def paint_later(self) -> dict[str, Any]:
+        job = (await self.http.post("/v1/jobs", json={**ASKED, "provenance": True, "cache": "read"})).json()
+        await self.http.get(f"/v1/jobs/{job['id']}/events")
+        (picture,) = (await self.http.get(job["result"])).json()["data"]
+        return self._start(picture)
+
+    async def paint_in_the_console(self) -> dict[str, Any]:
+        answer = await self.http.post("/console/data/generate", json={**ASKED, "cache": "read"})
+        return self._start(json.loads(answer.text.rstrip().rpartition("data: ")[2]))
+
+    async def until_hit(self) -> dict[str, Any]:
+        """What a picture leaves in the cache is found a while after it."""
+        async with asyncio.timeout(GUARD_S):
+            while (start := await self.paint(cache="tenant")) == FROM_NOISE:
+                pass
+        return start
+
+    async def near(self) -> tuple[Any, Any]:
+        """Return the entries that the cache is said to have near, and where it would start."""
+        asked = {**ASKED, "neighbour_count": 5}
+        told = (await self.http.post("/console/data/explain", json=asked)).json()
+        return told["neighbours"], told["route"]["start"]
+
+    async def listed(self) -> set[str]:
+        pages = (await self.http.get("/v1/jobs?jobs_only=false&limit=200")).json()
+        return {one["id"] for one in pages["data"]}
+
+    def _start(self, picture: dict[str, Any]) -> dict[str, Any]:
+        self.ids.add(picture["request_id"])
+        return dict(picture["provenance"]["route"]["start"])
+
+
+@pytest.fixture
+async def callers(guarded: Guarded) -> AsyncIterator[tuple[Caller, Caller]]:
+    url = f"http://{guarded.suite.endpoint.http}"
+    headers = [{"Authorization": f"Bearer {token}"} for token in (guarded.user, guarded.other_user)]
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=GUARD_S, headers=headers[0]) as one,
+        httpx.AsyncClient(base_url=url, timeout=GUARD_S, headers=headers[1]) as other,
+    ):
+        yield Caller(one), Caller(other)
+
+
+async def test_the_same_prompt_of_two_tenants_meets_nowhere(callers: tuple[Caller, Caller]) -> None:
+    one, other = callers
+    first = await one.until_hit()
+    # A gateway without a processor does not answer in time.
+    async with asyncio.timeout(GUARD_S):
+        while not (await one.near())[0]:
+            pass
+
+    # Whatever way it asks, and whatever it lets the cache do.
+    assert await other.near() == ([], FROM_NOISE)
+    starts = [await other.paint(cache=word) for word in ("off", "read", "shared")]
+    starts += [await other.paint_streamed(), await other.paint_later(), await other.paint_in_the_console()]
+    assert starts == [FROM_NOISE] * 6
+
+    # Once it has something of its own it starts from that, and the first one from what is its own.
+    second = await other.until_hit()
+    third = await one.until_hit()
+    assert first["donor"]["request_id"] in one.ids and third["donor"]["request_id"] in one.ids
+    assert second["donor"]["request_id"] in other.ids
+    assert second["donor"]["entry_id"] not in (first["donor"]["entry_id"], third["donor"]["entry_id"])
+    assert not one.ids & other.ids
+    assert one.ids <= await one.listed() and not one.ids & await other.listed()
