@@ -10,15 +10,16 @@ picture; of SDXL the figures that Katz published.
 
 Of the zoo's profile C is what a ControlNet adds to a step of diffusers' pipeline; the encoder, which has a ControlNet's
 architecture, takes as long, and the decoder the rest of the step. Every picture loads its LoRAs anew, and finds the
-base model's own weights. Seconds are the worker's, from the order to the encoded picture. Device-seconds are those of
-the profile: the worker's, and each ControlNet's steps.
+base model's own weights; its ControlNets are told images that they have embedded before, but for the row "new images",
+where each image is told for the first time. Seconds are the worker's, from the order to the encoded picture.
+Device-seconds are those of the profile: the worker's, and each ControlNet's steps.
 """
 
 import asyncio
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,7 @@ from zoo.registry import WEIGHTS
 
 SDXL = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"
 ASKED = {name: (int(name[0]), int(name[2])) for name in KATZ_LATENCIES}
+NEW_IMAGES = "3C2L, new images"
 MOST_RATIO = 1.15
 ZOO_STEPS, ZOO_GUIDANCE = 50, 3.0
 ZOO_CONTROLNETS = ("tiny-controlnet-edges", "tiny-controlnet-layout", "tiny-controlnet-edges")
@@ -80,17 +82,28 @@ async def ours(path: Path, rounds: int) -> list[TimedRequest]:
             turns = itertools.cycle(pace.loras)
             for asked in ASKED:  # opens channels, and loads what is not there
                 await painted(together, pace, asked, turns)
-            return [await painted(together, pace, asked, turns) for _ in range(rounds) for asked in ASKED]
+            shades = itertools.count(1)
+            kinds = (*ASKED, NEW_IMAGES)
+            return [await painted(together, pace, asked, turns, shades) for _ in range(rounds) for asked in kinds]
 
 
 async def painted(
-    together: ControlledByService, pace: DevicePace, asked: str, turns: "itertools.cycle[Any]"
+    together: ControlledByService,
+    pace: DevicePace,
+    asked: str,
+    turns: "itertools.cycle[Any]",
+    shades: "Iterator[int] | None" = None,
 ) -> TimedRequest:
-    """Return one picture, on the base model's own weights and with LoRAs that were not used last."""
-    controlnets, lora_count = ASKED[asked]
+    """Return one picture, on the base model's own weights and with LoRAs that were not used last. Where its images are
+    to be new they are of the next of the `shades`, of 255."""
+    is_new = asked == NEW_IMAGES and shades is not None
+    controlnets, lora_count = ASKED["3C2L" if is_new else asked]
     loras = [next(turns) for _ in range(lora_count)]
     selections = [LoraSelection(lora.name, 1.0, paced_digest(lora)) for lora in loras]
-    conditions = [torch.zeros(1, 3, pace.height_px, pace.width_px)] * max(controlnets, 1)
+    plain = torch.zeros(1, 3, pace.height_px, pace.width_px)
+    conditions = [plain] * max(controlnets, 1)
+    if is_new and shades is not None:
+        conditions = [plain + next(shades) / 255 for _ in conditions]
     await together.painted(ControlledCase(_case(pace, 1), ()), conditions)
     controlled = ControlledCase(_case(pace, pace.steps), (ControlSetting(),) * controlnets)
     patch_step = int(min((lora.latest_start_fraction for lora in loras), default=0.0) * pace.steps)
@@ -205,14 +218,22 @@ def _median_of(pictures: Sequence[TimedRequest], asked: str) -> float:
 
 def figures_of(name: str, pictures: Sequence[TimedRequest], target: Target) -> list[Figure]:
     """The ratio of the most adapters to none first, then each kind."""
-    by_kind = {asked: [picture for picture in pictures if picture.asked == asked] for asked in ASKED}
+    kinds = [asked for asked in (*ASKED, NEW_IMAGES) if any(picture.asked == asked for picture in pictures)]
+    by_kind = {asked: [picture for picture in pictures if picture.asked == asked] for asked in kinds}
     pairs = [(most.seconds, none.seconds) for most, none in zip(by_kind["3C2L"], by_kind["0C0L"], strict=True)]
-    figures = [measured(f"{name}: 3C2L over 0C0L", pairs, lambda some: median(a / b for a, b in some), target)]
+    figures = [measured(f"{name}: 3C2L over 0C0L", pairs, median_ratio, target)]
+    if NEW_IMAGES in by_kind:
+        anew = [(most.seconds, none.seconds) for most, none in zip(by_kind[NEW_IMAGES], by_kind["0C0L"], strict=True)]
+        figures.append(measured(f"{name}: {NEW_IMAGES}, over 0C0L", anew, median_ratio, informative()))
     for asked, group in by_kind.items():
         seconds = [picture.seconds for picture in group]
         figures.append(measured(f"{name}: {asked}", seconds, median, informative("s")))
         figures.append(Figure(f"{name}: {asked}, device-seconds", group[0].device_s, informative("s"), [], None))
     return figures
+
+
+def median_ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return median(one / other for one, other in pairs)
 
 
 def main() -> int:

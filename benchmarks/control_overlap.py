@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from time import monotonic
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pentimento.diffusion.controlnets import ControlSetting
@@ -58,6 +59,8 @@ class TimedPicture:
     deliver_s: float
     device_s: float
     spans: tuple[Span, ...]
+    # Its images were told to nobody before.
+    new_images: bool = False
 
     @property
     def ideal_step_s(self) -> float:
@@ -87,16 +90,23 @@ class OverlapBench:
         self._subject = subject
         self._served = served
         self._traces = tuple(traces)
+        self._shift_px = 0
 
-    async def timed(self, control_count: int) -> TimedPicture:
-        """Return a picture under the first so many ControlNets. Raises what it fails with."""
+    async def timed(self, control_count: int, *, new_images: bool = False) -> TimedPicture:
+        """Return a picture under the first so many ControlNets, which are told the subject's images, or such as nobody
+        was told before. Raises what it fails with."""
         subject = self._subject
         controlled = ControlledCase(subject.case, (ControlSetting(),) * control_count)
+        conditions: Sequence[Tensor] = subject.conditions
+        if new_images:
+            self._shift_px += 1
+            conditions = [torch.roll(told, self._shift_px, dims=3) for told in subject.conditions]
         began_s = monotonic()
-        result = await self._served.painted(controlled, subject.conditions)
+        result = await self._served.painted(controlled, conditions)
         found = [[span for span in read_spans(path) if span.began_s >= began_s] for path in self._traces]
         denoise_ms = next(timing.duration_ms for timing in result.timings if timing.stage == "denoise")
-        return _timed(subject.case.steps, control_count, denoise_ms / 1e3, found[0], found[1 : 1 + control_count])
+        picture = _timed(subject.case.steps, control_count, denoise_ms / 1e3, found[0], found[1 : 1 + control_count])
+        return replace(picture, new_images=new_images)
 
 
 @asynccontextmanager

@@ -4,9 +4,11 @@
 
 Katz: five of service A's 47 ControlNets take 95 to 98 % of the calls, eight of service B's 94 do. The calls of both
 mixes, one after the other, go through the policy of controlnet_svc (`pentimento.policies.residency`), through LRU and
-through LFU over the same calls; beside them the share that the N most called serve if they are held from the first to
-the last, which nobody knows beforehand. All ControlNets are of one size and one time to load, as Katz's are. A call is
-a hit where its ControlNet is held when it comes.
+through LFU over the same calls; beside them two that nobody has: the share that the N most called serve if they are
+held from the first to the last, beside a place for the others; and that of who knows all calls to come, and lets the
+one go that is called latest (Belady 1966), which no policy betters that has to load what is called into one of the
+places. All ControlNets are of one size and one time to load, as Katz's are. A call is a hit where its ControlNet is
+held when it comes.
 """
 
 from collections import Counter, OrderedDict
@@ -67,6 +69,22 @@ def lfu(calls: Calls, places: int) -> float:
     return hits / len(calls)
 
 
+def foreknown(calls: Calls, places: int) -> float:
+    """Belady's: who is called latest of those that are held leaves."""
+    following, later = [0] * len(calls), dict[str, int]()
+    for place in range(len(calls) - 1, -1, -1):
+        following[place] = later.get(calls[place], len(calls))
+        later[calls[place]] = place
+    held: dict[str, int] = {}
+    hits = 0
+    for name, called_next in zip(calls, following, strict=True):
+        hits += name in held
+        if name not in held and len(held) == places:
+            del held[max(held, key=lambda other: (held[other], other))]
+        held[name] = called_next
+    return hits / len(calls)
+
+
 def most_called(calls: Calls, places: int) -> float:
     return sum(count for _, count in Counter(calls).most_common(places)) / len(calls)
 
@@ -76,6 +94,7 @@ POLICIES: dict[str, Callable[[Calls, int], float]] = {
     "LRU": lru,
     "LFU": lfu,
     "the most called, known beforehand": most_called,
+    "all calls known beforehand": foreknown,
 }
 
 

@@ -11,7 +11,8 @@ time from asking until the tensors are there, unread. The ways take turns:
 - chunks: over gRPC and a Unix socket, as between hosts
 - one message
 - a bare stream: gRPC with the same messages, put together beforehand, read and thrown away; no tensors are made of it
-- a plain copy: the same bytes from this process's memory into such a region, layer by layer; nobody is asked
+- a plain copy: the same bytes from this process's memory into such a region, layer by layer, by one thread; nobody is
+  asked. The suite copies with two, where the process has two processors
 
 The last two are what this machine can do at that moment: others stand beside them as a share.
 
@@ -55,7 +56,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.tensors.chunks import CHUNK_BYTES
-from pentimento.tensors.outgoing import OutgoingTensor, fill_all, layout_of, outgoing
+from pentimento.tensors.outgoing import OutgoingTensor, layout_of, outgoing
 from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.tensors.regions import RegionDirectory, RegionSize
 from pentimento.wire.tensors import UNBOUND, Dtype, WireTensor
@@ -186,7 +187,8 @@ def plain_copy(residuals: ResidualSet, directory: RegionDirectory) -> Iterator[S
     region = directory.create(RegionSize(layout.size_bytes, 1))
 
     async def step(number: int) -> None:
-        fill_all(tensors, layout, region.slot(0))
+        for tensor, offset in zip(tensors, layout.offsets, strict=True):
+            tensor.fill(region.slot(0)[offset : offset + tensor.size_bytes])
 
     try:
         yield step

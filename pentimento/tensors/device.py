@@ -19,7 +19,8 @@ def outgoing_tensor(tensor: Tensor, binding: Binding) -> OutgoingTensor:
         if len(target):
             elements_over(target, tensor.dtype).view(tensor.shape).copy_(tensor.detach())
 
-    return OutgoingTensor(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), binding, fill)
+    on_host = tensor.device.type == "cpu"
+    return OutgoingTensor(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), binding, fill, on_host)
 
 
 def tensor_over(wire: WireTensor, *, finite: bool = True) -> Tensor:

@@ -1,23 +1,32 @@
 """Tensors on their way out, laid one after the other."""
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from pentimento.wire.tensors import Binding, DeviceBytes, Dtype, WireTensor, host_bytes, size_of
 
 # Elements of every type begin where any processor may load them at once.
 ALIGNMENT_BYTES = 64
+# From here on one processor alone does not get out of the memory what there is: two share the copy.
+SHARED_FILL_BYTES = 4 << 20
+_HELPER = ThreadPoolExecutor(1, "tensor-copy")
 
 
 @dataclass(frozen=True)
 class OutgoingTensor:
     """A tensor to be sent. `fill` writes its `size_bytes` bytes, row-major and little-endian, into the memory that it
-    is given, of the host or of a device: the one copy that is made of it."""
+    is given, of the host or of a device: the one copy that is made of it. `on_host`: it reads the host's memory alone,
+    on any thread."""
 
     dtype: Dtype
     dims: tuple[int, ...]
     binding: Binding
     fill: Callable[[memoryview | DeviceBytes], None] = field(repr=False)
+    on_host: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -30,9 +39,10 @@ def outgoing(tensor: WireTensor) -> OutgoingTensor:
 
     def fill(target: memoryview | DeviceBytes) -> None:
         assert isinstance(target, memoryview), "bytes on the host go through its memory"
-        target[:] = host_bytes(tensor)
+        # By numpy, which lets other threads run meanwhile.
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(host_bytes(tensor), np.uint8))
 
-    return OutgoingTensor(tensor.dtype, tensor.dims, tensor.binding, fill)
+    return OutgoingTensor(tensor.dtype, tensor.dims, tensor.binding, fill, on_host=True)
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,38 @@ def aligned(offset: int) -> int:
 
 
 def fill_all(tensors: Sequence[OutgoingTensor], layout: Layout, target: memoryview | DeviceBytes) -> None:
-    """Write the tensors to their places in `target`."""
-    for tensor, offset in zip(tensors, layout.offsets, strict=True):
+    """Write the tensors to their places in `target`: large ones of the host on two threads, where this one may use two
+    processors."""
+    parts = list(zip(tensors, layout.offsets, strict=True))
+    shared = layout.size_bytes >= SHARED_FILL_BYTES and all(tensor.on_host for tensor in tensors)
+    if not shared or len(os.sched_getaffinity(0)) < 2:
+        return _fill(parts, target)
+    own, given_away = _halves(parts)
+    helping = _HELPER.submit(_fill, given_away, target)
+    try:
+        _fill(own, target)
+    finally:
+        # Whatever happens nobody writes there once this returns.
+        if helping.cancel():
+            _fill(given_away, target)
+        else:
+            helping.result()
+
+
+Part = tuple[OutgoingTensor, int]
+
+
+def _fill(parts: Sequence[Part], target: memoryview | DeviceBytes) -> None:
+    for tensor, offset in parts:
         tensor.fill(target[offset : offset + tensor.size_bytes])
+
+
+def _halves(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
+    """Of about as many bytes each."""
+    halves: tuple[list[Part], list[Part]] = ([], [])
+    sizes = [0, 0]
+    for part in sorted(parts, key=lambda one: -one[0].size_bytes):
+        place = 0 if sizes[0] <= sizes[1] else 1
+        halves[place].append(part)
+        sizes[place] += part[0].size_bytes
+    return halves

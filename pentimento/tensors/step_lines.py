@@ -40,8 +40,9 @@ class AskingLine:
         self._bound = bound
         self._answered = answered
         self._expected = expected
-        # Where the latents of steps under way lie.
+        # Where the latents of steps under way lie, and what their answers have to be.
         self._slots: dict[int, pb.SharedMemorySlot] = {}
+        self._wanted: dict[int, Sequence[ExpectedTensor]] = {}
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when an answer has come."""
@@ -59,6 +60,8 @@ class AskingLine:
         step = pb.LinedStep(timestep=timestep, binding=binding_to_proto(binding), latent=slot, given_back=given_back)
         if not self._line.send(step.SerializeToString()):
             raise Unavailable("LINE_GONE", "the line takes nothing more")
+        # While it is computed, not once it is there.
+        self._wanted[step_index] = self._expected(step_index)
 
     def read(self) -> list[tuple[int, ReceivedTensors]]:
         """Return the steps whose answers have come. Raises Aborted (STALE_FRAME) for an answer to anything else than
@@ -81,7 +84,8 @@ class AskingLine:
             raise Aborted("STALE_FRAME", "an answer came by the line that this stream did not ask for")
         ack = pb.SharedMemoryAck(region_id=slot.region_id, slot=slot.slot, generation=slot.generation)
         self._sender.acknowledged(ack)
-        return step_index, self._receiver.from_one_slot(answer.slot, self._expected(step_index))
+        wanted = self._wanted.pop(step_index, None) or self._expected(step_index)
+        return step_index, self._receiver.from_one_slot(answer.slot, wanted)
 
 
 def open_asking_line(

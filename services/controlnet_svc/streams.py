@@ -13,12 +13,12 @@ from torch import Tensor
 
 from pentimento.diffusion.controlnets import ControlNet, ControlSetting, ControlStep
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
-from pentimento.diffusion.images import condition_of_size
 from pentimento.domain.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.domain.reasons import Reason
 from pentimento.tensors.lines import LineListener
 from services.controlnet_svc import metrics
+from services.controlnet_svc.compute.conditions import EmbeddedConditions
 from services.controlnet_svc.compute.layers import ResidualLayer, layers_of
 from services.controlnet_svc.compute.thread import ComputeThread, StreamStep
 from services.controlnet_svc.residency.shelf import NetworkShelf
@@ -120,6 +120,7 @@ class ControlNets:
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._layers: dict[tuple[object, ...], tuple[ResidualLayer, ...]] = {}
+        self._conditions = EmbeddedConditions(compute)
 
     @property
     def credit_count(self) -> int:
@@ -185,19 +186,21 @@ class ControlNets:
         ControlSetting(order.controlnet.conditioning_scale).check("open.controlnet")
 
     async def _embed(self, order: StreamOrder, network: ControlNet) -> OpenedStream:
-        condition = order.encoded
-        if condition is None:
-            image = order.controlnet.conditioning_image
-            condition = await asyncio.to_thread(condition_of_size, image, order.width_px, order.height_px)
-        device, dtype = network.device, network.dtype
-        given = condition.to(device, dtype)
-        texts = order.conditioning
+        device, dtype, texts = network.device, network.dtype, order.conditioning
         pooled, sizes = (None if part is None else part.to(device, dtype) for part in (texts.pooled, texts.sizes))
         conditioning = Conditioning(texts.states.to(device, dtype), pooled, sizes)
-        embedded = await asyncio.wrap_future(self.compute.call(lambda: network.embed(given, order.row_count)))
+        embedded = await self._embedded(order, network)
         layers = await self._layers_of(order, network, conditioning, embedded)
         digest = self.shelf.find(order.controlnet.name).adapter.digest
         return OpenedStream(order, digest, layers, dtype, network, self.compute, conditioning, embedded)
+
+    async def _embedded(self, order: StreamOrder, network: ControlNet) -> Tensor:
+        """Latents hold noise of their own request; images come again."""
+        rows = order.row_count
+        if order.encoded is not None:
+            return await self._conditions.of_pixels(network, order.encoded, rows)
+        image = order.controlnet.conditioning_image
+        return await self._conditions.of_image(network, image, order.width_px, order.height_px, rows)
 
     async def _layers_of(
         self, order: StreamOrder, network: ControlNet, conditioning: Conditioning, embedded: Tensor

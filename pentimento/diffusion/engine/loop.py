@@ -100,9 +100,12 @@ class StepLoop:
         ready = [job for job in list(self._jobs.values()) if self._guard(job, self._can_go_on)]
         chosen = self._turns.choose(ready, self._limits.limit, preempt=self._settings.preempt)
         self._count_preempted(ready, chosen)
-        seconds = sum(self._take_steps(forward) for forward in self._forwards(self._begun(chosen)))
-        if chosen:
-            self._turns.ran(chosen[0].key, seconds, ready)
+        begun = self._begun(chosen)
+        # Before the steps are taken: one whose next step has a peer is in another group from there on.
+        group = chosen[0].key if chosen else None
+        seconds = sum(self._take_steps(forward) for forward in self._forwards(begun))
+        if group is not None:
+            self._turns.ran(group, seconds, ready)
         return bool(chosen)
 
     @property
@@ -316,6 +319,7 @@ class StepLoop:
         job.forget_step()
         # They are computed elsewhere: nobody is told of this step before the next one is asked for.
         job.ask_residuals(self._model)
+        self.pairs.ask_ahead(job)
 
     def _join_pairs(self) -> None:
         """Take the steps whose halves have both come by now."""

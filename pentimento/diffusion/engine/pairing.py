@@ -47,6 +47,13 @@ class GuidancePairs:
         pace = self._paces.get(size)
         return pace is None or pace.pays
 
+    def ask_ahead(self, job: EngineJob) -> None:
+        """Begin the next step of a painting whose last one was just taken, where there is one and its LoRAs, if it has
+        any, are there: the peer computes from then on."""
+        request = job.ticket.request
+        if not job.begun.done and (request.loras is None or job.lora_patch_step is not None):
+            self.begin_step(job)
+
     def begin_step(self, job: EngineJob) -> None:
         """Decide once a step whether a peer computes half of it, and ask it."""
         peer, painting = job.ticket.request.peer, job.painting

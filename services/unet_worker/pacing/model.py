@@ -3,7 +3,8 @@ a picture shows which residuals came, and in which step."""
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -80,20 +81,20 @@ class PacedModel:
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Take as long as both halves."""
-        self._compute(inputs, self.pace.encode, self.pace.decode)
-        return self._prediction(inputs.latents, inputs.residuals)
+        with self._taking(inputs, self.pace.encode, self.pace.decode):
+            return self._prediction(inputs.latents, inputs.residuals)
 
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         """Take as long as the first half; return the latents."""
-        self._compute(inputs, self.pace.encode)
-        return DenoiserEncoding((inputs.latents.clone(),))
+        with self._taking(inputs, self.pace.encode):
+            return DenoiserEncoding((inputs.latents.clone(),))
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Take as long as the second half, or as both where there is no encoding."""
         if not encoding.tensors:
             return self.predict(inputs)
-        self._compute(inputs, self.pace.decode)
-        return self._prediction(encoding.tensors[0], inputs.residuals)
+        with self._taking(inputs, self.pace.decode):
+            return self._prediction(encoding.tensors[0], inputs.residuals)
 
     def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
         """Return None: nothing of it is compiled."""
@@ -113,10 +114,14 @@ class PacedModel:
         shade = torch.tanh(latent.float().mean())
         return shade.expand(1, 3, PICTURE_SIDE_PX, PICTURE_SIDE_PX).contiguous()
 
-    def _compute(self, inputs: DenoiserInput, *passes: PassTimes) -> None:
-        """Take as long as these passes over all rows."""
+    @contextmanager
+    def _taking(self, inputs: DenoiserInput, *passes: PassTimes) -> Iterator[None]:
+        """Take as long as these passes over all rows; what the block takes of this machine is within them."""
+        began_s = time.monotonic()
+        yield
         seconds = sum(one.of(inputs.latents.shape[0]) for one in passes)
-        time.sleep(seconds * (1.0 if inputs.adapters is None else 1.0 + self.pace.beside_share))
+        seconds *= 1.0 if inputs.adapters is None else 1.0 + self.pace.beside_share
+        time.sleep(max(began_s + seconds - time.monotonic(), 0.0))
 
     def _prediction(self, latents: Tensor, residuals: ControlResiduals | None) -> Tensor:
         """Small enough for a latent to stay finite; moved by the residuals' stamps (rows, 1, 1, 1) and the LoRAs."""

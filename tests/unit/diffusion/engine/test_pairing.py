@@ -101,6 +101,17 @@ def test_two_workers_paint_the_picture_that_one_paints(any_model: DiffusionModel
     assert_same_picture(any_model, added)
 
 
+def test_the_next_half_is_asked_for_before_anybody_is_told_of_the_step(model: DiffusionModel) -> None:
+    loop, peer, told = Loop(model), Peer(Loop(model)), []
+    heard = Listener(at_step={step: lambda: told.append(list(peer.asked)) for step in range(1, 7)})
+
+    loop.add(replace(request(1), peer=peer), heard)
+    loop.run()
+
+    # The last step is followed by none.
+    assert told == [list(range(min(step, 5) + 1)) for step in range(1, 7)]
+
+
 def test_a_negative_prompt_is_the_peers_half(model: DiffusionModel) -> None:
     loop, peer = Loop(model), Peer(Loop(model))
     added = loop.add(replace(request(1, negative_prompt="fog, rain", guidance_scale=9.0), peer=peer))
