@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -55,6 +56,12 @@ class Layout:
 
 def layout_of(sizes: Sequence[int]) -> Layout:
     """Return the layout of tensors of so many bytes, in order, each at a multiple of ALIGNMENT_BYTES."""
+    return _layout_of(tuple(sizes))
+
+
+@lru_cache(maxsize=64)
+def _layout_of(sizes: tuple[int, ...]) -> Layout:
+    """A stream's steps are all alike."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(aligned(end))

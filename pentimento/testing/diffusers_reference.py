@@ -3,6 +3,7 @@ against, family by family and scheduler by scheduler."""
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +76,27 @@ class DiffusersReference:
         self._components = pipeline.components
         self._settings = {key: self._index[key] for key in _SETTINGS if key in self._index}
 
-    def latents(self, case: Case, image: Image.Image) -> torch.Tensor:
-        """The final latents (1, channels, height, width); `image` gives the size, or is where the case starts."""
+    def exact_latents(self, case: Case, image: Image.Image, like: torch.Tensor) -> torch.Tensor:
+        """The final latents of a case from noise, `like` those in single precision: in double precision from the same
+        noise, for networks that were given it. The schedule's own numbers are those of single precision."""
+        noise = torch.randn(like.shape, generator=torch.Generator().manual_seed(case.seed)).double()
+        return self.latents(case, image, noise)
+
+    def latents(self, case: Case, image: Image.Image, noise: torch.Tensor | None = None) -> torch.Tensor:
+        """The final latents (1, channels, height, width); `image` gives the size, or is where the case starts. `noise`
+        is what it starts from, in double precision; by default what the seed gives."""
         extra: dict[str, Any] = {"height": image.height, "width": image.width}
+        pipeline = self.pipeline(case)
+        if noise is not None:
+            extra["latents"] = noise
+            if case.scheduler in (Scheduler.EULER, Scheduler.FLOW_MATCH_EULER):
+                pipeline.scheduler.step = partial(_exact_euler_step, pipeline.scheduler)
         if case.strength is not None:
             extra = {"image": _tensor_of(image), "strength": case.strength}
         if case.masked:
             size = {"height": image.height, "width": image.width}
             extra = {**extra, **size, "mask_image": mask_image(image.width, image.height)}
-        latents: torch.Tensor = self.pipeline(case)(
+        latents: torch.Tensor = pipeline(
             case.prompt,
             negative_prompt=case.negative_prompt or None,
             num_inference_steps=case.steps,
@@ -108,6 +121,17 @@ class DiffusersReference:
             return {"eta": case.eta}
         tokens = self._index.get("max_sequence_length")
         return {} if tokens is None else {"max_sequence_length": tokens}
+
+
+def _exact_euler_step(
+    scheduler: Any, model_output: torch.Tensor, timestep: torch.Tensor, sample: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor]:
+    """Euler's step where the network predicts the derivative; diffusers' own goes by single precision."""
+    if scheduler.step_index is None:
+        scheduler._init_step_index(timestep)
+    step = scheduler.step_index
+    scheduler._step_index += 1
+    return (sample + model_output * (scheduler.sigmas[step + 1] - scheduler.sigmas[step]).double(),)
 
 
 def mask_image(width_px: int, height_px: int) -> Image.Image:

@@ -33,14 +33,29 @@ def latents_of_diffusers(checkpoint: Path, case: Case, files: Sequence[WeightedF
     """Return the final latents of diffusers' pipeline with these LoRAs: `load_lora_weights` and `set_adapters`, and
     `fuse_lora` where they are `fused`; in networks of its own, as merging is not undone exactly."""
     reference = DiffusersReference(checkpoint)
+    pipeline, names = _with_loras(reference, case, files)
+    if fused:
+        pipeline.fuse_lora(adapter_names=names)
+    return reference.latents(case, blank_image(checkpoint))
+
+
+def exact_latents_of_diffusers(checkpoint: Path, case: Case, files: Sequence[WeightedFile], like: Tensor) -> Tensor:
+    """Return what `latents_of_diffusers` does, fused, by networks in double precision: what both sides round."""
+    reference = DiffusersReference(checkpoint)
+    pipeline, names = _with_loras(reference, case, files)
+    pipeline.to(torch.float64)
+    pipeline.fuse_lora(adapter_names=names)
+    return reference.exact_latents(case, blank_image(checkpoint), like)
+
+
+def _with_loras(reference: DiffusersReference, case: Case, files: Sequence[WeightedFile]) -> tuple[Any, list[str]]:
+    """A pipeline over the reference's networks, and the names that these LoRAs have there."""
     pipeline = reference.pipeline(case)
     names = [f"lora{number}" for number in range(len(files))]
     for name, (path, _) in zip(names, files, strict=True):
         pipeline.load_lora_weights(path.parent, weight_name=path.name, adapter_name=name)
     pipeline.set_adapters(names, [weight for _, weight in files])
-    if fused:
-        pipeline.fuse_lora(adapter_names=names)
-    return reference.latents(case, blank_image(checkpoint))
+    return pipeline, names
 
 
 def blank_image(checkpoint: Path) -> Image.Image:

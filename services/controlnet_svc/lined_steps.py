@@ -13,7 +13,7 @@ from pentimento.tensors.lined_steps import LinedSteps
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.step_lines import MAX_UNDER_WAY, AnsweringLine, LinedLatents
 from pentimento.wire.tensors import UNBOUND, Binding
-from services.controlnet_svc.compute.layers import layers_of, named_tensors
+from services.controlnet_svc.compute.layers import are_of, named_tensors
 from services.controlnet_svc.streams import OpenedStream
 
 ANSWER_LAYER = "residuals"
@@ -43,6 +43,6 @@ class LinedResiduals:
 
     def _deliver(self, step_index: int, residuals: ControlResiduals) -> None:
         """On the compute thread."""
-        if layers_of(residuals) != self._stream.layers:
+        if not are_of(residuals, self._stream.layers):
             raise Internal("CONTROLNET_FAILED", "the ControlNet's residuals are not those of its first pass")
         self._line.answer(step_index, [self._outgoing(tensor, UNBOUND) for _, tensor in named_tensors(residuals)])

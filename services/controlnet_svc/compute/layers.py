@@ -26,6 +26,14 @@ def named_tensors(residuals: ControlResiduals) -> Sequence[tuple[str, Tensor]]:
     )
 
 
+def are_of(residuals: ControlResiduals, layers: Sequence[ResidualLayer]) -> bool:
+    """Return whether residuals have exactly these layers."""
+    named = named_tensors(residuals)
+    return len(named) == len(layers) and all(
+        name == layer.layer and tensor.shape == layer.dims for (name, tensor), layer in zip(named, layers, strict=True)
+    )
+
+
 def layers_of(residuals: ControlResiduals) -> tuple[ResidualLayer, ...]:
     """Return names and dims of residuals."""
     return tuple(ResidualLayer(name, tuple(tensor.shape)) for name, tensor in named_tensors(residuals))
