@@ -26,6 +26,7 @@ def test_a_pass_with_loras_beside_the_weights_takes_longer(
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     model = PacedModel(PACE, torch.float32)
 
     encoding = model.encode(inputs(rows, beside=beside))
@@ -34,3 +35,16 @@ def test_a_pass_with_loras_beside_the_weights_takes_longer(
 
     halves = [PACE.encode.of(rows) * factor, PACE.decode.of(rows) * factor]
     assert slept == pytest.approx([*halves, sum(halves)])
+
+
+def test_what_a_pass_takes_of_this_machine_is_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    now = iter([100.0, 100.004, 200.0, 201.0])
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    model = PacedModel(PACE, torch.float32)
+
+    model.encode(inputs(1, beside=False))
+    model.encode(inputs(1, beside=False))
+
+    assert slept == pytest.approx([PACE.encode.of(1) - 0.004, 0.0])
