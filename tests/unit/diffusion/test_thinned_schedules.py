@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler
@@ -52,6 +53,10 @@ def reference_of(scheduler: Scheduler, config: dict[str, Any], schedule: Schedul
         # It has no parameter for a list: its own arrays, without what is left out.
         reference.set_timesteps(schedule.step_count)
         assume(len(reference.timesteps) == schedule.step_count)
+        if config.get("timestep_spacing") == "trailing":
+            # By rounding diffusers has a step too many there (29 of 50), and Karras's levels end elsewhere.
+            trained = config["num_train_timesteps"]
+            assume(len(np.arange(trained, 0, -trained / schedule.step_count)) == schedule.step_count)
         reference.timesteps = reference.timesteps[taken]
         reference.sigmas = torch.cat([reference.sigmas[taken], reference.sigmas[-1:]])
         reference.num_inference_steps = len(taken)
