@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc.aio
+import numpy as np
 
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import (
@@ -23,12 +24,12 @@ from pentimento.clients.controlnet import ANSWER_LAYER
 from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.tensors.lined_steps import LinedSteps
-from pentimento.tensors.outgoing import OutgoingTensor, outgoing
+from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import TensorSender, open_sender
 from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, make_answering_line
-from pentimento.wire.tensors import Binding, Dtype, WireTensor, described, size_of
+from pentimento.wire.tensors import Binding, DeviceBytes, Dtype, described, size_of
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name
 MAX_MESSAGE_BYTES = 1 << 28
@@ -81,11 +82,19 @@ SETS = {residuals.name: residuals for residuals in (SDXL, ZOO)}
 
 def tensors_of(residuals: ResidualSet) -> list[OutgoingTensor]:
     """Return the set's tensors, of arbitrary bytes, unbound."""
-    made = [os.urandom(4096) * (size_of(residuals.dtype, dims) // 4096 + 1) for dims in residuals.dims]
-    return [
-        outgoing(WireTensor(residuals.dtype, dims, memoryview(data)[: size_of(residuals.dtype, dims)], Binding()))
-        for dims, data in zip(residuals.dims, made, strict=True)
-    ]
+    return [_tensor_of(residuals.dtype, dims) for dims in residuals.dims]
+
+
+def _tensor_of(dtype: Dtype, dims: tuple[int, ...]) -> OutgoingTensor:
+    """Copied by numpy, which lets other threads run meanwhile, as torch does that the suite copies by."""
+    size = size_of(dtype, dims)
+    made = np.frombuffer(os.urandom(4096) * (size // 4096 + 1), np.uint8)[:size]
+
+    def fill(target: memoryview | DeviceBytes) -> None:
+        assert isinstance(target, memoryview)
+        np.copyto(np.frombuffer(target, np.uint8), made)
+
+    return OutgoingTensor(dtype, dims, Binding(), fill, on_host=True)
 
 
 class ResidualServer(ControlNetServiceServicer):

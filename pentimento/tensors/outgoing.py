@@ -6,8 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-import numpy as np
-
 from pentimento.wire.tensors import Binding, DeviceBytes, Dtype, WireTensor, host_bytes, size_of
 
 # Elements of every type begin where any processor may load them at once.
@@ -21,7 +19,7 @@ _HELPER = ThreadPoolExecutor(1, "tensor-copy")
 class OutgoingTensor:
     """A tensor to be sent. `fill` writes its `size_bytes` bytes, row-major and little-endian, into the memory that it
     is given, of the host or of a device: the one copy that is made of it. `on_host`: it reads the host's memory alone,
-    on any thread."""
+    on any thread, and lets others run meanwhile."""
 
     dtype: Dtype
     dims: tuple[int, ...]
@@ -40,10 +38,9 @@ def outgoing(tensor: WireTensor) -> OutgoingTensor:
 
     def fill(target: memoryview | DeviceBytes) -> None:
         assert isinstance(target, memoryview), "bytes on the host go through its memory"
-        # By numpy, which lets other threads run meanwhile.
-        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(host_bytes(tensor), np.uint8))
+        target[:] = host_bytes(tensor)
 
-    return OutgoingTensor(tensor.dtype, tensor.dims, tensor.binding, fill, on_host=True)
+    return OutgoingTensor(tensor.dtype, tensor.dims, tensor.binding, fill)
 
 
 @dataclass(frozen=True)

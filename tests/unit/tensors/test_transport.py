@@ -338,6 +338,21 @@ def test_large_bundles_are_written_by_two_threads(monkeypatch: pytest.MonkeyPatc
     assert len(set(threads)) == 2
 
 
+def test_large_tensors_of_a_network_are_copied_by_two_threads_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing_module, "SHARED_FILL_BYTES", 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    with torch.inference_mode():
+        sent = tensors()
+        made = [outgoing_tensor(one, binding) for one, binding in zip(sent, bindings(), strict=True)]
+        layout = layout_of([one.size_bytes for one in made])
+        target = bytearray(layout.size_bytes)
+        fill_all(made, layout, memoryview(target))
+
+    assert all(one.on_host for one in made)
+    for one, offset in zip(sent, layout.offsets, strict=True):
+        assert target[offset : offset + one.nbytes] == one.numpy().tobytes()
+
+
 def test_what_does_not_lie_on_the_host_is_written_by_the_thread_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outgoing_module, "SHARED_FILL_BYTES", 64)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
