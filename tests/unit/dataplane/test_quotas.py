@@ -172,3 +172,13 @@ def test_a_weight_is_a_share_of_the_workers(weight: float, share: float) -> None
         attempt = only(effects.PersistAttempt, told)
 
     assert started.count("a") / len(started) == pytest.approx(share, abs=0.03)
+
+
+def test_weights_are_kept_of_tenants_that_do_not_count_as_everybody(driver: Driver) -> None:
+    quotas = (("half", TenantQuota(weight=0.5)), ("one", TenantQuota()), ("two", TenantQuota(weight=2.0)))
+    driver.send(events.QuotasReceived(quotas))
+    before = dict(driver.dataplane.state.weights)
+
+    driver.send(events.QuotasReceived(quotas[:2]))
+
+    assert (before, driver.dataplane.state.weights) == ({"half": 0.5, "two": 2.0}, {"half": 0.5})

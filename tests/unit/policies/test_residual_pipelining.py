@@ -179,3 +179,7 @@ def test_a_picture_that_waited_for_longer_than_it_took_did_no_work() -> None:
 
 def test_without_a_bound_every_step_uses_its_own_residuals() -> None:
     assert ResidualSteps(range(3)) == ResidualSteps(range(3), 0)
+
+
+def test_from_the_second_step_on_a_picture_may_be_pipelined() -> None:
+    assert [ResidualSteps(range(3), 1).used_in(step) for step in range(3)] == [0, 0, 1]

@@ -170,3 +170,17 @@ async def test_an_open_door_to_this_machine_alone_is_not_warned_of(
     await server.stop()
 
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+async def test_a_file_that_is_named_like_an_address_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = RpcServer(RpcServerSettings(listen=("127.0.0.1:0",)), "s")
+    await server.start()
+    named = Path(server.bound_addresses[0])
+    named.write_text("precious")
+
+    await server.stop()
+
+    assert named.read_text() == "precious"

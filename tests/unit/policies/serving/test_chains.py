@@ -190,3 +190,28 @@ def test_the_first_stage_starts_from_no_picture() -> None:
     full, same = (ChainAllocator(SETTINGS, one)._stage(fleet(12, 6.0), 0).costs for one in (THREE, reusing))
 
     assert same == full
+
+
+@pytest.mark.parametrize(("slo_s", "feasible"), [(5.3, True), (5.2, False)])
+def test_a_chain_is_in_time_with_what_its_stages_wait_for_and_the_score(slo_s: float, feasible: bool) -> None:
+    """Half a second and two, waits of one and one and a half, a quarter for the score."""
+    first, second = ChainStage((BatchCost(1, 0.5),), wait_s=1.0), ChainStage((BatchCost(1, 2.0),), wait_s=1.5)
+
+    solution = solve_chain(ChainProblem(0.1, 4, slo_s, (first, second), (CURVE,), 0.25))
+
+    assert (solution.counts[1] > 0) is feasible
+
+
+@pytest.mark.parametrize(
+    ("demand", "slo_s", "wait_s"),
+    [
+        (ModelDemand("turbo", 2.0, 9, mean_queue_length=4.0), 8.0, 2.0),
+        (ModelDemand("turbo", 2.0, 9), 8.0, 4.5),
+        (ModelDemand("turbo", 0.0, 3), 8.0, 24.0),
+        (ModelDemand("turbo", 0.0, 3), math.inf, 3000.0),
+    ],
+)
+def test_a_stage_is_waited_for_by_little_s_law(demand: ModelDemand, slo_s: float, wait_s: float) -> None:
+    allocator = ChainAllocator(replace(SETTINGS, slo_s=slo_s), THREE)
+
+    assert allocator._stage(replace(fleet(12, 6.0), demand=(demand,)), 0).wait_s == pytest.approx(wait_s)

@@ -203,3 +203,9 @@ def test_a_model_of_one_step_tells_nothing_of_images() -> None:
     plain = AllocationContext(0.0, (), seen)
     assert observed_demand(plain, SETTINGS).image_share == pytest.approx(0.05)
     assert as_planned_for(plain, SETTINGS, JointDemand(image_share=0.5)).image_share == 0.5
+
+
+def test_one_request_tells_all_of_what_is_known_of_starts() -> None:
+    first = look(0.0, ModelDemand("heavy", 5.0, starts=(StartShare(10, 1, LATENT, 50),)))
+
+    assert (first.latent_share, first.image_share, first.latent_saved) == (1.0, 0.0, pytest.approx(0.2))

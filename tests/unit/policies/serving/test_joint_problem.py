@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from pentimento.policies.serving import joint_program
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.joint_problem import (
     Component,
@@ -254,3 +255,16 @@ def test_device_seconds_are_those_of_all_that_a_route_uses() -> None:
     cascade = PaintingRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.2)), 1.0)
 
     assert replace(PROBLEM, components=(pair, LIGHT)).device_seconds(cascade) == pytest.approx(0.1 + 0.2 * 0.8)
+
+
+def test_a_search_that_ends_too_soon_is_gone_on_with_by_the_solver_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = replace(PROBLEM, demand={"noise": 6.5}, devices={"gpu": 5})
+    best = solved(asked)
+    monkeypatch.setattr(joint_program, "_MANY", 1)
+
+    found = solve_jointly(asked)
+
+    assert found is not None and found.is_optimal
+    assert found.objective == pytest.approx(best.objective)
+    cut = solve_jointly(asked, most_relaxations=1)
+    assert cut is None or not cut.is_optimal

@@ -180,9 +180,9 @@ def test_batches_are_the_smallest_that_are_at_most_four_fifths_busy(rate: float,
     assert settled({"heavy": rate}, {"heavy": 4}) == {"heavy": {size: 4}}
 
 
-@pytest.mark.parametrize(("rate", "size"), [(2.3, 1), (2.5, 4), (3.3, 4)])
+@pytest.mark.parametrize(("rate", "size"), [(2.3, 1), (2.4, 1), (2.5, 4), (3.3, 4)])
 def test_larger_batches_in_force_stay_until_smaller_ones_have_much_room(rate: float, size: int) -> None:
-    """Batches of one would be 58 % busy, 63 % and 83 %."""
+    """Batches of one would be 58 % busy, 60 %, 63 % and 83 %."""
     assert settled({"heavy": rate}, {"heavy": 4}, before=4) == {"heavy": {size: 4}}
 
 
