@@ -210,3 +210,8 @@ async def test_usage_is_asked_for_in_milliseconds_and_told_by_hours(office: Offi
 
     (period,) = answer.periods
     assert (period.start_at_ms, dict(period.refused_counts)) == (hour_at * 1000, {"QUEUE_FULL": 3})
+
+
+async def test_usage_may_be_asked_for_from_the_beginning_of_time(office: Office) -> None:
+    assert await office.administration.usage("acme", 0.0, 1.0, HOUR_S) == ()
+    assert await office.administration.usage("acme", 5.0, 5.0 + 366 * DAY_S, HOUR_S) == ()

@@ -178,3 +178,9 @@ def test_why_a_server_cannot_be_reached_is_told_to_the_debug_log_alone(caplog: p
     assert [(record.message, record.__dict__["details"]) for record in caplog.records] == [
         ("unreachable", "10.0.0.1: refused")
     ]
+
+
+def test_a_call_that_failed_without_trailing_metadata_is_told_by_its_code() -> None:
+    error = error_from_rpc(grpc.aio.AioRpcError(UNAVAILABLE, None, None, details="gone"))  # type: ignore[arg-type]
+
+    assert (type(error), error.message) == (errors.Unavailable, "the server cannot be reached")
