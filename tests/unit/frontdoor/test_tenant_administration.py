@@ -200,6 +200,9 @@ async def test_every_call_of_the_contract_does_what_it_says(office: Office) -> N
 
 
 async def test_usage_is_asked_for_in_milliseconds_and_told_by_hours(office: Office) -> None:
+    office.clock.wall_s -= HOUR_S
+    office.usage.refused("acme", "QUEUE_FULL", 9)
+    office.clock.wall_s += HOUR_S
     office.usage.refused("acme", "QUEUE_FULL", 3)
     hour_at = int(NOW_S) // HOUR_S * HOUR_S
     asked = pb.GetUsageRequest(

@@ -122,3 +122,22 @@ async def test_a_ledger_that_is_away_is_told_once_until_it_was_back_and_what_is_
 
 def test_what_others_change_is_known_within_a_second() -> None:
     assert module.LOOK_S == 1.0
+
+
+async def test_between_two_looks_passes_the_time_that_it_says(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(60.0):
+            await TenantDirectory(journal.tenants, KeyRing(), lambda event: None).follow_forever()
+
+    assert slept == [1.0] * 3

@@ -225,3 +225,13 @@ def test_one_that_keeps_a_recall_waits_for_as_many_outcomes() -> None:
     assert on == [False, False, False, True]
     assert gate.calibration is not None and gate.calibration.threshold == 0.7
     assert math.isnan(gate.calibration.expected_s) and math.isnan(gate.calibration.at_least_s)
+
+
+def test_one_that_keeps_a_recall_books_what_it_skips() -> None:
+    gate = MatchGate(GateSettings(needed_count=1, recall=1.0))
+    gate.remember([SearchOutcome(0.7, 0.1)])
+    gate.review(PRICES)
+
+    gate.note_skipped(PRICES)
+
+    assert gate.total.skipped_count == gate._recent.skipped_count == 1.0

@@ -235,3 +235,12 @@ def test_other_weights_and_a_weaker_promise_are_no_profile() -> None:
 def test_a_file_that_is_no_profile_is_not_read_as_one() -> None:
     with pytest.raises(InvalidArgument):
         thinning_from_json("[" * 100_000)
+
+
+def test_of_a_model_s_profiles_that_of_the_picture_s_own_scheduler_counts() -> None:
+    other = replace(MEASURED, scheduler=Scheduler.EULER, rows=(thinned_row(30, 5, [KEPT] * 60, 0.95),))
+
+    for profiles in ((MEASURED, other), (other, MEASURED)):
+        found = ThinningProfiles(profiles)
+        assert found.options(replace(SPEC, scheduler=Scheduler.EULER), ROUTE) == other.options(50)
+        assert found.options(SPEC, ROUTE) == MEASURED.options(50)

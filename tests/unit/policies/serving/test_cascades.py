@@ -277,3 +277,9 @@ def test_a_discriminator_that_takes_the_whole_slo_leaves_no_time_for_the_heavy_m
 
     assert decide(allocator(SETTINGS), asked).threshold("turbo") > 0
     assert decide(allocator(slow), asked).threshold("turbo") == 0
+
+
+def test_batches_are_remembered_by_aimd_alone() -> None:
+    for aimd, batches in ((True, (2.0, 2.0)), (False, (1.0, 1.0))):
+        asked = context(8, ModelDemand("turbo", 4.0), ModelDemand("sd15", 1.0))
+        assert decide(CascadeAllocator(SETTINGS, aimd=aimd), asked).memory[2:4] == batches

@@ -8,7 +8,14 @@ import pytest
 from pentimento.domain.fleet import StartShare
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, AllocationProfile, ModelDemand
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
-from pentimento.policies.serving.joint_demand import FAR, NEAR, JointDemand, as_planned_for, observed_demand
+from pentimento.policies.serving.joint_demand import (
+    FAR,
+    NEAR,
+    JointDemand,
+    as_planned_for,
+    observed_demand,
+    starts_from_images,
+)
 from pentimento.policies.serving.settings import ServingSettings
 
 # A weight that the averages of forty requests a second and more have.
@@ -209,3 +216,15 @@ def test_one_request_tells_all_of_what_is_known_of_starts() -> None:
     first = look(0.0, ModelDemand("heavy", 5.0, starts=(StartShare(10, 1, LATENT, 50),)))
 
     assert (first.latent_share, first.image_share, first.latent_saved) == (1.0, 0.0, pytest.approx(0.2))
+
+
+@pytest.mark.parametrize(
+    ("step_count", "saved", "starts"), [(4, 0.5, True), (4, 0.1, False), (4, 0.2, True), (0, 0.0, True)]
+)
+def test_a_model_starts_from_images_that_leave_out_one_of_its_steps_at_least(
+    step_count: int, saved: float, starts: bool
+) -> None:
+    """Of fifty steps 25, 5 and 10 are two, four tenths and eight tenths of four."""
+    profile = AllocationProfile("light", "", 1, 1.0, 0, step_count=step_count)
+
+    assert starts_from_images(AllocationContext(0.0, (), (), (profile,)), SETTINGS, "light", saved) is starts
