@@ -117,6 +117,7 @@ async def mask(tab: Tab) -> None:
 async def cache(tab: Tab) -> None:
     await tab.open("cache")
     await tab.page.get_by_label("Prompt").fill(PROMPT)
+    await tab.page.get_by_label("Steps").fill(str(STEPS))
     await tab.page.get_by_role("button", name="Look").click()
     await tab.page.locator(".tile img").first.wait_for()
 

@@ -279,6 +279,9 @@ async def test_stop_frees_the_worker(console: Console) -> None:
     async with console.tab() as tab:
         await tab.ask(LONG)
         await tab.page.wait_for_selector("img[data-preview]")
+        # Looking at another page stops nothing.
+        await tab.open("gallery")
+        await tab.open("playground")
         await tab.page.get_by_role("button", name="Stop").click()
         await tab.page.get_by_text("Stopped: the worker was freed.").wait_for()
         await console.until(cancelled_count=before + 1)
@@ -309,7 +312,13 @@ async def test_it_is_used_by_keyboard_and_keeps_the_theme_that_is_chosen(console
         await page.get_by_label("Prompt").fill(PROMPT)
         await page.get_by_label("Steps").fill("4")
         await page.keyboard.press("Control+Enter")
-        await tab.finished()
+        finished = await tab.finished()
+
+        # What was typed and painted is there after a look at other pages.
+        await tab.open("charts")
+        await tab.open("playground")
+        assert await page.get_by_label("Prompt").input_value() == PROMPT
+        assert await tab.finished() == finished
 
 
 async def test_what_the_policy_forbids_does_not_happen(console: Console) -> None:

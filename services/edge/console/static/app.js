@@ -6,8 +6,9 @@ import { field, h, notice } from "./dom.js";
 import { Playground } from "./playground.js";
 
 // What only some look at is loaded when they do.
+let playground = null;
 const PAGES = [
-  { path: "", title: "Playground", page: async () => new Playground() },
+  { path: "", title: "Playground", page: async () => (playground ??= new Playground()) },
   { path: "gallery", title: "Gallery", page: async () => new (await import("./gallery.js")).Gallery() },
   { path: "cache", title: "Cache", page: async () => new (await import("./cache.js")).CacheBrowser(), needs: "cache" },
   { path: "fleet", title: "Fleet", page: async () => new (await import("./fleet.js")).Fleet(), needs: "controller" },
@@ -87,6 +88,8 @@ function signIn(why) {
     keepToken(value);
     dialog.close();
     forgetDeployment();
+    playground?.end();
+    playground = null;
     start();
   };
   dialog.append(h("form", { method: "dialog", onsubmit: (event) => { event.preventDefault(); used(input.value.trim()); } },

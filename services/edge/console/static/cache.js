@@ -3,7 +3,7 @@
 import { pictureOf, post } from "./api.js";
 import { deployment } from "./deployment.js";
 import { duration, facts, field, h, notice, percent, table, tell } from "./dom.js";
-import { image, savedSteps, verdict } from "./picture.js";
+import { image, savedSteps, verdict, why } from "./picture.js";
 
 const NEIGHBOURS = 12;
 
@@ -30,7 +30,7 @@ function neighbours(title, found) {
 function decision(explained) {
   const { route } = explained;
   return h("section", { class: "card" }, h("h2", null, "What would be decided"),
-    h("div", { class: "row verdict" }, verdict(route.start), h("span", { class: "hint" }, route.reason)),
+    h("div", { class: "row verdict" }, verdict(route.start), h("span", { class: "hint" }, why(route.reason))),
     facts([
       ["Model", route.model],
       ["K", route.start.kind === "FromNoise" ? null : String(savedSteps(route.start))],
@@ -56,7 +56,7 @@ export class CacheBrowser {
     const known = await deployment();
     this.prompt = h("input", { type: "search", required: true, maxlength: "8000", placeholder: "a red circle left of a blue square" });
     this.model = h("select", null, known.models.map((model) => h("option", { value: model.name }, model.name)));
-    this.steps = h("input", { type: "number", min: "1", placeholder: "the model's own" });
+    this.steps = h("input", { type: "number", min: "1", placeholder: "as usual" });
     this.shared = h("input", { type: "checkbox", id: "shared-pool" });
     this.place = h("div", { class: "stack", "aria-live": "polite" });
     const form = h("form", { class: "search", "aria-label": "Look around", onsubmit: (event) => { event.preventDefault(); this.look(); } },

@@ -21,9 +21,9 @@ function roundUp(value) {
 }
 
 export class LineChart {
-  /** `format` writes a value; `top` is a fixed end of the axis. */
-  constructor(title, { format = short, top = null, hint = "" } = {}) {
-    Object.assign(this, { title, format, top, series: [], cursor: null });
+  /** `format` writes a value; `top` is a fixed end of the axis; of `whole` numbers the axis has no halves. */
+  constructor(title, { format = short, top = null, whole = false, hint = "" } = {}) {
+    Object.assign(this, { title, format, top, whole, series: [], cursor: null });
     this.svg = s("svg", { class: "plot", height: HEIGHT, role: "img", tabindex: "0" });
     this.legend = h("ul", { class: "legend" });
     this.element = h("figure", { class: "chart card" }, h("figcaption", null, h("h2", null, title), hint ? h("p", { class: "hint" }, hint) : null), this.svg, this.legend);
@@ -63,7 +63,7 @@ export class LineChart {
   draw() {
     this.width = this.svg.clientWidth || 300;
     const values = this.series.flatMap((one) => one.points.map(([, value]) => value)).filter((value) => !Number.isNaN(value));
-    const top = this.top ?? (Math.max(...values, 0) > 0 ? roundUp(Math.max(...values)) : 1);
+    const top = this.end(Math.max(...values, 0));
     const { times } = this;
     this.from = times[0] ?? 0;
     this.to = Math.max(times.at(-1) ?? 1, this.from + 1);
@@ -78,11 +78,27 @@ export class LineChart {
     this.tellValues();
   }
 
+  /** Where the axis ends that shows `most`. */
+  end(most) {
+    if (this.top !== null) return this.top;
+    if (this.whole) return Math.max(2 * Math.ceil(most / 2), 2);
+    return most > 0 ? roundUp(most) : 1;
+  }
+
   ends(x) {
+    if (this.times.length && this.cursor !== null) return [this.clock(x)];
     if (!this.times.length) return [s("text", { class: "tick", x: this.width / 2, y: HEIGHT / 2 - 14, "text-anchor": "middle" }, "nothing yet")];
     const seconds = Math.round((this.to - this.from) / 1000);
     const ago = seconds < 120 ? `${seconds} s ago` : `${Math.round(seconds / 60)} min ago`;
     return [s("text", { class: "tick", x: x(this.from), y: HEIGHT - 4 }, ago), s("text", { class: "tick", x: this.width - 4, y: HEIGHT - 4, "text-anchor": "end" }, "now")];
+  }
+
+  /** The time that is pointed at. */
+  clock(x) {
+    const at = this.times[Math.min(this.cursor, this.times.length - 1)];
+    const words = new Date(at).toLocaleTimeString();
+    const half = 32;
+    return s("text", { class: "tick", x: Math.min(Math.max(x(at), LEFT + half), this.width - half), y: HEIGHT - 4, "text-anchor": "middle" }, words);
   }
 
   mark(x, y) {
@@ -111,7 +127,8 @@ function path(points, x, y) {
   let pen = false;
   for (const [at, value] of points) {
     if (Number.isNaN(value)) { pen = false; continue; }
-    drawn += `${pen ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`;
+    // A point between gaps is a dot: a line of no length, with round ends.
+    drawn += `${pen ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}${pen ? "" : "h0"}`;
     pen = true;
   }
   return drawn;

@@ -14,9 +14,9 @@ const CHARTS = [
     [["p50", 0.5], ["p90", 0.9], ["p99", 0.99]].map(([name, wanted]) => ({ name, points: latency(all, wanted) }))],
   [() => new LineChart("Hit rate and compute saved", { ...SHARE, hint: AVERAGED }), (all) => [
     { name: "pictures from the cache", points: hitRate(all) }, { name: "steps saved", points: computeSaved(all) }]],
-  [() => new LineChart("Hit rate by K", { ...SHARE, hint: `share of all pictures, by the steps K that their start saved, ${AVERAGED}` }), (all) => hitRateByK(all)],
+  [() => new LineChart("Hit rate by K", { ...SHARE, hint: `share of pictures, by steps saved, ${AVERAGED}` }), (all) => hitRateByK(all)],
   [() => new LineChart("SLO attainment", { ...SHARE, hint: `neither late, nor refused, nor failed, ${AVERAGED}` }), (all) => [{ name: "attained", points: attainment(all) }]],
-  [() => new LineChart("Allocation", { hint: "workers by the plan" }), (all) => byName(all, "workers", 0)],
+  [() => new LineChart("Allocation", { whole: true, hint: "workers by the plan" }), (all) => byName(all, "workers", 0)],
   [() => new LineChart("Admission", { ...SHARE, hint: "share of the demand that the plan admits" }), (all) => [{ name: "admitted", points: all.map((one) => [one.at, one.admission]) }]],
 ];
 // Of cascades, and only where there is something to show of them.
@@ -55,7 +55,7 @@ export class Charts {
     this.waiting = this.waiting.filter((one) => !shown.includes(one));
     this.add(shown);
     for (const [chart, series] of this.charts) chart.update(series(samples));
-    this.starts.replaceChildren(...bars("Where pictures started", "by the steps K that their start saved, since the frontdoor's start", startRows(samples.at(-1))));
+    this.starts.replaceChildren(...bars("Where pictures started", "by steps saved, since the frontdoor's start", startRows(samples.at(-1))));
   }
 }
 

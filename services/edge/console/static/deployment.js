@@ -2,11 +2,17 @@
 
 import { get } from "./api.js";
 
+const FRESH_MS = 10_000;
 let loading = null;
+let askedAt = 0;
 
-/** {models, adapters, features: {cache, controller, listing}} */
+/** {models, adapters, features: {cache, controller, listing}}, not older than some seconds: workers come and go. */
 export function deployment() {
-  loading ??= get("deployment").catch((error) => { loading = null; throw error; });
+  const now = performance.now();
+  if (loading === null || now - askedAt > FRESH_MS) {
+    askedAt = now;
+    loading = get("deployment").catch((error) => { loading = null; throw error; });
+  }
   return loading;
 }
 

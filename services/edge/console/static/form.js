@@ -70,6 +70,18 @@ export class PaintForm {
     this.follow();
   }
 
+  /** Goes by the deployment as it is now: workers come and go. */
+  know(known) {
+    if (known === this.known) return;
+    const before = this.model.value;
+    const offered = JSON.stringify(this.known.adapters);
+    this.known = known;
+    this.model.replaceChildren(...this.models());
+    if (known.models.some((model) => model.name === before)) this.model.value = before;
+    // What is chosen stays where nothing else is offered.
+    if (this.model.value !== before || !this.followed || JSON.stringify(known.adapters) !== offered) this.follow();
+  }
+
   models() {
     const { models } = this.known;
     return models.map((model) => h("option", { value: model.name, disabled: !model.ready_worker_count }, model.name + (model.ready_worker_count ? "" : " (no worker holds it)")));
@@ -103,6 +115,7 @@ export class PaintForm {
   /** Defaults and limits of the chosen model. */
   follow() {
     const model = this.chosen;
+    this.followed = Boolean(model);
     if (!model) return;
     Object.assign(this.steps, { placeholder: model.default_steps, max: model.max_steps });
     Object.assign(this.guidance, { placeholder: model.default_guidance_scale });

@@ -9,11 +9,17 @@ import { painted } from "./session.js";
 
 const PAGE = 24;
 
+/** A time as short as it is told apart: of today without the day. */
+function shortTime(when) {
+  const today = when.toDateString() === new Date().toDateString();
+  return when.toLocaleString(undefined, today ? { timeStyle: "medium" } : { dateStyle: "medium", timeStyle: "short" });
+}
+
 /** A picture that is fetched once it comes into sight. */
 function tile(request) {
   const frame = h("div", { class: "frame small" });
   const when = request.accepted_at_ms ? new Date(request.accepted_at_ms) : null;
-  const words = when ? h("time", { datetime: when.toISOString() }, when.toLocaleString()) : h("span", null, "this session");
+  const words = when ? h("time", { datetime: when.toISOString(), title: when.toLocaleString() }, shortTime(when)) : h("span", null, "this session");
   const link = h("a", { class: "tile", href: `#/picture/${request.request_id}` }, frame, words);
   const seen = new IntersectionObserver(([entry]) => {
     if (!entry.isIntersecting) return;

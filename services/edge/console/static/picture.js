@@ -11,12 +11,15 @@ export function savedSteps(start) {
   return start.kind === "FromImage" ? start.start_step : 0;
 }
 
-/** Hit or miss, in a word and its colour. */
-export function verdict(start) {
+/** Hit or miss, in a word and its colour; where there is little room without the kind of start. */
+export function verdict(start, brief = false) {
   const kind = KINDS[start.kind];
-  if (kind === "noise") return h("span", { class: "chip miss" }, "Miss · from noise");
-  return h("span", { class: "chip hit" }, `Hit · ${kind}, K = ${savedSteps(start)}`);
+  if (kind === "noise") return h("span", { class: "chip miss" }, brief ? "Miss" : "Miss · from noise");
+  return h("span", { class: "chip hit" }, `Hit · ${brief ? "" : `${kind}, `}K = ${savedSteps(start)}`);
 }
+
+/** Why it started there, without the word that its verdict says. */
+export const why = (reason) => reason.replace(/^miss: /, "");
 
 /** Which of a schedule's steps were saved, are done, are still to come. */
 export class StepTrack {
@@ -114,7 +117,7 @@ export function pictureView(provenance, address, actions = []) {
   const kind = KINDS[start.kind];
   const shown = h("figure", { class: "frame" }, image(address, provenance.spec.prompt));
   const ancestor = start.donor?.request_id && ancestorFigure(start.donor, kind === "latent" ? "Resumed from this one's latent" : "Painted over this one");
-  const words = provenance.route.reason.replace(/^miss: /, "");
+  const words = why(provenance.route.reason);
   return h("article", { class: "picture" },
     h("div", { class: "shown" }, shown, ancestor),
     h("div", { class: "row verdict" }, verdict(start), h("span", { class: "hint" }, words)),

@@ -8,23 +8,28 @@ import { Stage } from "./stage.js";
 
 const LARGEST_SEED = 2 ** 32;
 
+/** It stays while other pages are looked at, with what was typed, what is painted and what was: only closing the tab ends
+ *  what runs. */
 export class Playground {
   constructor() {
     this.stage = new Stage((done) => this.actions(done));
+    this.form = null;
     this.last = null;
   }
 
   async open(main) {
     const known = await deployment();
-    this.form = new PaintForm(known, (body) => this.paint(body), () => this.stage.stop());
-    main.append(h("h1", null, "Playground"), h("div", { class: "split" }, this.form.element, this.stage.element));
-    if (!known.models.length) this.stage.element.replaceChildren(notice("bad", "No worker holds a model yet."));
+    if (this.form) this.form.know(known);
+    else this.form = new PaintForm(known, (body) => this.paint(body), () => this.stage.stop());
+    this.lacking ??= notice("bad", "No worker holds a model yet.");
+    this.lacking.hidden = known.models.length > 0;
+    main.append(h("h1", null, "Playground"), this.lacking, h("div", { class: "split" }, this.form.element, this.stage.element));
     const spec = takeAsked();
     if (spec) this.form.fill(spec);
   }
 
-  /** Leaving the page ends what runs. */
-  close() { this.stage.stop(); }
+  /** For good: somebody else may sign in. */
+  end() { this.stage.stop(); }
 
   async paint(body) {
     if (this.stage.busy) return;

@@ -2,7 +2,7 @@
 
 import { blobOf, events } from "./api.js";
 import { h, notice, tell } from "./dom.js";
-import { image, pictureView, savedSteps, StepTrack, verdict } from "./picture.js";
+import { image, pictureView, savedSteps, StepTrack, verdict, why } from "./picture.js";
 import { notePainted } from "./session.js";
 
 const TYPES = { png: "image/png", jpeg: "image/jpeg", webp: "image/webp" };
@@ -25,7 +25,7 @@ class Watch {
   routed(route) {
     this.saved = savedSteps(route.start);
     this.verdict.replaceChildren(verdict(route.start));
-    this.words.textContent = route.reason.replace(/^miss: /, "");
+    this.words.textContent = why(route.reason);
   }
 
   progress({ step, step_count: count, preview }) {
@@ -84,7 +84,7 @@ class Shown {
     if (this.count === 1) this.element.replaceChildren(this.view(done));
     else {
       done.button = h("button", { type: "button", class: "pick", "aria-pressed": "false", onclick: () => this.choose(index) },
-        h("span", { class: "frame small" }, image(done.address, `Picture ${index + 1}`)), verdict(provenance.route.start), h("span", { class: "hint" }, `seed ${provenance.spec.seed}`));
+        h("span", { class: "frame small" }, image(done.address, `Picture ${index + 1}`)), verdict(provenance.route.start, true), h("span", { class: "hint" }, `seed ${provenance.spec.seed}`));
       this.places[index].replaceChildren(done.button);
       if (this.done.size === 1) this.choose(index);
     }
