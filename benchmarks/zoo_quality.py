@@ -38,6 +38,7 @@ from benchmarks.report import (
     publish,
     surely_above,
 )
+from zoo.cards.figures import SECOND_SET
 from zoo.evaluate.bar import PARTS, Goal, Row, measure
 from zoo.evaluate.encoder_apart import check_encoder_apart
 from zoo.evaluate.estimates import CONFIDENCE
@@ -47,7 +48,7 @@ from zoo.train.parts import WORK
 
 METHOD = "bootstrap percentile over prompts, seeds within prompts"
 QUICK_PROMPTS, QUICK_SEEDS = 16, 2
-FIRST_SET, SECOND_SET = "first prompts", "second prompts"
+FIRST_SET = "first prompts"
 # Retrieval draws pools of its own, and how fast a model is does not hang on the prompts.
 WITHOUT_SETS = ("dual-encoder", "light-speed")
 # ControlNets and LoRAs are not: each is painted by itself, which is most of what there is to paint.

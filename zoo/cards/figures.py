@@ -14,6 +14,7 @@ from typing import Any
 from pentimento.domain.errors import FailedPrecondition
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "zoo_quality.json"
+SECOND_SET = "second prompts"  # how the names of figures on those end
 COLUMNS = ("figure", "value", "interval", "goal", "")
 Cells = tuple[str, str, str, str, str]
 
@@ -56,7 +57,7 @@ def _benchmarked(result: dict[str, Any]) -> dict[str, PartFigures]:
                 _row(name, figure["figure"], bounds, figure["unit"], figure["target"], figure["ok"])
             )
     notes = result.get("notes", {}).get("parts", {})
-    return {part: PartFigures(_how(notes.get(part, {})), found) for part, found in rows.items()}
+    return {part: PartFigures(_how(notes.get(part, {}), found), found) for part, found in rows.items()}
 
 
 def _evaluated(report: dict[str, Any]) -> dict[str, PartFigures]:
@@ -68,13 +69,15 @@ def _evaluated(report: dict[str, Any]) -> dict[str, PartFigures]:
             _row(f["name"], f["value"], (f["low"], f["high"]), f["unit"], f["goal"] or "none", f["ok"]) for f in figures
         ]
         if rows:
-            found[part] = PartFigures(_how(measured), rows)
+            found[part] = PartFigures(_how(measured, rows), rows)
     return found
 
 
-def _how(measured: dict[str, Any]) -> str:
+def _how(measured: dict[str, Any], rows: Sequence[Cells]) -> str:
     seeds = measured.get("seeds", 1)
     prompts = f"{measured['prompts']} prompts" if "prompts" in measured else "held-out prompts"
+    if "second_prompts" in measured and any(name.endswith(SECOND_SET) for name, *_ in rows):
+        prompts += f", {measured['second_prompts']} {SECOND_SET}"
     day = f", {measured['at'][:10]}" if "at" in measured else ""
     return f"{prompts}, {seeds} {'seed' if seeds == 1 else 'seeds'} each{day}; intervals at 95 %."
 

@@ -70,6 +70,18 @@ def test_a_card_shows_figures_with_intervals_and_goals(results: Path, tmp_path: 
     ]
 
 
+def test_a_card_says_how_many_prompts_the_second_set_had(results: Path, tmp_path: Path) -> None:
+    result = json.loads(results.read_text(encoding="utf-8"))
+    result["figures"][1]["name"] += ", second prompts"
+    result["notes"]["parts"]["heavy"]["second_prompts"] = 96
+    results.write_text(json.dumps(result), encoding="utf-8")
+
+    said = figures_in_words("heavy", read_figures(results, tmp_path / "none.json")).splitlines()
+
+    assert said[0] == "`heavy`: 256 prompts, 96 second prompts, 3 seeds each, 2026-11-21; intervals at 95 %."
+    assert said[-1].startswith("| CLIPScore, second prompts | 0.7 |")
+
+
 def test_what_is_not_measured_is_said_so(results: Path, tmp_path: Path) -> None:
     assert "not measured yet" in figures_in_words("light", read_figures(results, tmp_path / "none.json"))
 
