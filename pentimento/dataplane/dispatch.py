@@ -24,10 +24,12 @@ def dispatch(state: State, now: float) -> list[Effect]:
         lane = state.lanes[key]
         if lane.ready and lane.reruns:
             effects += _dispatch_reruns(state, now, lane)
-        effects += _dispatch_set_aside(state, now, key, lane, own=True)
+        if lane.set_aside:
+            effects += _dispatch_set_aside(state, now, key, lane, own=True)
         while lane.ready and (lane.fresh or lane.spare):
             effects += _dispatch_next(state, now, key, lane)
-        effects += _dispatch_set_aside(state, now, key, lane, own=False)
+        if lane.set_aside:
+            effects += _dispatch_set_aside(state, now, key, lane, own=False)
         while lane.reserve and lane.fresh and (urgent := _dispatch_urgent(state, now, lane)):
             effects.append(urgent)
     return effects

@@ -96,7 +96,7 @@ class Request:
     @property
     def least_work(self) -> float:
         """Its work with as many steps left out as may be."""
-        return self.work * self.thinning.least_share
+        return self.work * self.thinning.least_share if self.thinning.options else self.work
 
     @property
     def attempt_work(self) -> float:

@@ -142,9 +142,14 @@ class State:
 
     def enter(self, request: Request, phase: Phase) -> None:
         """Move a request to another phase; leaving the queue takes it out of its lanes."""
-        self._count(request, -1)
-        if request.phase is Phase.QUEUED:
+        before = request.phase
+        if before is Phase.QUEUED:
             self._leave_lanes(request)
+        if (before in WAITING and phase in WAITING) or (before in ATTEMPTED and phase in ATTEMPTED):
+            # It counts as it did.
+            request.phase = phase
+            return
+        self._count(request, -1)
         request.phase = phase
         self._count(request, +1)
 

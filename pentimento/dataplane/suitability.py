@@ -38,5 +38,9 @@ def cheapest_worker(state: State, key: LaneKey, request: Request) -> Worker | No
 def _least_missed(state: State, ready: ReadyWorkers) -> Worker:
     """Of the cheapest, which are as good as one another for a request without adapters, the one whose LoRAs the others
     have as well."""
+    first = state.workers[ready.first()]
+    if not (first.holdings.loras or first.holdings.resident):
+        # Nobody has fewer that would be missed, and the first of several is taken.
+        return first
     workers = [state.workers[name] for name in ready.cheapest(MAX_COMPARED)]
     return workers[least_missed([worker.holdings for worker in workers])]

@@ -55,7 +55,7 @@ def every_start(cascade: str) -> tuple[RouteShare, ...]:
 
 
 def entry_of(
-    pools: Sequence[PoolPlan], start: str, draw: float, suits: Callable[[EnteredPool], bool] = lambda _: True
+    pools: Sequence[PoolPlan], start: str, draw: float, suits: Callable[[EnteredPool], bool] | None = None
 ) -> EnteredPool | None:
     """Return where a request of this start enters, of the places that suit it; None when no pool takes such a start.
     `draw` is uniform in 0..1 and decides by the pools' shares."""
@@ -65,7 +65,8 @@ def entry_of(
         for route in pool.routes
         if route.route == start and route.share > 0
     ]
-    taking = [(entry, share) for entry, share in taking if suits(entry)]
+    if suits is not None:
+        taking = [(entry, share) for entry, share in taking if suits(entry)]
     left = draw * sum(share for _, share in taking)
     for entry, share in taking:
         left -= share
