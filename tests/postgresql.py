@@ -70,7 +70,8 @@ def running_server() -> Iterator[PostgresqlServer]:
             shutil.chown(directory, "postgres", "postgres")
         data = directory / "data"
         spared = "-c fsync=off -c full_page_writes=off -c autovacuum=off"  # what outlives a power cut, or grows old
-        options = f"-k {directory} -c listen_addresses='' -c max_connections=50 {spared}"
+        soon = "-c deadlock_timeout=50ms"  # who waits for a row looks for a deadlock, after a second by default
+        options = f"-k {directory} -c listen_addresses='' -c max_connections=50 {spared} {soon}"
         _run(binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8")
         _run(binaries / "pg_ctl", "-D", data, "-w", "-o", options, "-l", directory / "log", "start")
         try:

@@ -18,7 +18,7 @@ from pentimento.wire.plans import plan_from_bytes, plan_to_bytes
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import ControllerProcess, wire
 
-LEASE_S = 2.0
+LEASE_S = 1.0
 WORKER = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",))
 
 

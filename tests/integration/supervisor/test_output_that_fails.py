@@ -30,7 +30,8 @@ class ToySuite:
     def process(self, name: str) -> psutil.Process:
         """The one that serves now, once it does."""
         address = f"unix:{self.state.sockets / name}.sock"
-        with grpc.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 100)]) as channel:
+        soon = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "max")]
+        with grpc.insecure_channel(address, options=soon) as channel:
             asked = health_pb2_grpc.HealthStub(channel)
             answer = asked.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S, wait_for_ready=True)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
