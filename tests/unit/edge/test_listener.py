@@ -25,6 +25,12 @@ def test_an_answer_does_not_wait_until_its_head_is_acknowledged() -> None:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.fixture(autouse=True)
+def rare_dates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but being asked to ends serving within a test."""
+    monkeypatch.setattr("services.edge.http.listener.DATE_S", 3600.0)
+
+
 class HeldApp:
     """An app that answers once `release` is set; `entered` and `cancelled` tell what became of its calls."""
 
