@@ -50,7 +50,8 @@ class ImageClient:
         *,
         omit_progress: bool = False,
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield accepted, routed, progress, completed. `omit_progress`: of the progress only what has a preview."""
+        """Yield accepted, routed, progress, completed. `omit_progress`: not routed, and of the progress only what has a
+        preview."""
         message = pb.GenerateRequest(
             request=request_to_proto(request),
             idempotency_key=idempotency_key,

@@ -96,8 +96,8 @@ class AsyncClient:
         omit_progress: bool = False,
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed; of several pictures the last three of each, with its index, and
-        failed for one that will not come. `omit_progress`: of the progress only what has a preview. A retry goes on in
-        the same stream. Close it (`aclose`) to cancel."""
+        failed for one that will not come. `omit_progress`: not routed, and of the progress only what has a preview. A
+        retry goes on in the same stream. Close it (`aclose`) to cancel."""
         return self._retried(
             lambda key: self._images.generate(request, key, preview_interval_steps, omit_progress=omit_progress),
             idempotency_key=idempotency_key,

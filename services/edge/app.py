@@ -83,7 +83,7 @@ class EdgeApp:
     async def _route(self, scope: Scope, receive: Receive, answer: "EdgeAnswer") -> None:
         request = Request(scope)
         # Who has a signed address may read by it wherever it stands; nothing else of a request counts there.
-        if not request.url.path.startswith(FILES_PATH):
+        if not scope["path"].startswith(FILES_PATH):
             self._origins.check(request)
         origin = request.headers.get("origin")
         if origin is not None and self._origins.allows(origin):

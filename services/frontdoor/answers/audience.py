@@ -18,7 +18,7 @@ class Listener:
 
     def __init__(self, audience: "Audience") -> None:
         self.audience = audience
-        # Whether it waits for progress without a preview, too.
+        # Whether it waits for routed and for progress without a preview, too.
         self.hears_progress = True
         self._pending: deque[GenerateEvent] = deque()
         self._progress_count = 0
@@ -29,9 +29,9 @@ class Listener:
         self.news = asyncio.Event()
 
     def tell(self, event: GenerateEvent) -> None:
+        if not self._hears(event):
+            return
         if isinstance(event, Progress):
-            if not (event.preview or self.hears_progress):
-                return
             if self._progress_count == MAX_PENDING_PROGRESS:
                 self._pending.remove(next(old for old in self._pending if isinstance(old, Progress)))
                 self._progress_count -= 1
@@ -52,7 +52,14 @@ class Listener:
         while self._pending:
             event = self._pending.popleft()
             self._progress_count -= isinstance(event, Progress)
-            yield event
+            # It may have waited since before it was known what this listener hears.
+            if self._hears(event):
+                yield event
+
+    def _hears(self, event: GenerateEvent) -> bool:
+        if self.hears_progress:
+            return True
+        return bool(event.preview) if isinstance(event, Progress) else not isinstance(event, Routed)
 
     async def events(self) -> AsyncIterator[GenerateEvent]:
         while True:

@@ -49,7 +49,7 @@ class Judged:
 class ArrivingCall:
     """A call that asks for pictures. `body` gives what it came with, `judge` what is to be painted; neither is asked
     for more than once. `terms` of what goes on without listeners. `hears_progress`: whether the caller waits for
-    progress without previews, too."""
+    routed and for progress without previews, too."""
 
     tenant: str
     idempotency_key: str

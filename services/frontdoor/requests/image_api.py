@@ -22,6 +22,7 @@ from pentimento.domain.image_request import (
     PinnedPicture,
     ReplayRequest,
     RequestStatus,
+    Routed,
 )
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.domain.requests import RequestState
@@ -98,8 +99,8 @@ class ImageApi:
         omit_progress: bool = False,
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen. Of
-        several pictures (`image_count`) accepted comes once, and the rest of each. `omit_progress`: of the progress
-        only what has a preview."""
+        several pictures (`image_count`) accepted comes once, and the rest of each. `omit_progress`: not routed,
+        and of the progress only what has a preview."""
         judge = partial(self._judge_image, tenant, request, preview_interval_steps)
         body = partial(request_to_bytes, request)
         call = ArrivingCall(tenant, idempotency_key, body, judge, hears_progress=not omit_progress)
@@ -161,7 +162,8 @@ class ImageApi:
             if key.request_id and self._arrivals.find_job(call.tenant, key.request_id) is None:
                 yield Accepted(key.request_id, replayed=True)
                 for event in await recorded_events(self._parts, key.request_id, call.tenant):
-                    yield event
+                    if call.hears_progress or not isinstance(event, Routed):
+                        yield event
                 return
             listener = self._arrivals.join(call.tenant, key.request_id)
             if listener is None:

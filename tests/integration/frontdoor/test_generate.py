@@ -40,15 +40,17 @@ async def test_the_stream_is_accepted_routed_progress_completed(suite: Frontdoor
     assert completed.image == picture_of(completed.provenance.spec)
 
 
-async def test_who_waits_for_the_end_alone_hears_no_progress_and_the_worker_is_told(
+async def test_who_waits_for_the_end_alone_hears_nothing_else_and_the_worker_is_told(
     suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
-    heard = await suite.events(omit_progress=True)
+    heard = await suite.events(idempotency_key="a-key", omit_progress=True)
+    recorded = await suite.events(idempotency_key="a-key", omit_progress=True)
     several = await suite.events(replace(REQUEST, image_count=2), omit_progress=True)
     await suite.events()
 
-    assert [type(event) for event in heard] == [Accepted, Routed, Completed]
-    assert not any(isinstance(event, Progress) for event in several)
+    assert [type(event) for event in heard] == [Accepted, Completed]
+    assert [type(event) for event in recorded] == [Accepted, Completed]
+    assert [type(event) for event in several] == [Accepted, Completed, Completed]
     assert [order.omit_progress for order in worker.orders] == [True, True, True, False]
 
 

@@ -66,12 +66,25 @@ async def test_who_waits_for_the_end_alone_hears_of_progress_what_has_a_preview(
     all_of_it, seldom = audience.join(), audience.join()
     seldom.hears_progress = False
 
+    audience.routed(ROUTE)
     audience.tell(Progress(1, 3))
+    woken = seldom.news.is_set()
     audience.tell(Progress(2, 3, b"preview"))
     audience.end()
 
-    assert await heard(all_of_it) == [Progress(1, 3), Progress(2, 3, b"preview")]
+    assert not woken
+    assert await heard(all_of_it) == [Routed(ROUTE), Progress(1, 3), Progress(2, 3, b"preview")]
     assert await heard(seldom) == [Progress(2, 3, b"preview")]
+
+
+async def test_what_waits_already_is_left_out_too_for_who_waits_for_the_end_alone() -> None:
+    audience = Audience("r1", ROUTE)
+    late = audience.join_late()
+
+    late.hears_progress = False
+    audience.end()
+
+    assert await heard(late) == [Accepted("r1", replayed=True)]
 
 
 def test_progress_is_waited_for_while_one_listener_does() -> None:

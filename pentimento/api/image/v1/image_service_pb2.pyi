@@ -393,7 +393,7 @@ class GenerateRequest(_message.Message):
     preview_interval_steps: _builtins.int
     """A small picture of the current latent every so many steps; 0 means none."""
     omit_progress: _builtins.bool
-    """Leaves out every Progress without such a picture, for callers who wait for the end alone."""
+    """Leaves out Routed and every Progress without such a picture, for callers who wait for the end alone."""
     @_builtins.property
     def request(self) -> Global___ImageRequest: ...
     def __init__(
