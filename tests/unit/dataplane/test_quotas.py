@@ -182,3 +182,15 @@ def test_weights_are_kept_of_tenants_that_do_not_count_as_everybody(driver: Driv
     driver.send(events.QuotasReceived(quotas[:2]))
 
     assert (before, driver.dataplane.state.weights) == ({"half": 0.5, "two": 2.0}, {"half": 0.5})
+
+
+def test_of_two_that_came_one_that_was_never_accepted_is_given_back_and_no_more(driver: Driver) -> None:
+    limited(driver, requests_per_s=0.001, burst_count=3, cost_per_minute=60.0)
+    for name in ("r1", "r2"):
+        assert is_admitted(driver.arrive(name, work=10.0))
+
+    driver.send(events.AcceptDropped("r1"))
+
+    assert [is_admitted(driver.arrive(f"later-{number}", work=1.0)) for number in range(3)] == [True, True, False]
+    meter = driver.dataplane.state.meters["tenant"]
+    assert [meter.refusal(driver.now, 0, work, 0) is None for work in (48.0, 48.5)] == [True, False]
