@@ -184,3 +184,14 @@ async def test_a_file_that_is_named_like_an_address_is_left_alone(
     await server.stop()
 
     assert named.read_text() == "precious"
+
+
+async def test_an_open_door_to_everybody_is_warned_of_by_its_address(caplog: pytest.LogCaptureFixture) -> None:
+    server = RpcServer(RpcServerSettings(listen=("127.0.0.1:0", "0.0.0.0:0")), "s")
+
+    await server.start()
+    addresses = server.bound_addresses
+    await server.stop()
+
+    (warned,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert warned.__dict__["addresses"] == addresses[1]
