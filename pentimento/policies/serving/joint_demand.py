@@ -93,9 +93,11 @@ def observed_demand(context: AllocationContext, settings: ServingSettings) -> Jo
     elapsed_s = context.now_s - before.at_s
     newest_s = settled_weight(settings.demand_weight, before.rate)
     weight = 1.0 - (1.0 - newest_s) ** elapsed_s
-    expected = before.rate + before.trend * elapsed_s
-    rate = max(expected + weight * (max(came, 0.0) - expected), 0.0)
-    trend = before.trend
+    expected, trend = before.rate + before.trend * elapsed_s, before.trend
+    if expected < 0.0:
+        # A load that fell to nothing falls no further: what comes next is seen at once.
+        expected, trend = 0.0, 0.0
+    rate = expected + weight * (max(came, 0.0) - expected)
     if elapsed_s > 0.0:
         share = 1.0 - (1.0 - min(_TREND_WEIGHT, _TREND_SHARE * newest_s)) ** elapsed_s
         trend += share * ((rate - before.rate) / elapsed_s - trend)

@@ -56,6 +56,16 @@ def test_more_sent_on_than_came_is_no_demand() -> None:
     assert look(0.0, ModelDemand("light", 1.0, deferred_per_s=4.0)).rate == 0.0
 
 
+def test_a_load_that_fell_to_nothing_falls_no_further() -> None:
+    fell = JointDemand(rate=0.0, trend=-2.0, at_s=0.0)
+
+    later = look(5.0, ModelDemand("light", 20.0), before=fell)
+
+    # Five seconds of a two minutes' average.
+    assert later.rate == pytest.approx(20.0 * (1.0 - (119 / 120) ** 5))
+    assert later.trend > 0.0
+
+
 @pytest.mark.parametrize(("elapsed_s", "rate"), [(0.0, 40.0), (1.0, 60.0), (2.0, 70.0)])
 def test_demand_is_averaged_by_the_seconds_that_have_gone(elapsed_s: float, rate: float) -> None:
     """80 a second after 40: half of the way in the first second, a quarter in the next."""
