@@ -14,12 +14,12 @@ MAX_PENDING_PROGRESS = 16
 
 
 class Listener:
-    """One client's stream. Iterate over it until it ends, then `leave`."""
+    """One client's stream. Iterate over it until it ends, then `leave`. `hears_progress`: whether it waits for routed
+    and for progress without a preview, too."""
 
-    def __init__(self, audience: "Audience") -> None:
+    def __init__(self, audience: "Audience", hears_progress: bool = True) -> None:
         self.audience = audience
-        # Whether it waits for routed and for progress without a preview, too.
-        self.hears_progress = True
+        self.hears_progress = hears_progress
         self._pending: deque[GenerateEvent] = deque()
         self._progress_count = 0
         self.ended = False
@@ -52,9 +52,7 @@ class Listener:
         while self._pending:
             event = self._pending.popleft()
             self._progress_count -= isinstance(event, Progress)
-            # It may have waited since before it was known what this listener hears.
-            if self._hears(event):
-                yield event
+            yield event
 
     def _hears(self, event: GenerateEvent) -> bool:
         if self.hears_progress:
@@ -87,14 +85,14 @@ class Audience:
         """How far the request is, without a preview; None before its first step."""
         return None if self._newest is None else replace(self._newest, preview=b"")
 
-    def join(self) -> Listener:
-        listener = Listener(self)
+    def join(self, *, hears_progress: bool = True) -> Listener:
+        listener = Listener(self, hears_progress)
         self.listeners.add(listener)
         return listener
 
-    def join_late(self) -> Listener:
+    def join_late(self, *, hears_progress: bool = True) -> Listener:
         """One whose idempotency key belongs to this request, which is in the journal."""
-        listener = Listener(self)
+        listener = Listener(self, hears_progress)
         self.move_here(listener)
         return listener
 

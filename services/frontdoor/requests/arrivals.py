@@ -100,17 +100,17 @@ class Arrivals:
         job = self._parts.jobs.find(request_id)
         return job if job is not None and job.request.tenant == tenant else None
 
-    def join(self, tenant: str, request_id: str) -> Listener | None:
+    def join(self, tenant: str, request_id: str, *, hears_progress: bool = True) -> Listener | None:
         """Return a later listener of a request that is under way here; None where there is none."""
         job = self.find_job(tenant, request_id) if request_id else None
-        return job.audience.join_late() if job is not None else None
+        return job.audience.join_late(hears_progress=hears_progress) if job is not None else None
 
-    async def listen(self, tenant: str, request_id: str) -> Listener:
+    async def listen(self, tenant: str, request_id: str, *, hears_progress: bool = True) -> Listener:
         """Return a listener of a request that the journal has, under way or not."""
-        listener = self.join(tenant, request_id)
+        listener = self.join(tenant, request_id, hears_progress=hears_progress)
         if listener is not None:
             return listener
-        listener = Audience(request_id).join_late()
+        listener = Audience(request_id).join_late(hears_progress=hears_progress)
         error: PentimentoError | None = None
         try:
             for event in await recorded_events(self._parts, request_id, tenant):
@@ -129,7 +129,8 @@ class Arrivals:
         try:
             for index, key in enumerate(keys):
                 if key.request_id:
-                    by_index[index] = await self.listen(call.tenant, key.request_id)
+                    listening = self.listen(call.tenant, key.request_id, hears_progress=call.hears_progress)
+                    by_index[index] = await listening
             arrived = self.arrive(call, await call.judge(), new) if new else ()
         except BaseException:
             # What an earlier call began goes on: a later one may still find it.
@@ -143,7 +144,7 @@ class Arrivals:
         """Changes state: the dataplane hears of all of them, and admits all or none. Raises ResourceExhausted where a
         quota is exhausted."""
         jobs = self._new_jobs([self._client_request(call, judged, picture) for picture in pictures])
-        listeners = tuple(job.audience.join() for job in jobs)
+        listeners = tuple(job.audience.join(hears_progress=call.hears_progress) for job in jobs)
         request, others = jobs[0].request, tuple(job.request.request_id for job in jobs[1:])
         first, spec = self._parts.catalogue.find(judged.stages[0].model), judged.resolved.spec
         pools, painted = tuple(stage.pool for stage in judged.stages), as_painted_by(judged.resolved, first)

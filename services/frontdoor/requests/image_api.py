@@ -165,11 +165,10 @@ class ImageApi:
                     if call.hears_progress or not isinstance(event, Routed):
                         yield event
                 return
-            listener = self._arrivals.join(call.tenant, key.request_id)
+            listener = self._arrivals.join(call.tenant, key.request_id, hears_progress=call.hears_progress)
             if listener is None:
                 new = [NewPicture(new_request_id(), key)]
                 (listener,) = self._arrivals.arrive(call, await call.judge(), new)
-            listener.hears_progress = call.hears_progress
             # The stream may stay open for long; the images that the request came with are not kept by it.
             del call
             try:
@@ -188,8 +187,6 @@ class ImageApi:
             try:
                 async with self._keys.held(call.tenant, call.idempotency_key):
                     listeners += await self._arrivals.listen_to_several(call, count)
-                    for listener in listeners:
-                        listener.hears_progress = call.hears_progress
                     told = self._told(listeners, is_several=True)
                     accepted = await anext(told)
                 # As in `_paint`.

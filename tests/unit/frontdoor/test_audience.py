@@ -63,8 +63,7 @@ async def test_a_listener_that_is_handed_over_hears_of_the_earlier_request() -> 
 
 async def test_who_waits_for_the_end_alone_hears_of_progress_what_has_a_preview() -> None:
     audience = Audience("r1")
-    all_of_it, seldom = audience.join(), audience.join()
-    seldom.hears_progress = False
+    all_of_it, seldom = audience.join(), audience.join(hears_progress=False)
 
     audience.routed(ROUTE)
     audience.tell(Progress(1, 3))
@@ -77,11 +76,10 @@ async def test_who_waits_for_the_end_alone_hears_of_progress_what_has_a_preview(
     assert await heard(seldom) == [Progress(2, 3, b"preview")]
 
 
-async def test_what_waits_already_is_left_out_too_for_who_waits_for_the_end_alone() -> None:
+async def test_what_a_late_listener_is_told_first_is_left_out_too_for_who_waits_for_the_end_alone() -> None:
     audience = Audience("r1", ROUTE)
-    late = audience.join_late()
+    late = audience.join_late(hears_progress=False)
 
-    late.hears_progress = False
     audience.end()
 
     assert await heard(late) == [Accepted("r1", replayed=True)]
@@ -89,8 +87,8 @@ async def test_what_waits_already_is_left_out_too_for_who_waits_for_the_end_alon
 
 def test_progress_is_waited_for_while_one_listener_does() -> None:
     audience = Audience("r1")
-    all_of_it, seldom = audience.join(), audience.join()
-    seldom.hears_progress = False
+    all_of_it = audience.join()
+    audience.join(hears_progress=False)
 
     both = audience.hears_progress()
     all_of_it.leave()
