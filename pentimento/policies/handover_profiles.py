@@ -1,9 +1,10 @@
 """A hand-over profile: how many steps a cascade's later model may leave out because it starts from the picture before
 it (DiffServe, section 5), as measured of that pair, and its file.
 
-`pentimento bench handover-profile` writes the files; `pentimento models add-cascade` reads the share out of them. The
-rules by which a share is allowed are those of `thinning_profiling`: a sample is the later model's picture from the
-earlier one's, compared with the later model's own from noise, of the same prompt and seed.
+`pentimento bench handover-profile` writes the files and prints the share, which goes into the file of a cascade that
+`pentimento models add-cascade` registers. The rules by which a share is allowed are those of `thinning_profiling`: a
+sample is the later model's picture from the earlier one's, compared with the later model's own from noise, of the same
+prompt and seed.
 """
 
 from collections.abc import Sequence

@@ -10,7 +10,7 @@ import torch
 from pentimento.diffusion.images import decode_pixels
 from pentimento.diffusion.painting import ImageStart
 from pentimento.diffusion.weights import quiet_loaders
-from pentimento.policies.handover_profiles import HandoverProfile, HandoverRow, handover_row, taken_steps
+from pentimento.policies.handover_profiles import DIGITS, HandoverProfile, HandoverRow, handover_row, taken_steps
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning_profiling import ThinnedSample, allows, mean_share, strictest
 from services.unet_worker.models.reuse_study import PictureEncoder, StudyModel, told
@@ -95,7 +95,7 @@ def measure(
         quality=" and ".join(judge.name for judge in study.judges),
         alpha=settings.alpha,
         rule=settings.rule,
-        light_share=round(mean_share(own.beside(full)), 4),
+        light_share=round(mean_share(own.beside(full)), DIGITS),
         rows=tuple(rows),
         prompts=settings.prompts.name,
         build_version=importlib.metadata.version("pentimento"),
