@@ -99,7 +99,7 @@ class OpenedStream:
         network = self._network
         inputs = _inputs(latents.to(network.device, network.dtype), timestep, self._conditioning)
         setting = ControlSetting(self.order.controlnet.conditioning_scale)
-        step = StreamStep(network, ControlStep(inputs, self._embedded, setting), deliver, self.order.alone)
+        step = StreamStep(self, network, ControlStep(inputs, self._embedded, setting), deliver, self.order.alone)
         future: Future[T] = self._compute.submit(step)
         self._submitted = {future, *(one for one in self._submitted if not one.done())}
         return future
@@ -210,7 +210,7 @@ class ControlNets:
         if key not in self._layers:
             latents = torch.zeros(order.row_count, *order.latent_dims, device=network.device, dtype=network.dtype)
             inputs = ControlStep(_inputs(latents, 1.0, conditioning), embedded, ControlSetting())
-            step = StreamStep(network, inputs, layers_of, alone=True)
+            step = StreamStep(key, network, inputs, layers_of, alone=True)
             self._layers[key] = await asyncio.wrap_future(self.compute.submit(step))
         return self._layers[key]
 

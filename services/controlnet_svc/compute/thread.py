@@ -27,8 +27,10 @@ BatchOf = tuple[object, ...]
 @dataclass(frozen=True)
 class StreamStep:
     """One step of one stream. `deliver` takes its residuals, scaled, on the compute thread; what it returns is the
-    future's. A step with `alone` shares its forward pass with no other."""
+    future's. A step with `alone` shares its forward pass with no other, and none does with another step of its stream:
+    how soon one follows the other would change what they round to."""
 
+    stream: object
     network: ControlNet
     step: ControlStep
     deliver: Callable[[ControlResiduals], Any]
@@ -138,7 +140,11 @@ class ComputeThread:
             if not self._waiting:
                 return None
             key = self._waiting[0].step.batch_of
-            batch = [item for item in self._waiting if item.step.batch_of == key][: self._max_batch]
+            firsts: dict[int, _Waiting] = {}
+            for item in self._waiting:
+                if item.step.batch_of == key:
+                    firsts.setdefault(id(item.step.stream), item)
+            batch = list(firsts.values())[: self._max_batch]
             taken = {id(item) for item in batch}
             self._waiting = deque(item for item in self._waiting if id(item) not in taken)
             return batch

@@ -1,6 +1,7 @@
 """The encoder that no model shares: what it says of pictures, and that it is none of the models' own."""
 
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -20,11 +21,17 @@ from zoo.train.loop import CHECKPOINT
 
 
 @pytest.fixture(scope="module")
-def towers(empty_work: Path) -> TowersAndHeads:
+def work(empty_work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A work folder of this module's own."""
+    return copytree(empty_work, tmp_path_factory.mktemp("apart") / "work")
+
+
+@pytest.fixture(scope="module")
+def towers(work: Path) -> TowersAndHeads:
     """An untrained dual encoder whose checkpoint lies in the work folder."""
     torch.manual_seed(5)
-    towers = TowersAndHeads(load_tokenizer(empty_work / "tokenizer")).eval()
-    write_checkpoint(towers, empty_work / "dual-encoder")
+    towers = TowersAndHeads(load_tokenizer(work / "tokenizer")).eval()
+    write_checkpoint(towers, work / "dual-encoder")
     return towers
 
 
@@ -33,14 +40,14 @@ def write_checkpoint(module: nn.Module, folder: Path) -> None:
     write_tensors(folder / CHECKPOINT, {f"average.{name}": value for name, value in module.state_dict().items()}, {})
 
 
-def test_scores_are_cosines_of_a_picture_and_its_caption(towers: TowersAndHeads, empty_work: Path) -> None:
+def test_scores_are_cosines_of_a_picture_and_its_caption(towers: TowersAndHeads, work: Path) -> None:
     pictures = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     captions = ["a red star at night", "two blue rings"]
 
-    scores = EncoderApart(empty_work).scores(pictures, captions)
+    scores = EncoderApart(work).scores(pictures, captions)
 
     with torch.no_grad():
-        texts = towers.text(tokenise(load_tokenizer(empty_work / "tokenizer"), captions))
+        texts = towers.text(tokenise(load_tokenizer(work / "tokenizer"), captions))
         images = towers.image(as_pixels(pictures))
     by_hand = [float(t @ i / (t.norm() * i.norm())) for t, i in zip(texts, images, strict=True)]
     assert scores.tolist() == pytest.approx(by_hand, abs=1e-5)
@@ -48,24 +55,24 @@ def test_scores_are_cosines_of_a_picture_and_its_caption(towers: TowersAndHeads,
 
 
 @pytest.mark.usefixtures("towers")
-def test_an_examiner_reads_pictures_by_both_encoders(empty_work: Path) -> None:
-    write_checkpoint(Judge(), empty_work / "judge")
+def test_an_examiner_reads_pictures_by_both_encoders(work: Path) -> None:
+    write_checkpoint(Judge(), work / "judge")
     prompts = examination_prompts(2)
     pictures = torch.stack([prompts.drawn, prompts.drawn.flip(0), prompts.drawn], dim=1)
 
-    marks = Examiner(WEIGHTS, empty_work, empty_work).mark(pictures, prompts.captions, prompts.asked)
+    marks = Examiner(WEIGHTS, work, work).mark(pictures, prompts.captions, prompts.asked)
 
     assert marks.score_apart is not None
-    apart = EncoderApart(empty_work)
+    apart = EncoderApart(work)
     for seed in range(3):
         by_hand = apart.scores(pictures[:, seed], list(prompts.captions)).tolist()
         assert marks.score_apart[:, seed].tolist() == pytest.approx(by_hand, abs=1e-6)
     assert abs(marks.score_apart - marks.clip_score).min() > 1e-3
 
 
-def test_an_encoder_with_the_models_text_weights_is_refused(towers: TowersAndHeads, empty_work: Path) -> None:
-    encoder = EncoderApart(empty_work)
-    encoder.check_unshared(make_dual_encoder(load_tokenizer(empty_work / "tokenizer")))
+def test_an_encoder_with_the_models_text_weights_is_refused(towers: TowersAndHeads, work: Path) -> None:
+    encoder = EncoderApart(work)
+    encoder.check_unshared(make_dual_encoder(load_tokenizer(work / "tokenizer")))
 
     with pytest.raises(FailedPrecondition, match=r"tiny-clip; train one from another seed: .* --seed 5"):
         encoder.check_unshared(towers.clip)

@@ -1,0 +1,62 @@
+"""Which steps share a forward pass."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.controlnets import ControlSetting, ControlStep
+from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
+from services.controlnet_svc.compute.thread import ComputeThread, StreamStep
+
+
+@dataclass
+class Network:
+    """Answers each step with its latents, and notes the timesteps of every pass."""
+
+    passes: list[list[float]] = field(default_factory=list)
+
+    def residuals(self, steps: Sequence[ControlStep]) -> list[ControlResiduals]:
+        self.passes.append([float(step.inputs.timesteps[0]) for step in steps])
+        return [ControlResiduals((step.inputs.latents,), None) for step in steps]
+
+
+@pytest.fixture
+def compute() -> Iterator[ComputeThread]:
+    thread = ComputeThread(8)
+    yield thread
+    thread.close()
+
+
+def step_of(stream: object, network: Network, timestep: float) -> StreamStep:
+    inputs = DenoiserInput(torch.zeros(1, 4, 2, 2), torch.tensor([timestep]), Conditioning(torch.zeros(1, 3, 5)))
+    asked = ControlStep(inputs, torch.zeros(1, 4, 2, 2), ControlSetting())
+
+    def latents(residuals: ControlResiduals) -> Tensor:
+        return residuals.down_block_residuals[0]
+
+    return StreamStep(stream, network, asked, latents)  # type: ignore[arg-type]
+
+
+def passes_of(compute: ComputeThread, asked: Sequence[tuple[str, float]]) -> list[list[float]]:
+    """The timesteps of each pass, of steps (stream, timestep) that wait all at once."""
+    network, go_on = Network(), threading.Event()
+    busy = compute.call(go_on.wait)
+    futures = [compute.submit(step_of(stream, network, timestep)) for stream, timestep in asked]
+    go_on.set()
+    for future in (busy, *futures):
+        future.result(10)
+    return network.passes
+
+
+def test_steps_of_different_streams_share_a_pass(compute: ComputeThread) -> None:
+    assert passes_of(compute, [("a", 900.0), ("b", 500.0), ("c", 100.0)]) == [[900.0, 500.0, 100.0]]
+
+
+def test_two_steps_of_one_stream_never_share_a_pass(compute: ComputeThread) -> None:
+    asked = [("a", 900.0), ("a", 800.0), ("b", 500.0), ("a", 700.0), ("b", 400.0)]
+
+    assert passes_of(compute, asked) == [[900.0, 500.0], [800.0, 400.0], [700.0]]
