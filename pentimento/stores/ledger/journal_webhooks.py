@@ -49,9 +49,9 @@ class JournalWebhooks:
         statement = _select_due().where(_webhooks.c.next_at <= now).order_by(_webhooks.c.next_at).limit(limit_count)
         return self._submit(lambda connection: [_due_of(row) for row in connection.execute(statement)])
 
-    def next_at(self) -> "Future[float | None]":
-        """Return when the next one is to be called; None where there is none."""
-        statement = select(func.min(_webhooks.c.next_at)).where(_IS_DUE)
+    def next_at(self, after: float) -> "Future[float | None]":
+        """Return when the first one is to be called that is not due by that time yet; None where there is none."""
+        statement = select(func.min(_webhooks.c.next_at)).where(_IS_DUE, _webhooks.c.next_at > after)
         return self._submit(lambda connection: connection.execute(statement).scalar_one())
 
     def note_try(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> "Future[None]":

@@ -90,18 +90,17 @@ class Webhooks:
 
     async def _look(self) -> float:
         """Changes state: calls begin. Returns for how many seconds nothing else is due."""
+        looked_at = self._clock.wall()
         try:
-            due = await asyncio.wrap_future(self._journal.due(self._clock.wall(), _LOOKED_AT_ONCE))
+            due = await asyncio.wrap_future(self._journal.due(looked_at, _LOOKED_AT_ONCE))
             for one in due:
                 self._begin(one)
-            next_at = await asyncio.wrap_future(self._journal.next_at())
+            next_at = await asyncio.wrap_future(self._journal.next_at(looked_at))
         except PentimentoError as error:
             logger.warning("webhooks cannot be read", extra={"reason": error.reason})
             return _LONGEST_WAIT_S
-        # What is under way, or waits for those, is due all the time: their ends wake this up.
-        if next_at is None or next_at <= self._clock.wall():
-            return _LONGEST_WAIT_S
-        return min(next_at - self._clock.wall(), _LONGEST_WAIT_S)
+        # What was due then is under way, or waits for those: their ends wake this up. The next may be due by now.
+        return _LONGEST_WAIT_S if next_at is None else min(next_at - self._clock.wall(), _LONGEST_WAIT_S)
 
     def _begin(self, due: DueWebhook) -> None:
         host = due.url.split("/")[2]

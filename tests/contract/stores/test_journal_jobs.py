@@ -92,14 +92,14 @@ def test_a_token_that_was_not_given_is_refused(token: str) -> None:
 
 def test_a_webhook_is_due_once_its_job_has_ended(journal: Journal) -> None:
     accept(journal, "job", 1.5, webhook_url=HOOK)
-    before = (journal.webhooks.due(9e9, 5).result(), journal.webhooks.next_at().result())
+    before = (journal.webhooks.due(9e9, 5).result(), journal.webhooks.next_at(-1.0).result())
 
     journal.finish("job", RequestState.FAILED, "WORKER_LOST", "").result()
 
     due = DueWebhook("job", "acme", HOOK, 0, RequestState.FAILED, "WORKER_LOST", 1.5, 500.0)
     assert before == ([], None)
     assert journal.webhooks.due(500.0, 5).result() == [due]
-    assert journal.webhooks.next_at().result() == 0.0
+    assert journal.webhooks.next_at(-1.0).result() == 0.0
 
 
 def test_a_try_that_failed_comes_again_later_and_one_that_did_not_never(ledger_url: str) -> None:
@@ -114,7 +114,8 @@ def test_a_try_that_failed_comes_again_later_and_one_that_did_not_never(ledger_u
     with closing(open_journal(ledger_url)) as journal:
         assert journal.webhooks.due(699.0, 5).result() == []
         assert [(due.request_id, due.try_count) for due in journal.webhooks.due(700.0, 5).result()] == [("again", 1)]
-        assert journal.webhooks.next_at().result() == 700.0
+        assert journal.webhooks.next_at(699.0).result() == 700.0
+        assert journal.webhooks.next_at(700.0).result() is None
         assert journal.webhooks.delivery("again").result() == again
         assert journal.webhooks.delivery("nobody's").result() is None
 

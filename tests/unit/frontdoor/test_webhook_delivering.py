@@ -1,0 +1,93 @@
+"""When webhooks are called, by a clock in the test's hands: the journal answers at once, the caller notes its calls."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from typing import TypeVar, cast
+
+from pentimento.domain.jobs import WebhookDelivery, WebhookState
+from pentimento.domain.requests import RequestState
+from pentimento.stores.ledger.journal_webhooks import DueWebhook, JournalWebhooks
+from pentimento.testing.clocks import SetClock
+from services.frontdoor.webhooks.calling import WebhookCaller
+from services.frontdoor.webhooks.delivering import DeliveryLimits, Webhooks
+from services.frontdoor.webhooks.rules import webhook_rules
+
+T = TypeVar("T")
+
+FAST, SLOW = "https://fast.example/", "https://slow.example/"
+
+
+def answered(value: T) -> "Future[T]":
+    future: Future[T] = Future()
+    future.set_result(value)
+    return future
+
+
+class Journal:
+    """When each address is to be called. Every look takes the clock `look_s` further."""
+
+    def __init__(self, clock: SetClock, times: dict[str, float], look_s: float = 0.0) -> None:
+        self._clock = clock
+        self._times = times
+        self._look_s = look_s
+
+    def due(self, now: float, limit_count: int) -> "Future[list[DueWebhook]]":
+        self._clock.wall_s += self._look_s
+        due = [url for url, at in self._times.items() if at <= now]
+        return answered([DueWebhook(url, "acme", url, 0, RequestState.COMPLETED, "", 0.0, 0.0) for url in due])
+
+    def next_at(self, after: float) -> "Future[float | None]":
+        return answered(min((at for at in self._times.values() if at > after), default=None))
+
+    def note_try(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> "Future[None]":
+        assert delivery.state is WebhookState.DELIVERED
+        del self._times[request_id]
+        return answered(None)
+
+
+class Caller:
+    """Every call is noted; those of the slow host have no end."""
+
+    def __init__(self) -> None:
+        self.called: asyncio.Queue[str] = asyncio.Queue()
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
+        self.called.put_nowait(url)
+        if url == SLOW:
+            await asyncio.Event().wait()
+        return 204
+
+
+@asynccontextmanager
+async def delivering(clock: SetClock, journal: Journal) -> AsyncIterator["asyncio.Queue[str]"]:
+    caller = Caller()
+    rules = webhook_rules(("*.example",), (), plain_http=False)
+    webhooks = Webhooks(
+        cast(JournalWebhooks, journal), clock, cast(WebhookCaller, caller), rules, (b"k" * 32,), DeliveryLimits()
+    )
+    running = asyncio.create_task(webhooks.run_forever())
+    try:
+        yield caller.called
+    finally:
+        running.cancel()
+
+
+async def test_a_try_that_comes_due_while_it_is_looked_is_not_left_until_the_next_look() -> None:
+    clock = SetClock()
+    journal = Journal(clock, {FAST: clock.wall_s + 0.01}, look_s=0.02)
+
+    async with delivering(clock, journal) as called:
+        assert await asyncio.wait_for(called.get(), 10) == FAST
+
+
+async def test_a_call_under_way_keeps_no_later_one_waiting() -> None:
+    clock = SetClock()
+    journal = Journal(clock, {SLOW: 0.0, FAST: clock.wall_s + 0.01})
+
+    async with delivering(clock, journal) as called:
+        first = await asyncio.wait_for(called.get(), 10)
+        clock.wall_s += 0.02
+
+        assert (first, await asyncio.wait_for(called.get(), 10)) == (SLOW, FAST)
