@@ -3,51 +3,111 @@
 gRPC hands calls over one after the other, in the order in which they came, whoever they are of. To take one costs a
 quarter of what it costs to read its message, to answer and to end it; all of that can wait. So a tenant's calls beyond
 a rate begin later, in their order. Whoever comes behind a storm waits until the storm is taken, not until it is served.
-One event loop; no locks.
+A call whose caller leaves gives its turn to the next one. One event loop; no locks.
 """
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from pentimento.rpc.failures import too_many_waiting
+from pentimento.rpc.failures import too_many_waiting, too_many_waiting_of_one
 
 # Calls of one key that begin at once, however fast they come.
 BURST_CALLS = 32
-# Of all keys together; each holds as much as a call that waits in gRPC.
+# Of all keys together, and of one; each holds as much as a call that waits in gRPC.
 WAITING_CALLS = 4096
+WAITING_CALLS_OF_A_KEY = 2048
 # Keys that are past their bursts are forgotten whenever there are more than so many.
 _KEPT_KEYS = 1024
+
+CallLater = Callable[[float, Callable[[], None]], asyncio.TimerHandle]
+
+
+def _call_later(delay_s: float, act: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(delay_s, act)
+
+
+@dataclass(eq=False)
+class _Line:
+    """The calls of one key that wait, in their order, and what lets the next one begin."""
+
+    timer: asyncio.TimerHandle
+    calls: "OrderedDict[asyncio.Future[None], None]" = field(default_factory=OrderedDict)
 
 
 class CallShaper:
     """At most so many calls a second begin for each key: a tenant, or the peer of a call that none was let in for."""
 
-    def __init__(self, calls_per_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        calls_per_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+        call_later: CallLater = _call_later,
+    ) -> None:
         self._step_s = 1.0 / calls_per_s
         self._monotonic = monotonic
+        self._call_later = call_later
         # When the next call of a key begins if none of its burst is left (GCRA's theoretical arrival time).
         self._due_at: dict[str, float] = {}
+        self._lines: dict[str, _Line] = {}
         self._waiting_count = 0
 
     async def begin(self, key: str) -> None:
-        """Wait until the call may begin. Raises ResourceExhausted when too many wait already."""
-        delay_s = self._delay_s(key)
-        if delay_s <= 0:
-            return
-        if self._waiting_count >= WAITING_CALLS:
-            raise too_many_waiting(WAITING_CALLS)
+        """Wait until the call may begin. Raises ResourceExhausted when too many wait already, of all or of the key,
+        with the time after which those have begun."""
+        line = self._lines.get(key)
+        if line is None:
+            now = self._monotonic()
+            earliest = now - (BURST_CALLS - 1) * self._step_s
+            due_at = max(self._due_at.get(key, earliest), earliest)
+            if due_at <= now:
+                self._begun(key, due_at, now)
+                return
+        self._check_room(line)
+        if line is None:
+            line = self._lines[key] = _Line(self._call_later(due_at - now, lambda: self._let_in(key)))
+        await self._wait_in(line, key)
+
+    async def _wait_in(self, line: _Line, key: str) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        line.calls[turn] = None
         self._waiting_count += 1
         try:
-            await asyncio.sleep(delay_s)
-        finally:
-            self._waiting_count -= 1
+            await turn
+        except asyncio.CancelledError:
+            if turn in line.calls:
+                self._leave(line, turn, key)
+            raise
 
-    def _delay_s(self, key: str) -> float:
-        now = self._monotonic()
-        earliest = now - (BURST_CALLS - 1) * self._step_s
-        due_at = max(self._due_at.get(key, earliest), earliest)
+    def _check_room(self, line: _Line | None) -> None:
+        of_key = 0 if line is None else len(line.calls)
+        if of_key >= WAITING_CALLS_OF_A_KEY:
+            raise too_many_waiting_of_one(of_key, of_key * self._step_s)
+        if self._waiting_count >= WAITING_CALLS:
+            raise too_many_waiting(WAITING_CALLS)
+
+    def _leave(self, line: _Line, turn: "asyncio.Future[None]", key: str) -> None:
+        del line.calls[turn]
+        self._waiting_count -= 1
+        if not line.calls:
+            line.timer.cancel()
+            del self._lines[key]
+
+    def _let_in(self, key: str) -> None:
+        """Begin with the calls that are due: several where the event loop was late."""
+        line, now = self._lines[key], self._monotonic()
+        while line.calls and (due_at := self._due_at[key]) <= now:
+            turn = next(iter(line.calls))
+            self._leave(line, turn, key)
+            if not turn.done():
+                self._begun(key, due_at, now)
+                turn.set_result(None)
+        if line.calls:
+            line.timer = self._call_later(due_at - now, lambda: self._let_in(key))
+
+    def _begun(self, key: str, due_at: float, now: float) -> None:
         self._due_at[key] = due_at + self._step_s
         if len(self._due_at) > _KEPT_KEYS:
-            self._due_at = {key: due for key, due in self._due_at.items() if due > now}
-        return due_at - now
+            self._due_at = {key: due for key, due in self._due_at.items() if due > now or key in self._lines}

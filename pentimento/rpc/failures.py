@@ -90,6 +90,15 @@ def too_many_waiting(limit: int) -> ResourceExhausted:
     )
 
 
+def too_many_waiting_of_one(limit: int, wait_s: float) -> ResourceExhausted:
+    """Make the error of a call beyond those of its tenant or peer that may wait to begin, which takes `wait_s`."""
+    return ResourceExhausted(
+        "TOO_MANY_CALLS",
+        f"{limit} calls of this tenant or peer wait already to begin: they come faster than tenant_calls_per_s",
+        retry_after_ms=max(RETRY_AFTER_MS, round(wait_s * 1000)),
+    )
+
+
 def too_many_messages() -> ResourceExhausted:
     return ResourceExhausted(
         "TOO_MANY_MESSAGES", "this server already receives as many messages as it may", retry_after_ms=RETRY_AFTER_MS

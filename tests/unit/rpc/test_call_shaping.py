@@ -1,152 +1,285 @@
 """When the calls of one key begin."""
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
 
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.rpc import call_shaping
 from pentimento.rpc.call_shaping import BURST_CALLS, CallShaper
-from pentimento.testing.clocks import SetClock
+
+
+@dataclass
+class Timers:
+    """A clock that stands still until a test lets time pass, and what is to be called on it."""
+
+    now_s: float = 100.0
+    waiting: list[tuple[float, Callable[[], None], asyncio.TimerHandle]] = field(default_factory=list)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, act: Callable[[], None]) -> asyncio.TimerHandle:
+        loop = asyncio.get_running_loop()
+        handle = asyncio.TimerHandle(loop.time() + delay_s, act, (), loop)
+        self.waiting.append((self.now_s + delay_s, act, handle))
+        return handle
+
+    async def pass_s(self, seconds: float) -> None:
+        """In one go, as where the event loop was late."""
+        self.now_s += seconds
+        due = [timer for timer in self.waiting if timer[0] <= self.now_s + 1e-9 and not timer[2].cancelled()]
+        self.waiting = [timer for timer in self.waiting if timer not in due and not timer[2].cancelled()]
+        for _, act, _ in due:
+            act()
+        await settle()
+
+
+class Calls:
+    """Calls that were asked for, in their order."""
+
+    def __init__(self, shaper: CallShaper) -> None:
+        self._shaper = shaper
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def ask(self, count: int, key: str = "a") -> None:
+        self.tasks += [asyncio.create_task(self._shaper.begin(key)) for _ in range(count)]
+        await settle()
+
+    @property
+    def begun_count(self) -> int:
+        return sum(task.done() and not task.cancelled() and task.exception() is None for task in self.tasks)
+
+    def refusal(self, index: int) -> ResourceExhausted:
+        error = self.tasks[index].exception()
+        assert isinstance(error, ResourceExhausted)
+        return error
+
+    async def leave(self, *indexes: int) -> None:
+        for index in indexes:
+            self.tasks[index].cancel()
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(4):
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
-def clock() -> SetClock:
-    return SetClock(monotonic_s=100.0)
+def timers() -> Timers:
+    return Timers()
 
 
-@pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What was waited for, without waiting."""
-    found: list[float] = []
-
-    async def sleep(delay_s: float) -> None:
-        found.append(round(delay_s, 6))
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    return found
+def shaped(timers: Timers, calls_per_s: float = 10.0) -> Calls:
+    return Calls(CallShaper(calls_per_s, timers.monotonic, timers.call_later))
 
 
-async def test_a_burst_begins_at_once_and_the_rest_in_its_order_at_the_rate(
-    clock: SetClock, slept: list[float]
+async def test_a_burst_begins_at_once_and_the_rest_in_its_order_at_the_rate(timers: Timers) -> None:
+    calls = shaped(timers)
+    await calls.ask(BURST_CALLS + 3)
+    begun = [calls.begun_count]
+
+    for _ in range(3):
+        await timers.pass_s(0.1)
+        begun.append(calls.begun_count)
+
+    assert begun == [32, 33, 34, 35]
+    assert calls.tasks[32].done() and calls.tasks[33].done()
+    assert timers.waiting == []
+
+
+async def test_the_first_in_is_the_first_to_begin(timers: Timers) -> None:
+    calls = shaped(timers)
+    await calls.ask(BURST_CALLS + 3)
+
+    await timers.pass_s(0.1)
+
+    assert [task.done() for task in calls.tasks[BURST_CALLS:]] == [True, False, False]
+
+
+async def test_a_late_event_loop_lets_in_all_that_are_due(timers: Timers) -> None:
+    calls = shaped(timers)
+    await calls.ask(BURST_CALLS + 5)
+
+    await timers.pass_s(0.3)
+
+    assert calls.begun_count == BURST_CALLS + 3
+
+
+async def test_nobody_waits_for_another(timers: Timers) -> None:
+    calls = shaped(timers)
+    await calls.ask(BURST_CALLS + 1, "a")
+
+    await calls.ask(BURST_CALLS, "b")
+
+    assert calls.begun_count == 2 * BURST_CALLS
+
+
+async def test_who_keeps_to_the_rate_never_waits(timers: Timers) -> None:
+    calls = shaped(timers)
+    for count in range(1, 3 * BURST_CALLS):
+        await calls.ask(1)
+        assert calls.begun_count == count
+        timers.now_s += 0.1
+
+
+async def test_a_pause_gives_the_burst_back_and_no_more(timers: Timers) -> None:
+    calls = shaped(timers)
+    await calls.ask(BURST_CALLS)
+    timers.now_s += 1000.0
+
+    await calls.ask(BURST_CALLS + 1)
+
+    assert calls.begun_count == 2 * BURST_CALLS
+
+
+async def test_a_call_that_comes_just_when_it_may_begins_at_once(timers: Timers) -> None:
+    calls = shaped(timers, 8.0)
+    await calls.ask(BURST_CALLS)
+    timers.now_s += 0.125
+
+    await calls.ask(1)
+
+    assert calls.begun_count == BURST_CALLS + 1
+
+
+async def test_who_comes_while_others_wait_waits_behind_them(timers: Timers) -> None:
+    calls = shaped(timers)
+    await calls.ask(BURST_CALLS + 1)
+    timers.now_s += 1.0  # the timer is late
+
+    await calls.ask(1)
+
+    assert calls.begun_count == BURST_CALLS
+
+
+async def test_a_call_that_left_gives_its_turn_to_the_next(timers: Timers) -> None:
+    calls = shaped(timers)
+    await calls.ask(BURST_CALLS + 100)
+    await calls.leave(*range(BURST_CALLS, BURST_CALLS + 99))
+
+    await timers.pass_s(0.1)
+
+    assert calls.begun_count == BURST_CALLS + 1
+
+
+async def test_a_call_that_leaves_just_when_it_is_due_costs_nobody_a_turn(timers: Timers) -> None:
+    calls = shaped(timers)
+    await calls.ask(BURST_CALLS + 2)
+
+    calls.tasks[BURST_CALLS].cancel()
+    await timers.pass_s(0.1)
+
+    assert calls.begun_count == BURST_CALLS + 1
+    assert calls.tasks[BURST_CALLS].cancelled()
+
+
+async def test_when_all_have_left_the_next_one_waits_for_one_turn_only(timers: Timers) -> None:
+    calls = shaped(timers)
+    await calls.ask(BURST_CALLS + 50)
+    await calls.leave(*range(BURST_CALLS, BURST_CALLS + 50))
+
+    await calls.ask(1)
+    await timers.pass_s(0.1)
+
+    assert calls.begun_count == BURST_CALLS + 1
+
+
+async def test_a_refused_call_does_not_make_the_next_one_wait_longer(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shaper = CallShaper(10.0, clock.monotonic)
+    monkeypatch.setattr(call_shaping, "WAITING_CALLS_OF_A_KEY", 1)
+    calls = shaped(timers)
+    await calls.ask(BURST_CALLS + 100)
 
-    for _ in range(BURST_CALLS + 3):
-        await shaper.begin("a")
+    await timers.pass_s(0.1)
+    await calls.ask(1)
+    await timers.pass_s(0.1)
 
-    assert slept == [0.1, 0.2, 0.3]
-
-
-async def test_nobody_waits_for_another(clock: SetClock, slept: list[float]) -> None:
-    shaper = CallShaper(10.0, clock.monotonic)
-    for _ in range(BURST_CALLS + 1):
-        await shaper.begin("a")
-
-    for _ in range(BURST_CALLS):
-        await shaper.begin("b")
-
-    assert slept == [0.1]
+    assert calls.begun_count == BURST_CALLS + 2
 
 
-async def test_who_keeps_to_the_rate_never_waits(clock: SetClock, slept: list[float]) -> None:
-    shaper = CallShaper(10.0, clock.monotonic)
-    for _ in range(3 * BURST_CALLS):
-        await shaper.begin("a")
-        clock.monotonic_s += 0.1
+async def test_of_one_key_only_so_many_wait_and_the_refusal_says_how_long_those_take(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_shaping, "WAITING_CALLS_OF_A_KEY", 20)
+    calls = shaped(timers)
 
-    assert slept == []
+    await calls.ask(BURST_CALLS + 21, "a")
+    await calls.ask(BURST_CALLS + 1, "b")
 
-
-async def test_a_pause_gives_the_burst_back_and_no_more(clock: SetClock, slept: list[float]) -> None:
-    shaper = CallShaper(10.0, clock.monotonic)
-    for _ in range(BURST_CALLS):
-        await shaper.begin("a")
-    clock.monotonic_s += 1000.0
-
-    for _ in range(BURST_CALLS + 1):
-        await shaper.begin("a")
-
-    assert slept == [0.1]
+    refused = calls.refusal(BURST_CALLS + 20)
+    assert refused.reason == "TOO_MANY_CALLS" and refused.retry_after_ms == 2000
+    assert refused.message.startswith("20 calls of this tenant or peer wait already")
+    assert not calls.tasks[-1].done(), "others have places of their own"
+    await calls.leave(*range(len(calls.tasks)))
 
 
-async def test_only_so_many_wait(clock: SetClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_all_keys_only_so_many_wait(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_shaping, "WAITING_CALLS", 2)
-    shaper = CallShaper(0.001, clock.monotonic)
-    for _ in range(BURST_CALLS):
-        await shaper.begin("a")
-    waiting = [asyncio.create_task(shaper.begin("a")) for _ in range(2)]
-    await asyncio.sleep(0)
+    calls = shaped(timers)
+    await calls.ask(BURST_CALLS + 1, "a")
+    await calls.ask(BURST_CALLS + 2, "b")
 
-    with pytest.raises(ResourceExhausted) as refused:
-        await shaper.begin("a")
+    refused = calls.refusal(-1)
 
-    assert refused.value.reason == "TOO_MANY_CALLS" and refused.value.retry_after_ms
-    assert refused.value.message.startswith("2 calls wait already")
-    waiting[0].cancel()
-    await asyncio.wait(waiting[:1])
-    third = asyncio.create_task(shaper.begin("a"))
-    await asyncio.sleep(0)
-    assert not third.done(), "the place of the one that left"
-    for task in (waiting[1], third):
-        task.cancel()
+    assert refused.reason == "TOO_MANY_CALLS" and refused.retry_after_ms == 250
+    assert refused.message.startswith("2 calls wait already")
+    await calls.leave(BURST_CALLS)
+    await calls.ask(1, "b")
+    assert not calls.tasks[-1].done(), "the place of the one that left"
+    await calls.leave(*range(len(calls.tasks)))
 
 
-async def test_keys_are_forgotten_once_they_are_past_their_bursts(clock: SetClock) -> None:
-    shaper = CallShaper(10.0, clock.monotonic)
-    for number in range(5000):
-        await shaper.begin(str(number))
-        clock.monotonic_s += 1.0
+async def test_the_places_of_all_who_left_or_began_are_free_again(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_shaping, "WAITING_CALLS", 1)
+    calls = shaped(timers)
+    await calls.ask(BURST_CALLS)
 
-    assert len(shaper._due_at) <= 1025
+    for _ in range(3):
+        await calls.ask(1)
+        assert not calls.tasks[-1].done()
+        await calls.leave(-1)
+    for _ in range(3):
+        await calls.ask(1)
+        await timers.pass_s(0.1)
+
+    assert calls.begun_count == BURST_CALLS + 3
 
 
-async def test_so_many_keys_are_kept_and_at_one_more_all_that_are_past_their_bursts_go(clock: SetClock) -> None:
-    shaper = CallShaper(10.0, clock.monotonic)
+async def test_a_storm_is_not_forgotten_where_there_are_many_keys(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_shaping, "_KEPT_KEYS", 2)
+    calls = shaped(timers)
+    await calls.ask(BURST_CALLS + 1, "storm")
+    for key in ("b", "c", "d"):
+        await calls.ask(1, key)
+
+    await calls.ask(1, "storm")
+
+    assert [task.done() for task in (calls.tasks[BURST_CALLS], calls.tasks[-1])] == [False, False]
+    await calls.leave(*range(len(calls.tasks)))
+
+
+async def test_so_many_keys_are_kept_and_at_one_more_all_that_are_past_their_bursts_go(timers: Timers) -> None:
+    shaper = CallShaper(10.0, timers.monotonic, timers.call_later)
     kept = []
     for number in range(1025):
         await shaper.begin(str(number))
         kept.append(len(shaper._due_at))
-        clock.monotonic_s += 1.0
+        timers.now_s += 1.0
 
     assert kept == [*range(1, 1025), 0]
 
 
-async def test_a_storm_is_not_forgotten_where_there_are_many_keys(
-    clock: SetClock, slept: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(call_shaping, "_KEPT_KEYS", 2)
-    shaper = CallShaper(10.0, clock.monotonic)
-    for _ in range(BURST_CALLS + 1):
-        await shaper.begin("storm")
-    for key in ("b", "c", "d"):
-        await shaper.begin(key)
+async def test_by_default_the_event_loop_lets_calls_in() -> None:
+    shaper = CallShaper(500.0)
 
-    await shaper.begin("storm")
-
-    assert slept == [0.1, 0.2]
-
-
-async def test_the_places_of_all_who_left_are_free_again(clock: SetClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_shaping, "WAITING_CALLS", 1)
-    shaper = CallShaper(0.001, clock.monotonic)
-    for _ in range(BURST_CALLS):
-        await shaper.begin("a")
-
-    for _ in range(3):
-        waiting = asyncio.create_task(shaper.begin("a"))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        waiting.cancel()
-        await asyncio.wait([waiting])
-
-
-async def test_a_call_that_comes_just_when_it_may_begins_at_once(clock: SetClock, slept: list[float]) -> None:
-    shaper = CallShaper(8.0, clock.monotonic)
-    for _ in range(BURST_CALLS):
-        await shaper.begin("a")
-    clock.monotonic_s += 0.125
-
-    await shaper.begin("a")
-
-    assert slept == []
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(shaper.begin("a") for _ in range(BURST_CALLS + 5)))
