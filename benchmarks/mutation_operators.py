@@ -173,7 +173,8 @@ class Source:
 
     def __init__(self, root: Path, path: str) -> None:
         self._path = path
-        wrapper = MetadataWrapper(cst.parse_module((root / path).read_text()))
+        # Every node of a module that was just parsed stands in one place: none has to be copied before it is visited.
+        wrapper = MetadataWrapper(cst.parse_module((root / path).read_text()), unsafe_skip_copy=True)
         finder = _Finder(wrapper.module)
         wrapper.visit(finder)
         self.changes = finder.changes

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3] / "pentimento"
@@ -23,10 +24,13 @@ def public(body: list[ast.stmt]) -> Iterator[Definition]:
                 yield from public(node.body)
 
 
-def definitions(*packages: str) -> Iterator[tuple[str, Definition]]:
-    for path in (path for package in packages for path in sorted((ROOT / package).rglob("*.py"))):
-        for node in public(ast.parse(path.read_text()).body):
-            yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
+@cache
+def definitions(package: str) -> tuple[tuple[str, Definition], ...]:
+    return tuple(
+        (f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node)
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in public(ast.parse(path.read_text()).body)
+    )
 
 
 def is_called(node: Definition) -> bool:
@@ -36,7 +40,7 @@ def is_called(node: Definition) -> bool:
 
 
 def test_what_is_public_has_a_docstring() -> None:
-    known = {place: ast.get_docstring(node) for place, node in definitions(*PACKAGES)}
+    known = {place: ast.get_docstring(node) for package in PACKAGES for place, node in definitions(package)}
 
     missing = [place for place, text in known.items() if not text]
     assert len(missing) <= (1 - LEAST_SHARE) * len(known), missing
@@ -45,7 +49,8 @@ def test_what_is_public_has_a_docstring() -> None:
 def test_what_is_called_says_first_what_it_does() -> None:
     firsts = {
         place: text.split(maxsplit=1)[0]
-        for place, node in definitions(*PACKAGES, WIRE)
+        for package in (*PACKAGES, WIRE)
+        for place, node in definitions(package)
         if is_called(node) and (text := ast.get_docstring(node))
     }
 
