@@ -8,6 +8,10 @@ An object is written to staging, flushed to disk (fsync) and renamed into place,
 `put` returned survives a power cut, and what it did not return is absent or whole. With `durable=False` nothing is
 flushed: the same then holds for a crash of the process only, and a reader's digest check catches what a power cut tore.
 Several processes may share one root.
+
+Names of objects are put together as text: `pathlib` interns each part of a path, and names that come and go use up the
+places of the interpreter's table of interned strings. It is then made anew (up to 2 MiB) in the heap of whichever
+thread comes next, and the old one leaves a gap in another's.
 """
 
 import errno
@@ -53,7 +57,7 @@ class FilesystemObjectStore:
         self._staging = root / "staging"
         self._quarantine = root / "quarantine"
         # Seen to be there: the system is asked for each of the 256 once.
-        self._shards: set[Path] = set()
+        self._shards: set[str] = set()
         if read_only:
             return
         with _typed_errors():
@@ -65,8 +69,9 @@ class FilesystemObjectStore:
         """Write the object, flush it and return its reference; with `durable` False it may be lost in a power cut."""
         target = self._path(check_key(key))
         with _typed_errors():
-            if target.parent not in self._shards:
-                self._make_shard(target.parent)
+            shard = os.path.dirname(target)
+            if shard not in self._shards:
+                self._make_shard(shard)
             staged, descriptor = self._stage()
             try:
                 _write_all(descriptor, data)
@@ -74,12 +79,12 @@ class FilesystemObjectStore:
                     os.fsync(descriptor)
                 self._move(staged, target)
             except BaseException:
-                staged.unlink(missing_ok=True)
+                _unlink(staged)
                 raise
             finally:
                 os.close(descriptor)
             if durable:
-                _flush_directory(target.parent)
+                _flush_directory(shard)
         return refer_to(key, data)
 
     def get(self, reference: ObjectReference) -> bytes:
@@ -110,7 +115,7 @@ class FilesystemObjectStore:
             kept = self._quarantine / aside_name(reference.key, time.time_ns())
             # Another process may have been first.
             with suppress(FileNotFoundError):
-                self._path(reference.key).rename(kept)
+                os.rename(self._path(reference.key), kept)
                 close_to_others(kept)
             for name in beyond_bounds({path.name: path.stat().st_size for path in self._quarantine.iterdir()}):
                 (self._quarantine / name).unlink(missing_ok=True)
@@ -119,7 +124,7 @@ class FilesystemObjectStore:
     def delete(self, key: str) -> None:
         """Delete the object, if there is one."""
         with _typed_errors():
-            self._path(check_key(key)).unlink(missing_ok=True)
+            _unlink(self._path(check_key(key)))
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Yield every key that starts with `prefix`, in no order."""
@@ -148,7 +153,7 @@ class FilesystemObjectStore:
         for key in self.keys(prefix):
             # Deleted since it was listed.
             with _typed_errors(), suppress(FileNotFoundError):
-                sizes.append(self._path(key).stat().st_size)
+                sizes.append(os.stat(self._path(key)).st_size)
         return StoreUsage(len(sizes), sum(sizes))
 
     def sweep_uploads(self, unfinished_for_s: float = 0.0) -> int:
@@ -157,7 +162,7 @@ class FilesystemObjectStore:
         with _typed_errors():
             return sum(_is_abandoned(path, remove=True) for path in self._staging.iterdir())
 
-    def _open(self, path: Path, key: str) -> BinaryIO:
+    def _open(self, path: str, key: str) -> BinaryIO:
         try:
             return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
         except FileNotFoundError:
@@ -166,32 +171,33 @@ class FilesystemObjectStore:
                 raise
             raise ObjectMissing(key) from None
 
-    def _path(self, key: str) -> Path:
+    def _path(self, key: str) -> str:
         # Keys hold no dots, so the file name maps back to its key.
-        return self._objects / hashlib.sha256(key.encode()).hexdigest()[:2] / key.replace("/", ".")
+        shard = hashlib.sha256(key.encode()).hexdigest()[:2]
+        return f"{self._objects}/{shard}/{key.replace('/', '.')}"
 
     def _is_object(self, path: Path) -> bool:
-        return path.is_file() and not path.is_symlink() and path == self._path(path.name.replace(".", "/"))
+        return path.is_file() and not path.is_symlink() and str(path) == self._path(path.name.replace(".", "/"))
 
-    def _make_shard(self, shard: Path) -> None:
+    def _make_shard(self, shard: str) -> None:
         # Not with parents: a store whose volume went away must not be rebuilt on the bare mount point.
         with suppress(FileExistsError):
-            shard.mkdir(mode=0o700)
+            os.mkdir(shard, 0o700)
             _flush_directory(self._objects)
         self._shards.add(shard)
 
-    def _move(self, staged: Path, target: Path) -> None:
+    def _move(self, staged: str, target: str) -> None:
         try:
-            staged.rename(target)
+            os.rename(staged, target)
         except FileNotFoundError:
             # It was there once; the volume may be another one by now.
-            self._make_shard(target.parent)
-            staged.rename(target)
+            self._make_shard(os.path.dirname(target))
+            os.rename(staged, target)
 
-    def _stage(self) -> tuple[Path, int]:
+    def _stage(self) -> tuple[str, int]:
         """Make a file in staging, locked by this process. A sweep may take it before it is locked: then another one."""
         while True:
-            path = self._staging / secrets.token_hex(16)
+            path = f"{self._staging}/{secrets.token_hex(16)}"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,7 +208,12 @@ class FilesystemObjectStore:
             os.close(descriptor)
 
 
-def _flush_directory(directory: Path) -> None:
+def _unlink(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _flush_directory(directory: str | Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

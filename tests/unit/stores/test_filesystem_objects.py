@@ -5,6 +5,7 @@ import fcntl
 import os
 import resource
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,14 +141,27 @@ def test_a_directory_that_was_taken_away_meanwhile_is_made_again(tmp_path: Path)
 
 
 def test_the_system_is_asked_once_for_each_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, made = FilesystemObjectStore(tmp_path), list[Path]()
-    real = Path.mkdir
-    monkeypatch.setattr(Path, "mkdir", lambda path, **options: (made.append(path), real(path, **options)))
+    store, made = FilesystemObjectStore(tmp_path), list[str]()
+    real = os.mkdir
+    monkeypatch.setattr(os, "mkdir", lambda path, mode: (made.append(path), real(path, mode)))
 
     for data in (b"first", b"second", b"third"):
         store.put("a", data)
 
     assert len(made) == 1
+
+
+def test_names_of_objects_are_not_interned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, interned = FilesystemObjectStore(tmp_path), list[str]()
+    store.put("a/warm", b"bytes")
+    real = sys.intern
+    monkeypatch.setattr(sys, "intern", lambda text: (interned.append(text), real(text))[1])
+
+    reference = store.put("a/one", b"bytes")
+    store.get(reference)
+    store.delete(reference.key)
+
+    assert interned == []
 
 
 def test_a_file_that_a_sweep_took_before_it_was_locked_is_not_written(
