@@ -1,6 +1,5 @@
 """Tensors from one end of a stream to the other, by every transport; what was not asked for is refused by name."""
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +11,13 @@ from hypothesis import strategies as st
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
-from pentimento.tensors import outgoing as outgoing_module
-from pentimento.tensors.chunks import CHUNK_BYTES, ChunkAssembly, chunks_of
 from pentimento.tensors.device import all_finite, outgoing_tensor, tensor_over
 from pentimento.tensors.negotiation import common_transports, transport_offer
-from pentimento.tensors.outgoing import ALIGNMENT_BYTES, OutgoingTensor, fill_all, layout_of, outgoing
+from pentimento.tensors.outgoing import outgoing
 from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import INLINE_BYTES, TensorSender, open_sender
-from pentimento.wire.tensors import UNBOUND, Binding, DeviceBytes, Dtype, WireTensor, size_of
+from pentimento.wire.tensors import Binding, Dtype, WireTensor, size_of
 
 BINDING = Binding("request", 7, 3, "down_block_0", "sha256:model", 2)
 SHAPES = ((2, 3, 64, 64), (1, 7), (2, 300, 30))
@@ -305,99 +302,6 @@ def test_tensors_outlive_the_stream_that_brought_them(ends: Ends) -> None:
     assert all(torch.equal(view, one) for view, one in zip(views, sent, strict=True))
 
 
-@given(sizes=st.lists(st.integers(0, 200), max_size=6))
-def test_tensors_lie_in_order_aligned_and_apart(sizes: list[int]) -> None:
-    layout = layout_of(sizes)
-
-    ends_ = [offset + size for offset, size in zip(layout.offsets, sizes, strict=True)]
-    assert all(offset % ALIGNMENT_BYTES == 0 for offset in layout.offsets)
-    assert all(end <= begin for end, begin in zip(ends_, layout.offsets[1:], strict=False))
-    assert layout.size_bytes == (ends_[-1] if sizes else 0)
-
-
-def test_large_bundles_are_written_by_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing_module, "SHARED_FILL_BYTES", 64)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    sizes, both = (100, 7, 64, 0, 300), threading.Barrier(2, timeout=60)
-    threads: list[int] = []
-    layout, target = layout_of(sizes), bytearray(layout_of(sizes).size_bytes)
-
-    def filled(number: int, size: int) -> OutgoingTensor:
-        def fill(memory: memoryview | DeviceBytes) -> None:
-            if size >= 100:  # one of these in each half: they wait for one another
-                both.wait()
-            threads.append(threading.get_ident())
-            memory[:] = bytes([number]) * size  # type: ignore[index]
-
-        return OutgoingTensor(Dtype.UINT8, (size,), UNBOUND, fill, on_host=True)
-
-    fill_all([filled(number, size) for number, size in enumerate(sizes, 1)], layout, memoryview(target))
-
-    for number, (offset, size) in enumerate(zip(layout.offsets, sizes, strict=True), 1):
-        assert target[offset : offset + size] == bytes([number]) * size
-    assert len(set(threads)) == 2
-
-
-def test_large_tensors_of_a_network_are_copied_by_two_threads_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing_module, "SHARED_FILL_BYTES", 64)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    with torch.inference_mode():
-        sent = tensors()
-        made = [outgoing_tensor(one, binding) for one, binding in zip(sent, bindings(), strict=True)]
-        layout = layout_of([one.size_bytes for one in made])
-        target = bytearray(layout.size_bytes)
-        fill_all(made, layout, memoryview(target))
-
-    assert all(one.on_host for one in made)
-    for one, offset in zip(sent, layout.offsets, strict=True):
-        assert target[offset : offset + one.nbytes] == one.numpy().tobytes()
-
-
-def test_what_does_not_lie_on_the_host_is_written_by_the_thread_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing_module, "SHARED_FILL_BYTES", 64)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    threads: list[int] = []
-    layout = layout_of([100, 100])
-    sent = [OutgoingTensor(Dtype.UINT8, (100,), UNBOUND, lambda memory: threads.append(threading.get_ident()))] * 2
-
-    fill_all(sent, layout, memoryview(bytearray(layout.size_bytes)))
-
-    assert threads == [threading.get_ident()] * 2
-
-
-def test_a_fill_that_fails_is_told_once_nobody_writes_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing_module, "SHARED_FILL_BYTES", 64)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    failed, written = threading.Event(), threading.Event()
-    layout = layout_of([100, 100])
-
-    def fail(memory: memoryview | DeviceBytes) -> None:
-        failed.set()
-        raise ValueError("no")
-
-    def late(memory: memoryview | DeviceBytes) -> None:
-        assert failed.wait(60)
-        written.set()
-
-    sent = [OutgoingTensor(Dtype.UINT8, (100,), UNBOUND, fill, on_host=True) for fill in (fail, late)]
-
-    with pytest.raises(ValueError, match="no"):
-        fill_all(sent, layout, memoryview(bytearray(layout.size_bytes)))
-    assert written.is_set()
-
-
-@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
-def test_a_bundle_is_cut_and_put_together(size: int) -> None:
-    data = bytes(index % 251 for index in range(size))
-    assembly = ChunkAssembly(5, size)
-
-    found = [assembly.add(chunk) for chunk in chunks_of(5, memoryview(data))]
-
-    assert all(part is None for part in found[:-1])
-    assert found[-1] is not None
-    assert bytes(found[-1]) == data
-
-
 def test_a_sender_fills_the_same_memory_again_once_all_chunks_were_sent() -> None:
     sender, first, second = TensorSender(), tensors(), tensors()
 
@@ -430,22 +334,6 @@ def test_a_bundle_that_is_still_on_its_way_keeps_its_memory() -> None:
 
     found = take(TensorReceiver(), packed.tensors, sent)
     assert all(torch.equal(tensor_over(wire), one) for wire, one in zip(found.tensors, first, strict=True))
-
-
-@pytest.mark.parametrize(
-    "chunk",
-    [
-        pb.TensorChunk(bundle_id=2, data=b"12345678", last=True),
-        pb.TensorChunk(bundle_id=1, offset_bytes=1, data=b"1234"),
-        pb.TensorChunk(bundle_id=1, data=b"123456789", last=True),
-        pb.TensorChunk(bundle_id=1, data=b"1234", last=True),
-        pb.TensorChunk(bundle_id=1, data=b"12345678"),
-        pb.TensorChunk(bundle_id=1),
-    ],
-)
-def test_a_chunk_that_does_not_go_on_is_refused(chunk: pb.TensorChunk) -> None:
-    with pytest.raises(InvalidArgument):
-        ChunkAssembly(1, 8).add(chunk)
 
 
 def test_chunks_and_messages_come_in_turn() -> None:
