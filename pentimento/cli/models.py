@@ -17,7 +17,7 @@ from pentimento.cli.calls import ask_controller, controller_options
 from pentimento.cli.json_output import json_option, say
 from pentimento.clients.models import ModelRepositoryClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
-from pentimento.domain.models import CascadeVariant, ModelVariant, RegisteredModels
+from pentimento.domain.models import MAX_HANDOVER_PROFILE_BYTES, CascadeVariant, ModelVariant, RegisteredModels
 from pentimento.files.json_values import from_json, to_json
 from pentimento.supervisor.child import source_path
 from pentimento.supervisor.models import find_model
@@ -55,17 +55,21 @@ def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], as_json
 
 @models.command("add-cascade")
 @click.argument("file", type=FILE)
+@click.option(
+    "--handover-profile", "profiles", multiple=True, type=FILE, help="of `bench handover-profile`, once a hand-over"
+)
 @json_option
 @controller_options
-def add_cascade(file: Path, as_json: bool, **options: Any) -> None:
+def add_cascade(file: Path, profiles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     """Registers the cascade that FILE describes, as JSON: `models`, light first, and one of `handovers` for each but
-    the last, with `discriminator` (`light>heavy`), `discriminator_digest`, f(t) as `thresholds` and `shares`, and where
-    the next model may start from the picture before it `reuse_share`, the share of its steps that this spares: `bench
-    handover-profile` measures it."""
-    cascade = read_cascade(file)
-    call(options, lambda client: client.register_cascade(cascade, CALL_TIMEOUT_S))
-    words = f"{cascade.name}: discriminators {', '.join(each.discriminator for each in cascade.handovers)}"
-    say({"name": cascade.name, **to_json(cascade)}, words, as_json=as_json)
+    the last, with `discriminator` (`light>heavy`), `discriminator_digest`, and f(t) as `thresholds` and `shares`.
+
+    Where a model may start from the picture before it, a hand-over profile of both models says what share of its steps
+    that spares; without one, `reuse_share` of the hand-over may state it.
+    """
+    stated, texts = read_cascade(file), tuple(map(profile_text, profiles))
+    cascade = call(options, lambda client: client.register_cascade(stated, CALL_TIMEOUT_S, handover_profiles=texts))
+    say({"name": cascade.name, **to_json(cascade)}, cascade_words(cascade), as_json=as_json)
 
 
 @models.command("list")
@@ -79,7 +83,7 @@ def list_registered(as_json: bool, **options: Any) -> None:
     else:
         Console().print(models_table(registered))
         for cascade in registered.cascades:
-            click.echo(f"cascade {cascade.name} by {', '.join(each.discriminator for each in cascade.handovers)}")
+            click.echo(f"cascade {cascade_words(cascade)}")
 
 
 @models.command()
@@ -121,6 +125,33 @@ def read_cascade(file: Path) -> CascadeVariant:
     except (OSError, ValueError, RecursionError):
         raise InvalidArgument.of("file", f"must be JSON, {file} is not") from None
     return from_json(CascadeVariant, document, "cascade")
+
+
+def profile_text(file: Path) -> str:
+    """Return the text of a hand-over profile, which the controller judges. Raises InvalidArgument for a file that is no
+    text or too large for one."""
+    with file.open("rb") as opened:
+        data = opened.read(MAX_HANDOVER_PROFILE_BYTES + 1)
+    if len(data) > MAX_HANDOVER_PROFILE_BYTES:
+        limit = f"must name files of at most {MAX_HANDOVER_PROFILE_BYTES} bytes"
+        raise InvalidArgument.of("handover_profile", f"{limit}, {file} is larger")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument.of("handover_profile", f"must name files of text, {file} is none") from None
+
+
+def cascade_words(cascade: CascadeVariant) -> str:
+    """Return a cascade's name, its discriminators, and which share of its steps each model may leave out that starts
+    from the picture before it, with where the share comes from."""
+    words = f"{cascade.name}: discriminators {', '.join(each.discriminator for each in cascade.handovers)}"
+    for model, handover in zip(cascade.models[1:], cascade.handovers, strict=True):
+        if (of := handover.reuse_profile) is not None:
+            source = f"profiled: keeps {of.alpha:g} by {of.rule}"
+        else:
+            source = "stated" if handover.reuse_share else ""
+        words += f"; {model} spares {handover.reuse_share:g} of its steps ({source})" if source else ""
+    return words
 
 
 def models_table(registered: RegisteredModels) -> Table:

@@ -1,12 +1,14 @@
 """Client of the model repository."""
 
+from collections.abc import Sequence
+
 import grpc.aio
 
 from pentimento.api.models.v1 import model_repository_service_pb2 as pb
 from pentimento.api.models.v1.model_repository_service_pb2_grpc import ModelRepositoryServiceStub
 from pentimento.clients.errors import domain_errors
 from pentimento.domain.models import CascadeVariant, ModelVariant, RegisteredModels
-from pentimento.wire.models import cascade_to_proto, registered_from_proto, variant_to_proto
+from pentimento.wire.models import cascade_from_proto, cascade_to_proto, registered_from_proto, variant_to_proto
 
 
 class ModelRepositoryClient:
@@ -26,11 +28,15 @@ class ModelRepositoryClient:
         with domain_errors():
             await self._stub.RemoveModel(pb.RemoveModelRequest(name=name), timeout=timeout_s)
 
-    async def register_cascade(self, cascade: CascadeVariant, timeout_s: float | None = None) -> None:
-        """Register a cascade of registered models; raises as `register_model`."""
-        request = pb.RegisterCascadeRequest(cascade=cascade_to_proto(cascade))
+    async def register_cascade(
+        self, cascade: CascadeVariant, timeout_s: float | None = None, *, handover_profiles: Sequence[str] = ()
+    ) -> CascadeVariant:
+        """Register a cascade of registered models, and return it as it is registered: with the shares that the texts of
+        hand-over profiles allow. Raises as `register_model`."""
+        request = pb.RegisterCascadeRequest(cascade=cascade_to_proto(cascade), handover_profiles=handover_profiles)
         with domain_errors():
-            await self._stub.RegisterCascade(request, timeout=timeout_s)
+            answer = await self._stub.RegisterCascade(request, timeout=timeout_s)
+        return cascade_from_proto(answer.cascade)
 
     async def remove_cascade(self, name: str, timeout_s: float | None = None) -> None:
         """Take a cascade away. Raises NotFound."""

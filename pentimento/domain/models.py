@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from pentimento.domain.fleet import ModelCost
 
+MAX_HANDOVER_PROFILE_BYTES = 2**16
+
 
 @dataclass(frozen=True)
 class ModelFile:
@@ -41,17 +43,29 @@ class ModelVariant:
 
 
 @dataclass(frozen=True)
+class ReuseProfile:
+    """The hand-over profile that a share was read from: its file's digest, the share of quality that the next model
+    keeps (0..1), and the rule by which that was read."""
+
+    file_digest: str
+    alpha: float
+    rule: str
+
+
+@dataclass(frozen=True)
 class Handover:
     """Between a model of a cascade and the next one: the discriminator, as it knows its cascade (`light>heavy`), its
     digest, and f(t) as points: the share of pictures whose confidence is not above each threshold. `reuse_share` (0..1)
     of the next model's steps may be left out where it starts from the picture of the one before (DiffServe, section 5),
-    as the pair was measured; 0: it starts from noise."""
+    as the pair was measured; 0: it starts from noise. `reuse_profile` is what the share was read from; None where it
+    was stated."""
 
     discriminator: str
     discriminator_digest: str
     thresholds: tuple[float, ...]
     shares: tuple[float, ...]
     reuse_share: float = 0.0
+    reuse_profile: ReuseProfile | None = None
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """A hand-over profile: how many steps a cascade's later model may leave out because it starts from the picture before
 it (DiffServe, section 5), as measured of that pair, and its file.
 
-`pentimento bench handover-profile` writes the files and prints the share, which goes into the file of a cascade that
-`pentimento models add-cascade` registers. The rules by which a share is allowed are those of `thinning_profiling`: a
-sample is the later model's picture from the earlier one's, compared with the later model's own from noise, of the same
-prompt and seed.
+`pentimento bench handover-profile` writes the files, `pentimento models add-cascade --handover-profile` registers a
+cascade with what they allow (`profiled_cascades`). The rules by which a share is allowed are those of
+`thinning_profiling`: a sample is the later model's picture from the earlier one's, compared with the later model's own
+from noise, of the same prompt and seed.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,18 @@ from typing import Annotated
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.documents import document_from_json, document_to_json, read_document
 from pentimento.files.json_values import ValueRange
-from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.policies.selector_profiling import REQUIRED_SHARE, ThresholdRule, share_is_surely
 from pentimento.policies.thinning_profiling import ThinnedSample, allows, mean_share
 
 FORMAT = 1
 DIGITS = 4
 
-Count = Annotated[int, ValueRange(1)]
+# As many prompts as the command takes, and so many rows, are counted in a blink.
+MAX_ROWS = 100
+Count = Annotated[int, ValueRange(1, 100_000)]
 Share = Annotated[float, ValueRange(0.0, 1.0)]
+# Of a quality, which may be a cosine and below 0.
+Ratio = Annotated[float, ValueRange(-1e6, 1e6)]
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class HandoverRow:
     taken_count: Count
     picture_count: Count
     kept_count: int
-    mean_share: float
+    mean_share: Ratio
     allowed: tuple[ThresholdRule, ...] = ()
 
 
@@ -49,13 +53,13 @@ class HandoverProfile:
     heavy: str
     heavy_digest: str
     step_count: Count
-    guidance_scale: float
+    guidance_scale: Annotated[float, ValueRange(0.0)]
     encoder: str
     encoder_digest: str
     quality: str
     alpha: Share
     rule: ThresholdRule
-    light_share: float
+    light_share: Ratio
     rows: tuple[HandoverRow, ...]
     prompts: str = ""
     build_version: str = ""
@@ -94,18 +98,36 @@ def handover_to_json(profile: HandoverProfile) -> str:
     return document_to_json(profile, FORMAT)
 
 
-def handover_from_json(text: str) -> HandoverProfile:
-    """Return the profile. Raises InvalidArgument naming the line of what is no JSON, or the field that is missing,
-    unknown, of another type or outside its limits."""
-    profile = document_from_json(HandoverProfile, text, FORMAT, "profile")
+def handover_from_json(text: str, where: str = "profile") -> HandoverProfile:
+    """Return the profile. Raises InvalidArgument naming the line of what is no JSON, or the field below `where` that is
+    missing, unknown, of another type, outside its limits or not what other fields say."""
+    profile = document_from_json(HandoverProfile, text, FORMAT, where)
     for field in ("light_digest", "heavy_digest"):
         if not getattr(profile, field):
-            raise InvalidArgument.of(f"profile.{field}", "must name a digest")
+            raise InvalidArgument.of(f"{where}.{field}", "must name a digest")
+    if not 1 <= len(profile.rows) <= MAX_ROWS:
+        raise InvalidArgument.of(f"{where}.rows", f"must be 1 to {MAX_ROWS}, got {len(profile.rows)}")
+    if len({row.reuse_share for row in profile.rows}) < len(profile.rows):
+        raise InvalidArgument.of(f"{where}.rows", "must have each share once")
     for index, row in enumerate(profile.rows):
-        if row.taken_count != taken_steps(profile.step_count, row.reuse_share):
-            wrong = f"{row.taken_count} of {profile.step_count} steps are not what {row.reuse_share:g} leaves of them"
-            raise InvalidArgument.of(f"profile.rows[{index}].taken_count", wrong)
+        _check_row(row, profile.step_count, f"{where}.rows[{index}]")
     return profile
+
+
+def _check_row(row: HandoverRow, step_count: int, where: str) -> None:
+    if row.taken_count != taken_steps(step_count, row.reuse_share):
+        wrong = f"{row.taken_count} of {step_count} steps are not what {row.reuse_share:g} leaves of them"
+        raise InvalidArgument.of(f"{where}.taken_count", wrong)
+    if not 0 <= row.kept_count <= row.picture_count:
+        raise InvalidArgument.of(f"{where}.kept_count", f"must be 0 to {row.picture_count}, got {row.kept_count}")
+    # The mean's rule asks for more than these counts.
+    counted = {
+        ThresholdRule.MINIMUM: row.kept_count == row.picture_count,
+        ThresholdRule.LOWER_BOUND: share_is_surely(row.kept_count, row.picture_count, REQUIRED_SHARE),
+    }
+    if wrong_rules := [rule.value for rule, holds in counted.items() if holds is not (rule in row.allowed)]:
+        limit = f"must be what {row.kept_count} kept of {row.picture_count} allow, are not for {wrong_rules[0]}"
+        raise InvalidArgument.of(f"{where}.allowed", limit)
 
 
 def read_handover_profile(path: Path) -> HandoverProfile:

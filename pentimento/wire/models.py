@@ -8,6 +8,7 @@ from pentimento.domain.models import (
     ModelFile,
     ModelVariant,
     RegisteredModels,
+    ReuseProfile,
 )
 from pentimento.wire.fleet import cost_from_proto, cost_to_proto
 
@@ -45,6 +46,7 @@ def cascade_to_proto(cascade: CascadeVariant) -> pb.CascadeVariant:
             thresholds=handover.thresholds,
             shares=handover.shares,
             reuse_share=handover.reuse_share,
+            reuse_profile=_reuse_profile_to_proto(handover.reuse_profile),
         )
         for handover in cascade.handovers
     ]
@@ -53,11 +55,25 @@ def cascade_to_proto(cascade: CascadeVariant) -> pb.CascadeVariant:
 
 def cascade_from_proto(message: pb.CascadeVariant) -> CascadeVariant:
     """Return the cascade of a message."""
-    handovers = tuple(
-        Handover(of.discriminator, of.discriminator_digest, tuple(of.thresholds), tuple(of.shares), of.reuse_share)
-        for of in message.handovers
+    return CascadeVariant(tuple(message.models), tuple(_handover_from_proto(of) for of in message.handovers))
+
+
+def _handover_from_proto(message: pb.Handover) -> Handover:
+    profile = message.reuse_profile
+    return Handover(
+        message.discriminator,
+        message.discriminator_digest,
+        tuple(message.thresholds),
+        tuple(message.shares),
+        message.reuse_share,
+        ReuseProfile(profile.file_digest, profile.alpha, profile.rule) if message.HasField("reuse_profile") else None,
     )
-    return CascadeVariant(tuple(message.models), handovers)
+
+
+def _reuse_profile_to_proto(profile: ReuseProfile | None) -> pb.ReuseProfile | None:
+    if profile is None:
+        return None
+    return pb.ReuseProfile(file_digest=profile.file_digest, alpha=profile.alpha, rule=profile.rule)
 
 
 def registered_to_proto(registered: RegisteredModels) -> pb.ListRegisteredResponse:

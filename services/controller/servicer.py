@@ -11,7 +11,7 @@ from pentimento.api.models.v1 import model_repository_service_pb2 as models_pb
 from pentimento.api.models.v1.model_repository_service_pb2_grpc import ModelRepositoryServiceServicer
 from pentimento.wire.fleet import replica_from_proto
 from pentimento.wire.generation import plan_version_from_proto
-from pentimento.wire.models import cascade_from_proto, registered_to_proto, variant_from_proto
+from pentimento.wire.models import cascade_from_proto, cascade_to_proto, registered_to_proto, variant_from_proto
 from pentimento.wire.plans import plan_to_proto
 from pentimento.wire.reports import fleet_to_proto, lease_to_proto, report_from_proto
 from services.controller.controller import Controller
@@ -88,8 +88,10 @@ class ModelRepositoryServicer(ModelRepositoryServiceServicer):
         context: grpc.aio.ServicerContext[models_pb.RegisterCascadeRequest, models_pb.RegisterCascadeResponse],
     ) -> models_pb.RegisterCascadeResponse:
         self._check_leading()
-        await self._repository.register_cascade(cascade_from_proto(request.cascade))
-        return models_pb.RegisterCascadeResponse()
+        cascade = await self._repository.register_cascade(
+            cascade_from_proto(request.cascade), tuple(request.handover_profiles)
+        )
+        return models_pb.RegisterCascadeResponse(cascade=cascade_to_proto(cascade))
 
     async def RemoveCascade(
         self,

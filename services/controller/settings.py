@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pentimento.devices.emulation import read_fleet
 from pentimento.domain.errors import InvalidArgument
+from pentimento.policies.profiled_cascades import ReusePromise
+from pentimento.policies.selector_profiling import RuleChoice
 from pentimento.policies.serving.needs import check_needs, fleet_settings
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
@@ -127,6 +129,17 @@ class ControllerSettings:
         "",
         help="registered cascade that is planned, light>heavy or longer, in place of --allocator once it is registered",
     )
+    handover_alpha: float = setting(
+        0.95,
+        help="share of its quality from noise that a hand-over profile has to promise of a cascade's later model",
+        minimum=0.01,
+        maximum=1,
+    )
+    handover_rule: RuleChoice = setting(
+        RuleChoice.PROFILE,
+        help="by which rule hand-over profiles are read: every measured picture kept its quality (minimum), surely 95 %"
+        " of them (lower_bound), surely their mean (mean), or each by the rule that it names (profile)",
+    )
     skip_light_below: float = setting(
         0.0,
         help="plans leave out a cascade's first model where the prompt alone tells that its picture is good enough with"
@@ -165,6 +178,11 @@ class ControllerSettings:
         if self.cascade and not (self.ledger_url and math.isfinite(self.serving.serving().slo_s)):
             raise ValueError("--cascade needs a --ledger-url, where it is registered, and a --slo-s")
         self.policy()
+
+    @property
+    def reuse_promise(self) -> ReusePromise:
+        """What is asked of hand-over profiles."""
+        return ReusePromise(self.handover_alpha, self.handover_rule.rule)
 
     def policy(self, deferral: DeferralCurve | None = None) -> ServingPolicy:
         """Raises ValueError naming the flag that the policy lacks. `deferral`: f(t) in place of the settings' own."""

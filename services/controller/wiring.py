@@ -84,7 +84,7 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
     planner = Planner(
         settings.policy(), epoch.value, settings.allocator_limit_s, skip_light_below=settings.skip_light_below
     )
-    repository = ModelRepository(ledger, lambda: planner.follow(_policy(settings, repository)))
+    repository = ModelRepository(ledger, lambda: planner.follow(_policy(settings, repository)), settings.reuse_promise)
     controller = Controller(
         registry,
         planner,

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from pentimento.diffusion.discriminators import open_discriminator
 from pentimento.domain.fleet import Plan
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.pictures.decoding import decode
+from pentimento.policies.handover_profiles import handover_row, handover_to_json
+from pentimento.policies.thinning_profiling import ThinnedSample
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.models import WEIGHTS
+from tests.unit.policies.handovers import PROFILE
 
 THRESHOLD = 0.5
 GUARD_S = 120.0
@@ -90,10 +94,16 @@ def register(suite: LocalSuite, folder: Path) -> None:
     digest, half = known["tiny-discriminator"]["digest"], {"thresholds": [0.0, 1.0], "shares": [0.0, 1.0]}
     pairs = ("tiny-light>tiny-heavy", TWICE)
     handovers = [{"discriminator": pair, "discriminator_digest": digest, **half} for pair in pairs]
-    # Of its fifty steps the heavy model leaves out twenty where it starts from the light picture.
-    handovers[0] |= {"reuse_share": 0.4}
     (folder / "cascade.json").write_text(json.dumps({"models": THREE, "handovers": handovers}))
-    run(suite, "add-cascade", str(folder / "cascade.json"))
+    (folder / "handover.json").write_text(handover_of(known))
+    run(suite, "add-cascade", str(folder / "cascade.json"), "--handover-profile", str(folder / "handover.json"))
+
+
+def handover_of(known: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of its fifty steps the heavy model leaves out twenty where it starts from the light picture."""
+    light, heavy = (known[name]["digest"] for name in THREE[:2])
+    rows = (handover_row(0.4, 30, [ThinnedSample(1.0, 1.0)] * 60, PROFILE.alpha),)
+    return handover_to_json(replace(PROFILE, light_digest=light, heavy_digest=heavy, rows=rows))
 
 
 def profile_of(name: str, entry: Mapping[str, Any]) -> ModelProfile:

@@ -13,6 +13,7 @@ NOT_RUN = {
     "pentimento simulate ": "takes a minute; tests/unit/simulator plays scenarios",
     "pentimento bench ": "measures for minutes, or reads what that wrote; tests/e2e/test_load.py runs small ones",
     "pentimento models add ": "needs a model of the reader's; tests/integration/controller registers some",
+    "pentimento models add-cascade ": "needs files of the reader's; tests/integration/controller registers some",
     "pentimento adapters add ": "needs a LoRA of the reader's; tests/e2e/test_adapters.py uploads one",
     "pentimento journal renew ": "mends a ledger that was lost; tests/faults/frontdoor does so",
     "grpcurl ": "is not installed by any package here; its method and message are checked against the contracts",

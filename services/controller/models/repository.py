@@ -3,12 +3,13 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
 from pentimento.domain.models import CascadeVariant, DeviceCost, ModelVariant, RegisteredModels, RegisteredRow
 from pentimento.files.json_values import from_json, to_json
+from pentimento.policies.profiled_cascades import ReusePromise, with_profiled_shares
 from pentimento.policies.serving.settings import DeferralCurve
 from services.controller.models.checks import check_cascade, check_name, check_variant
 
@@ -25,11 +26,17 @@ MAX_REGISTERED = 4096
 
 class ModelRepository:
     """Belongs to one event loop. Without a ledger nothing can be registered. `on_change` is called when what is
-    registered has changed."""
+    registered has changed. `promise`: what is asked of hand-over profiles."""
 
-    def __init__(self, ledger: "FleetLedger | None" = None, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        ledger: "FleetLedger | None" = None,
+        on_change: Callable[[], None] = lambda: None,
+        promise: ReusePromise | None = None,
+    ) -> None:
         self._ledger = ledger
         self._on_change = on_change
+        self._promise = promise or ReusePromise()
         # Checks and changes of two callers never mix.
         self._turn = asyncio.Lock()
         self._models: dict[str, ModelVariant] = {}
@@ -85,17 +92,20 @@ class ModelRepository:
             self._models.pop(name, None)
         self._on_change()
 
-    async def register_cascade(self, cascade: CascadeVariant) -> None:
-        """Changes state. FailedPrecondition MODEL_NOT_REGISTERED, NAME_TAKEN."""
+    async def register_cascade(self, cascade: CascadeVariant, handover_profiles: Sequence[str] = ()) -> CascadeVariant:
+        """Changes state. Return the cascade as it is registered, with the shares that the profiles' texts allow.
+        FailedPrecondition MODEL_NOT_REGISTERED, NAME_TAKEN."""
         check_cascade(cascade)
         async with self._turn:
             if lacking := [name for name in cascade.models if name not in self._models]:
                 raise FailedPrecondition(
                     "MODEL_NOT_REGISTERED", f"cascade.models: {', '.join(lacking)} must be registered first"
                 )
+            cascade = with_profiled_shares(cascade, handover_profiles, self.digests, self._promise)
             await self._register(CASCADE, cascade, "")
             self._cascades[cascade.name] = cascade
         self._on_change()
+        return cascade
 
     async def remove_cascade(self, name: str) -> None:
         """Changes state. NotFound."""

@@ -11,7 +11,9 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import RegisteredRow
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
 from pentimento.testing.clocks import SetClock
+from services.controller.models.repository import ModelRepository
 from tests.contract.stores.journal_records import NOW_S
+from tests.unit.controller.registered import cascade, handover_profile, unstated, variant_of_its_own
 
 ROW = RegisteredRow("model", "light", "sha256:1", '{"family": "sd"}')
 
@@ -131,3 +133,31 @@ def test_names_and_documents_come_back_as_they_were(ledger: FleetLedger) -> None
     ledger.register(row).result()
 
     assert ledger.registered().result() == [row]
+
+
+async def test_the_next_controller_knows_a_cascades_share_and_where_it_comes_from(ledger: FleetLedger) -> None:
+    light, heavy = variant_of_its_own("light"), variant_of_its_own("heavy")
+    two, stated = unstated(cascade("light", "heavy")), cascade("heavy", "light")
+    first, second = ModelRepository(ledger), ModelRepository(ledger)
+    for one in (light, heavy):
+        await first.register_model(one)
+    profiled = [await first.register_cascade(two, [handover_profile(light, heavy)]) for _ in range(2)]
+    await first.register_cascade(stated)
+    await second.load()
+
+    assert second.registered.cascades == (stated, profiled[0]) and profiled[0] == profiled[1]
+    assert (profiled[0].handovers[0].reuse_share, stated.handovers[0].reuse_profile) == (0.2, None)
+    assert profiled[0].handovers[0].reuse_profile is not None
+
+
+async def test_cascades_that_were_registered_before_profiles_were_read_stay(ledger: FleetLedger) -> None:
+    handover = """{"discriminator": "a>b", "discriminator_digest": "sha256:1", "thresholds": [0.0], "shares": [1.0],
+        "reuse_share": 0.25}"""
+    ledger.register(
+        RegisteredRow("cascade", "a>b", "", f'{{"models": ["a", "b"], "handovers": [{handover}]}}')
+    ).result()
+    repository = ModelRepository(ledger)
+    await repository.load()
+
+    (kept,) = repository.registered.cascades
+    assert (kept.name, kept.handovers[0].reuse_share, kept.handovers[0].reuse_profile) == ("a>b", 0.25, None)

@@ -1,12 +1,16 @@
 """Models and cascades registered, listed and removed over a socket; kept in the ledger; and what they change."""
 
 import asyncio
+import hashlib
+import json
+import sys
 import tempfile
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,13 +18,15 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.clients.models import ModelRepositoryClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport, UnplannedModel
-from pentimento.domain.models import RegisteredModels
+from pentimento.domain.models import RegisteredModels, ReuseProfile
+from pentimento.files.json_values import to_json
 from pentimento.policies.allocation import AllocationProfile, with_registered
+from pentimento.policies.selector_profiling import RuleChoice
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 from services.controller.settings import ControllerSettings, PolicySettings
 from services.controller.wiring import ControllerProcess, wire
-from tests.unit.controller.registered import cascade, variant
+from tests.unit.controller.registered import cascade, handover_profile, unstated, variant, variant_of_its_own
 
 
 class Running(NamedTuple):
@@ -36,7 +42,7 @@ def folder() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def running(folder: Path, url: str = "", planned: str = "") -> AsyncIterator[Running]:
+async def running(folder: Path, url: str = "", planned: str = "", **flags: Any) -> AsyncIterator[Running]:
     url = url or f"sqlite:///{folder / 'fleet.sqlite'}"
     address = f"unix:{folder / 'c'}"
     policy = {"allocator": "diffserve", "serving": PolicySettings(light="light", heavy="heavy", slo_s=5.0)}
@@ -46,6 +52,7 @@ async def running(folder: Path, url: str = "", planned: str = "") -> AsyncIterat
         lease_s=60.0,
         cascade=planned,
         **policy,
+        **flags,
     )
     ledger = open_fleet_ledger(url) if url != "none" else None
     process = wire(settings, ledger)
@@ -129,6 +136,75 @@ async def test_bad_ones_are_refused_by_field_over_the_wire(folder: Path) -> None
     assert listed == RegisteredModels()
 
 
+OWN = {name: variant_of_its_own(name) for name in ("light", "middle", "heavy")}
+PROFILED = handover_profile(OWN["middle"], OWN["heavy"])
+
+
+async def test_a_hand_over_profile_says_the_share_of_its_models_and_is_listed_with_it(folder: Path) -> None:
+    async with running(folder, handover_rule=RuleChoice.MINIMUM) as suite:
+        for one in OWN.values():
+            await suite.models.register_model(one)
+        answered = await suite.models.register_cascade(unstated(THREE), handover_profiles=[PROFILED])
+        listed = await suite.models.registered()
+
+    first, second = answered.handovers
+    assert (first.reuse_share, first.reuse_profile, second.reuse_share) == (0.0, None, 0.1)
+    digest = f"sha256:{hashlib.sha256(PROFILED.encode()).hexdigest()}"
+    assert second.reuse_profile == ReuseProfile(digest, 0.95, "minimum")
+    assert listed.cascades == (answered,)
+
+
+async def test_the_command_sends_profiles_and_says_where_shares_come_from(folder: Path) -> None:
+    (folder / "cascade.json").write_text(json.dumps(to_json(cascade("light", "middle", "heavy"))))
+    (folder / "unstated.json").write_text(json.dumps(to_json(unstated(THREE))))
+    (folder / "profile.json").write_text(PROFILED)
+    async with running(folder) as suite:
+        for one in OWN.values():
+            await suite.models.register_model(one)
+
+        async def command(*words: str) -> str:
+            at = ("--controller-address", f"unix:{folder / 'c'}")
+            line = [sys.executable, "-m", "pentimento.cli", "models", *words, *at]
+            said = await asyncio.create_subprocess_exec(*line, stdout=PIPE, stderr=STDOUT)
+            return (await said.communicate())[0].decode()
+
+        given = "--handover-profile", str(folder / "profile.json")
+        refused = await command("add-cascade", str(folder / "cascade.json"), *given)
+        added = await command("add-cascade", str(folder / "unstated.json"), *given, "--json")
+        listed = await command("list")
+
+    assert "cascade.handovers[1].reuse_share: must be 0 where a profile says it, got 0.25" in refused
+    first, second = json.loads(added)["handovers"]
+    assert (first["reuse_share"], "reuse_profile" in first, second["reuse_share"]) == (0.0, False, 0.2)
+    assert second["reuse_profile"].keys() == {"file_digest", "alpha", "rule"}
+    assert "heavy spares 0.2 of its steps (profiled: keeps 0.95 by lower_bound)" in listed
+
+
+@pytest.mark.parametrize(
+    ("profiles", "field"),
+    [
+        ([handover_profile(OWN["light"], OWN["heavy"])], "handover_profiles[0].heavy_digest"),
+        ([PROFILED, handover_profile(OWN["heavy"], OWN["light"])], "handover_profiles[1].light_digest"),
+        (["{"], "handover_profiles[0]"),
+        ([PROFILED.replace('"alpha": 0.95', '"alpha": 0.98')], "handover_profiles[0].alpha"),
+        ([PROFILED.replace('"alpha"', f'"{"a" * 60_000}"')], None),
+        ([PROFILED] * 3, "handover_profiles"),
+    ],
+)
+async def test_a_profile_that_says_nothing_of_the_cascade_registers_none(
+    folder: Path, profiles: list[str], field: str | None
+) -> None:
+    async with running(folder, handover_alpha=0.99 if "0.98" in profiles[0] else 0.95) as suite:
+        for one in OWN.values():
+            await suite.models.register_model(one)
+        with pytest.raises(InvalidArgument) as refused:
+            await suite.models.register_cascade(unstated(THREE), handover_profiles=profiles)
+        listed = await suite.models.registered()
+
+    assert field is None or [violation.field for violation in refused.value.violations] == [field]
+    assert listed.cascades == ()
+
+
 async def test_without_a_ledger_nothing_is_registered_and_it_says_why(folder: Path) -> None:
     async with running(folder, "none") as suite:
         with pytest.raises(FailedPrecondition, match="--ledger-url") as refused:
@@ -199,13 +275,14 @@ async def test_a_registered_cascade_of_three_is_planned_once_it_is_registered(fo
                     await suite.controller.report(ReplicaReport(f"w{number}", 1))
                 plan = (await suite.controller.fleet()).plan
                 if plan.allocator == "diffserve" and not seen:
-                    for one in (LIGHT, MIDDLE, HEAVY):
+                    for one in OWN.values():
                         await suite.models.register_model(one)
-                    await suite.models.register_cascade(THREE)
+                    await suite.models.register_cascade(unstated(THREE), handover_profiles=[PROFILED])
                 if plan.allocator != "resident":
                     seen.add(plan.allocator)
                 await asyncio.sleep(0.01)
 
     assert [planned.cascade for planned in plan.cascades] == [THREE.name]
+    assert [stage.reuse_share for stage in plan.cascades[0].stages] == [0.0, 0.2, 0.0]
     assert [pool.model for pool in plan.pools] == list(models)
     assert "diffserve" in seen

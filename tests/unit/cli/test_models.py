@@ -3,18 +3,19 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from pentimento.cli.models import add, describe, models_table, read_cascade
+from pentimento.cli.models import add, cascade_words, describe, models_table, profile_text, read_cascade
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
-from pentimento.domain.models import RegisteredModels
+from pentimento.domain.models import RegisteredModels, ReuseProfile
 from pentimento.files.json_values import from_json, to_json
 from pentimento.supervisor.models import find_model
-from tests.unit.controller.registered import cascade, variant
+from tests.unit.controller.registered import cascade, unstated, variant
 
 LIGHT = variant("light", ("gpu", 0.5), ("", 0.7))
 
@@ -42,6 +43,35 @@ def test_a_file_that_is_no_cascade_is_refused_by_field(tmp_path: Path, text: str
 
     with pytest.raises(InvalidArgument, match=message):
         read_cascade(file)
+
+
+def test_the_list_says_what_each_model_spares_and_by_whose_word() -> None:
+    """Nothing of a share that is 0 because nobody said anything; of one that was measured to be 0 it does."""
+    three = cascade("light", "middle", "heavy")
+    stated, other = three.handovers
+    measured = replace(other, reuse_share=0.0, reuse_profile=ReuseProfile("sha256:1", 0.9, "minimum"))
+
+    words = cascade_words(replace(three, handovers=(stated, measured)))
+
+    assert words == (
+        "light>middle>heavy: discriminators light>middle, middle>heavy; middle spares 0.25 of its steps (stated); "
+        "heavy spares 0 of its steps (profiled: keeps 0.9 by minimum)"
+    )
+    assert "spares" not in cascade_words(unstated(three))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"{}" + b" " * 65_535, "handover_profile: must name files of at most 65536 bytes"), (b"\xff", "files of text")],
+)
+def test_a_profile_is_read_within_bounds(tmp_path: Path, data: bytes, message: str) -> None:
+    file = tmp_path / "profile.json"
+    file.write_bytes(data)
+
+    with pytest.raises(InvalidArgument, match=message):
+        profile_text(file)
+    file.write_bytes(b"{}" + b" " * 65_534)
+    assert len(profile_text(file)) == 65_536
 
 
 def test_a_variant_comes_back_from_its_document_as_it_was() -> None:

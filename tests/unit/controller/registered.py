@@ -1,10 +1,14 @@
 """Models and cascades that may be registered."""
 
+import hashlib
+from dataclasses import replace
 from itertools import pairwise
 
 from pentimento.domain.fleet import ModelCost
 from pentimento.domain.models import CascadeVariant, DeviceCost, Handover, ModelFile, ModelVariant
+from pentimento.policies.handover_profiles import handover_to_json
 from services.controller.models.checks import digest_of
+from tests.unit.policies.handovers import PROFILE
 
 FILES = (
     ModelFile("model_index.json", "a" * 64, 10),
@@ -18,6 +22,22 @@ def variant(name: str, *costs: tuple[str, float]) -> ModelVariant:
     """`costs`: a device, and the seconds of a picture there."""
     told = tuple(DeviceCost(device, ModelCost(name, ((1, run_s),))) for device, run_s in costs)
     return ModelVariant(name, DIGEST, "stable_diffusion", "Apache-2.0", FILES, told)
+
+
+def variant_of_its_own(name: str) -> ModelVariant:
+    """One whose weights, and so its digest, no other name has."""
+    files = (FILES[0], replace(FILES[1], sha256=hashlib.sha256(name.encode()).hexdigest()))
+    return replace(variant(name), files=files, digest=digest_of(files))
+
+
+def handover_profile(light: ModelVariant, heavy: ModelVariant) -> str:
+    """The text of a profile that allows a fifth by its own rule, a tenth where every picture must keep alpha."""
+    return handover_to_json(replace(PROFILE, light_digest=light.digest, heavy_digest=heavy.digest))
+
+
+def unstated(cascade: CascadeVariant) -> CascadeVariant:
+    """The same cascade with no share of its own."""
+    return replace(cascade, handovers=tuple(replace(each, reuse_share=0.0) for each in cascade.handovers))
 
 
 def cascade(*models: str, shares: tuple[float, ...] = (0.0, 0.3, 1.0)) -> CascadeVariant:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pentimento.diffusion.checkpoint import digest_files, file_sum
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost
-from pentimento.domain.models import DeviceCost, ModelFile
+from pentimento.domain.models import DeviceCost, ModelFile, ReuseProfile
 from services.controller.models.checks import check_cascade, check_variant, digest_of
 from tests.unit.controller.registered import FILES, cascade, variant
 
@@ -117,6 +117,7 @@ def test_a_cascade_has_models_and_one_handover_less(models: tuple[str, ...], mes
         ({"thresholds": (0.0, math.nan, 1.0)}, "thresholds: must ascend within 0 and 1"),
         ({"shares": (0.0, 0.5, 1.1)}, "shares: must ascend within 0 and 1"),
         ({"reuse_share": 1.0}, "reuse_share: must be at least 0 and below 1, got 1.0"),
+        ({"reuse_profile": ReuseProfile("sha256:1", 0.95, "mean")}, "reuse_profile: must be left out"),
     ],
 )
 def test_a_handover_that_nothing_can_be_planned_with_is_refused_by_name(

@@ -15,27 +15,11 @@ from pentimento.policies.handover_profiles import (
     taken_steps,
 )
 from pentimento.policies.selector_profiling import ThresholdRule
-from pentimento.policies.thinning_profiling import ThinnedSample
+from tests.unit.policies.handovers import BAD, GOOD, PROFILE, ROWS
 
-GOOD, BAD = ThinnedSample(0.96, 1.0), ThinnedSample(0.9, 1.0)
-ROWS = (
-    handover_row(0.5, 25, [GOOD] * 100, 0.95),
-    handover_row(0.1, 45, [GOOD] * 100, 0.95),
-    handover_row(0.2, 40, [*([GOOD] * 99), BAD], 0.95),
-    handover_row(0.3, 35, [*([GOOD] * 60), *([BAD] * 40)], 0.95),
-)
-PROFILE = HandoverProfile(
-    *("light", "sha256:l", "heavy", "sha256:h"),
-    step_count=50,
-    guidance_scale=5.0,
-    encoder="clip",
-    encoder_digest="sha256:c",
-    quality="clip_score",
-    alpha=0.95,
-    rule=ThresholdRule.LOWER_BOUND,
-    light_share=0.84,
-    rows=ROWS,
-)
+
+def with_row(**fields: object) -> HandoverProfile:
+    return replace(PROFILE, rows=(replace(ROWS[0], **fields),))
 
 
 def test_the_largest_share_is_spared_up_to_the_first_that_its_rule_does_not_allow() -> None:
@@ -43,7 +27,6 @@ def test_the_largest_share_is_spared_up_to_the_first_that_its_rule_does_not_allo
     assert PROFILE.reuse_share() == 0.2
     assert PROFILE.reuse_share(ThresholdRule.MINIMUM) == 0.1
     assert replace(PROFILE, rows=ROWS[3:]).reuse_share() == 0.0
-    assert replace(PROFILE, rows=()).reuse_share() == 0.0
 
 
 def test_a_row_says_how_many_keep_alpha_and_what_is_left_in_the_mean() -> None:
@@ -72,6 +55,16 @@ def test_a_file_says_what_was_measured(tmp_path: Path) -> None:
         (replace(PROFILE, light_digest=""), "profile.light_digest"),
         (replace(PROFILE, rows=(replace(ROWS[0], taken_count=24),)), r"profile.rows\[0\].taken_count"),
         (replace(PROFILE, alpha=1.5), "profile.alpha"),
+        (replace(PROFILE, rows=()), "profile.rows: must be 1 to 100, got 0"),
+        (replace(PROFILE, rows=ROWS[:1] * 101), "profile.rows: must be 1 to 100, got 101"),
+        (replace(PROFILE, rows=ROWS[:1] * 2), "profile.rows: must have each share once"),
+        (with_row(kept_count=101), r"profile.rows\[0\].kept_count: must be 0 to 100, got 101"),
+        (with_row(kept_count=-1), r"profile.rows\[0\].kept_count: must be 0 to 100, got -1"),
+        # 95 of 100 are not surely 95 %, and not all; 100 of 100 are both. Of the mean the counts say nothing.
+        (with_row(kept_count=95), r"rows\[0\].allowed: must be what 95 kept of 100 allow, are not for minimum"),
+        (with_row(kept_count=95, allowed=(ThresholdRule.LOWER_BOUND,)), "are not for lower_bound"),
+        (with_row(allowed=(ThresholdRule.MINIMUM, ThresholdRule.MEAN)), "are not for lower_bound"),
+        (with_row(allowed=(ThresholdRule.LOWER_BOUND,)), "are not for minimum"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_by_its_field(wrong: HandoverProfile, field: str) -> None:

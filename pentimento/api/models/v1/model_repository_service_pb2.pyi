@@ -148,6 +148,7 @@ class Handover(_message.Message):
     THRESHOLDS_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
     REUSE_SHARE_FIELD_NUMBER: _builtins.int
+    REUSE_PROFILE_FIELD_NUMBER: _builtins.int
     discriminator: _builtins.str
     """As discriminators know their cascade: `light>heavy`."""
     discriminator_digest: _builtins.str
@@ -161,6 +162,10 @@ class Handover(_message.Message):
 
     @_builtins.property
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def reuse_profile(self) -> Global___ReuseProfile:
+        """The profile that `reuse_share` was read from; absent where the share was stated. The controller says it, callers do not."""
+
     def __init__(
         self,
         *,
@@ -169,14 +174,45 @@ class Handover(_message.Message):
         thresholds: _abc.Iterable[_builtins.float] | None = ...,
         shares: _abc.Iterable[_builtins.float] | None = ...,
         reuse_share: _builtins.float = ...,
+        reuse_profile: Global___ReuseProfile | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reuse_profile", b"reuse_profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "discriminator_digest", b"discriminator_digest", "reuse_share", b"reuse_share", "shares", b"shares", "thresholds", b"thresholds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "discriminator_digest", b"discriminator_digest", "reuse_profile", b"reuse_profile", "reuse_share", b"reuse_share", "shares", b"shares", "thresholds", b"thresholds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Handover: _TypeAlias = Handover  # noqa: Y015
+
+@_typing.final
+class ReuseProfile(_message.Message):
+    """A hand-over profile (`pentimento bench handover-profile`) of both models' digests, as it was read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_DIGEST_FIELD_NUMBER: _builtins.int
+    ALPHA_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    file_digest: _builtins.str
+    """sha256:<64 hex digits> of the file."""
+    alpha: _builtins.float
+    """Share of its quality from noise that the next model keeps."""
+    rule: _builtins.str
+    """What was asked of the measured pictures: minimum, lower_bound or mean."""
+    def __init__(
+        self,
+        *,
+        file_digest: _builtins.str = ...,
+        alpha: _builtins.float = ...,
+        rule: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "file_digest", b"file_digest", "rule", b"rule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReuseProfile: _TypeAlias = ReuseProfile  # noqa: Y015
 
 @_typing.final
 class RegisterModelRequest(_message.Message):
@@ -252,16 +288,24 @@ class RegisterCascadeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CASCADE_FIELD_NUMBER: _builtins.int
+    HANDOVER_PROFILES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cascade(self) -> Global___CascadeVariant: ...
+    @_builtins.property
+    def handover_profiles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The text of hand-over profiles, at most 64 KiB each and one for a hand-over, which is known by the digests of its two models. The
+        hand-over's `reuse_share` is read from it, and must not be stated beside it.
+        """
+
     def __init__(
         self,
         *,
         cascade: Global___CascadeVariant | None = ...,
+        handover_profiles: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "handover_profiles", b"handover_profiles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -271,12 +315,19 @@ Global___RegisterCascadeRequest: _TypeAlias = RegisterCascadeRequest  # noqa: Y0
 class RegisterCascadeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CASCADE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def cascade(self) -> Global___CascadeVariant:
+        """As it is registered."""
+
     def __init__(
         self,
+        *,
+        cascade: Global___CascadeVariant | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
