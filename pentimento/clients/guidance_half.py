@@ -13,7 +13,7 @@ from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServ
 from pentimento.clients.answered_stream import AnsweredStream
 from pentimento.clients.lined_answers import LinedAnswers, MayBeLined
 from pentimento.domain.errors import Aborted, PentimentoError, Unavailable
-from pentimento.domain.generation import Attempt, LoraSelection
+from pentimento.domain.generation import Attempt, ControlNetSelection, LoraSelection
 from pentimento.tensors.lines import LineListener
 from pentimento.tensors.negotiation import transport_offer
 from pentimento.tensors.outgoing import OutgoingTensor
@@ -21,10 +21,20 @@ from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, Tensor
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import TensorSender
 from pentimento.tensors.step_lines import open_asking_line
-from pentimento.wire.generation import attempt_to_proto, lora_to_proto
+from pentimento.wire.generation import attempt_to_proto, controlnet_to_proto, lora_to_proto
 from pentimento.wire.tensors import Binding
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HalfControlNet:
+    """A ControlNet that acts in a half, resolved, and where it is served; `encoded` is its condition as a latent, of
+    one row, for families whose ControlNets see such."""
+
+    selection: ControlNetSelection = field(repr=False)
+    addresses: Sequence[str]
+    encoded: OutgoingTensor | None = None
 
 
 @dataclass(frozen=True)
@@ -41,11 +51,32 @@ class HalfStreamRequest:
     pooled: OutgoingTensor | None = None
     sizes: OutgoingTensor | None = None
     loras: Sequence[LoraSelection] = field(default=(), repr=False)
+    controlnets: Sequence[HalfControlNet] = ()
 
     def tensors(self) -> list[tuple[str, OutgoingTensor]]:
         """Return those there are, by the contract's fields."""
-        named = (("text_states", self.states), ("pooled_states", self.pooled), ("time_ids", self.sizes))
+        encoded = ((encoded_field(place), one.encoded) for place, one in enumerate(self.controlnets))
+        named = (("text_states", self.states), ("pooled_states", self.pooled), ("time_ids", self.sizes), *encoded)
         return [(name, tensor) for name, tensor in named if tensor is not None]
+
+    def controlnet_messages(self) -> list[pb.HalfControlNet]:
+        """Return the ControlNets as the opening names them, without tensors."""
+        return [
+            pb.HalfControlNet(controlnet=controlnet_to_proto(one.selection), addresses=one.addresses)
+            for one in self.controlnets
+        ]
+
+
+def encoded_field(place: int) -> str:
+    """Return what an encoded condition of an opening is bound to, by its ControlNet's place."""
+    return f"controlnets[{place}].encoded_conditioning"
+
+
+def opening_tensor(message: pb.OpenHalf, name: str) -> tensor_pb.Tensor:
+    """Return the tensor of an opening that is bound to `name`."""
+    places = {encoded_field(place): one for place, one in enumerate(message.controlnets)}
+    found: tensor_pb.Tensor = places[name].encoded_conditioning if name in places else getattr(message, name)
+    return found
 
 
 class GuidanceHalfClient:
@@ -121,11 +152,12 @@ class HalfStream(MayBeLined):
             step_count=request.step_count,
             loras=[lora_to_proto(lora) for lora in request.loras],
             stream_epoch=self._epoch,
+            controlnets=request.controlnet_messages(),
         )
         named = request.tensors()
         packed = self._sender.pack([replace(tensor, binding=self._binding(0, name)) for name, tensor in named])
         for (name, _), tensor in zip(named, packed.tensors, strict=True):
-            getattr(message, name).CopyFrom(tensor)
+            opening_tensor(message, name).CopyFrom(tensor)
         await self._stream.send(pb.PredictHalfRequest(open=message))
         for chunk in packed.chunks:
             await self._stream.send(pb.PredictHalfRequest(chunk=chunk.message()))

@@ -77,7 +77,8 @@ class ControlSource(Protocol):
 
     def ask(self, step_index: int, inputs: DenoiserInput) -> None:
         """Ask for the residuals of a step: what the network will see, this picture's rows alone. Called once before
-        each step."""
+        each step, and again with both rows of a guided picture where a peer was to compute one and did not: from then
+        on both are asked for."""
         ...
 
     def take(self, step_index: int) -> ControlResiduals | None:
@@ -117,6 +118,10 @@ class GuidancePeer(Protocol):
     def take(self, step_index: int) -> Tensor | None:
         """Return the prediction (1, channels, height, width) for what was asked, None while it is under way. What it
         raises means that it will not come. Whoever completes it wakes the engine."""
+        ...
+
+    def leave(self) -> None:
+        """Ask nothing of it any more, nor take anything: what it holds for the picture is free."""
         ...
 
 

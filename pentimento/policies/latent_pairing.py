@@ -10,7 +10,7 @@ from collections import deque
 from enum import Enum
 from statistics import median
 
-from pentimento.domain.generation import GenerationSpec
+from pentimento.domain.generation import GenerationSpec, Route
 
 # A paired step must be so much shorter: below it the second device buys next to nothing.
 MIN_GAIN = 1.1
@@ -24,6 +24,8 @@ _TRIAL_STEPS = 4
 _TRY_AGAIN_STEPS = 500
 # No peer is given up sooner: the scheduler of an operating system takes as long.
 _LEAST_PATIENCE_S = 0.02
+# Nor sooner where it opens streams to ControlNets before its first half of a picture: giving it up then ends the pair.
+_OPENING_PATIENCE_S = 0.5
 
 
 class PairingMode(Enum):
@@ -34,10 +36,11 @@ class PairingMode(Enum):
     ALWAYS = "always"
 
 
-def can_pair(spec: GenerationSpec) -> bool:
-    """Return whether a picture has two halves that two workers can compute. Not one with ControlNets: their residuals
-    are for both halves, and go to one worker."""
-    return spec.guidance_scale > 1.0 and not spec.controlnets
+def can_pair(spec: GenerationSpec, route: Route) -> bool:
+    """Return whether a picture has two halves that two workers can compute. Not a replay, which is to have the bits
+    that it had. Nor one whose residuals are a step old: whoever paints on alone has none of both halves from the step
+    before."""
+    return spec.guidance_scale > 1.0 and not route.replay_of and not route.pipelined_from_step
 
 
 def deadline_gains(remaining_s: float, alone_s: float | None, tight_share: float = TIGHT_SHARE) -> bool:
@@ -81,9 +84,9 @@ class PairPace:
         gain = self.gain
         return gain is None or gain >= MIN_GAIN
 
-    def patience_s(self, own_half_s: float) -> float:
+    def patience_s(self, own_half_s: float, *, opens_control: bool = False) -> float:
         """Return how long a peer's half is waited for once the own one is there, which took `own_half_s`: as long as
         computing both here. So a peer that never answers costs a step at most twice its time; whoever gives up sooner,
-        or later, may lose more."""
+        or later, may lose more. `opens_control`: the peer opens streams to ControlNets in this step."""
         both_s = median(self._whole_s) if self._whole_s else 2.0 * own_half_s
-        return max(both_s, _LEAST_PATIENCE_S)
+        return max(both_s, _OPENING_PATIENCE_S if opens_control else _LEAST_PATIENCE_S)

@@ -51,6 +51,7 @@ class ControlledByService:
         self._stub = UnetWorkerServiceStub(channel)
         self._held = held
         self._controlnets = tuple(controlnets)
+        self._peer: pb.LatentParallelPeer | None = None
         self._numbers = itertools.count(1)
 
     def only(self, *places: int) -> "ControlledByService":
@@ -58,6 +59,12 @@ class ControlledByService:
         chosen = copy(self)
         chosen._controlnets = tuple(self._controlnets[place] for place in places)
         return chosen
+
+    def with_peer(self, worker_id: str, address: str) -> "ControlledByService":
+        """Return the same worker with a peer, which computes the other half of guided pictures."""
+        paired = copy(self)
+        paired._peer = pb.LatentParallelPeer(worker_id=worker_id, address=address)
+        return paired
 
     async def controlled(self, controlled: ControlledCase, conditions: Sequence[Tensor]) -> Tensor:
         """Return the final latents (1, channels, height, width). Raises what the call fails with."""
@@ -87,6 +94,7 @@ class ControlledByService:
             ),
             worker_generation=held.worker_generation,
             controlnet_endpoints=[_endpoint(served) for served, _, _ in acting],
+            latent_parallel_peer=self._peer,
             return_latents=True,
         )
         with domain_errors():

@@ -171,7 +171,7 @@ class CheckpointLoader:
         parts = (engine, finisher, runner, store_threads)
         own = (
             loras,
-            HalfServicer(GuidanceHalves(model, held, engine, loras, directory)),
+            HalfServicer(GuidanceHalves(model, held, engine, loras, directory, replicas)),
             energy,
             self._source.capabilities,
         )

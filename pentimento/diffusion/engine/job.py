@@ -43,6 +43,11 @@ class EngineJob:
         # The step for which it is decided whether a peer computes half of it, and how many a peer did.
         self.decided_step: int | None = None
         self.paired_steps = 0
+        # It asked its ControlNets for both rows: there is no way back to one of them.
+        self.controlled_whole = False
+        # Seconds of the last step, from when the one before was taken; with all waiting.
+        self.step_s = 0.0
+        self._step_began_at = 0.0
         # In effect from `lora_patch_step` on; `adapter_row` is what of it the weights do not hold in the next pass.
         self.adapters: AdapterSet = ()
         self.adapter_row: PerSampleAdapters | None = None
@@ -58,6 +63,11 @@ class EngineJob:
     def guided(self) -> bool:
         """Whether classifier-free guidance runs."""
         return self.whole_shape.guided
+
+    @property
+    def controlled(self) -> bool:
+        """Whether it has a ControlNet."""
+        return self.ticket.request.control is not None
 
     def be_whole(self) -> None:
         """Compute all rows of the next step here."""
@@ -144,12 +154,16 @@ class EngineJob:
     def ask_residuals(self, model: DiffusionModel) -> None:
         """Ask for the next step's residuals, where they were not asked for and there is such a step."""
         source, painting = self.ticket.request.control, self.painting
-        if source is None or painting is None or painting.done:
+        if source is None or painting is None or painting.done or not self.takes_input():
             return
         step = painting.state.step_index
         if self._asked_step != step:
             self._asked_step = step
             source.ask(step, model_input(model, painting))
+
+    def begins_step(self, now: float) -> None:
+        """Note that its next step begins, and how long the last one took."""
+        self.step_s, self._step_began_at = now - self._step_began_at, now
 
     def note_wait(self, now: float) -> None:
         """Note that the first half of the next step is done, and whether its residuals are there."""

@@ -191,6 +191,7 @@ class StepLoop:
         job.painting = painting
         job.prepared_at = self._monotonic()
         job.device_s = job.prepared_at - job.started_at
+        job.begins_step(job.prepared_at)
         job.ticket.listener.started(painting.state.step_index, painting.schedule.step_count)
         self._finish_if_done(job)
 
@@ -314,12 +315,14 @@ class StepLoop:
         return prediction is not None
 
     def _advance(self, job: EngineJob, prediction: Tensor) -> None:
+        job.begins_step(self._monotonic())
         job.thin_if_asked(self._model)
         take_step(self._model, job.begun, prediction)
         job.forget_step()
-        # They are computed elsewhere: nobody is told of this step before the next one is asked for.
-        job.ask_residuals(self._model)
+        # They are computed elsewhere: nobody is told of this step before the next one is asked for. The peer first:
+        # where it computes one row, residuals are asked for the other alone.
         self.pairs.ask_ahead(job)
+        job.ask_residuals(self._model)
 
     def _join_pairs(self) -> None:
         """Take the steps whose halves have both come by now."""

@@ -2,7 +2,8 @@
 
 At a step the peer is asked for the unconditional half, and this worker computes the conditional one as a single row.
 The step is taken once both are there. A peer that is lost, late or busy costs nothing but speed: the step is computed
-whole, and the next one may be the peer's again.
+whole, and the next one may be the peer's again. Not so under ControlNets: their streams are for the rows that they were
+opened with, so a picture is paired from its first step on, until a step is computed whole (ADR 0075).
 """
 
 from collections import OrderedDict
@@ -40,11 +41,13 @@ class GuidancePairs:
         self._model = model
         self._monotonic = monotonic
         self._steps: dict[int, PairedStep] = {}
-        self._paces: OrderedDict[BatchKey, PairPace] = OrderedDict()
+        # By size, and whether there are ControlNets, which a step waits for.
+        self._paces: OrderedDict[tuple[BatchKey, bool], PairPace] = OrderedDict()
 
     def pays(self, size: BatchKey) -> bool:
-        """Return whether a guided picture of that size gains by a peer, as far as that is known."""
-        pace = self._paces.get(size)
+        """Return whether a guided picture of that size gains by a peer where it has no ControlNets, as far as that is
+        known."""
+        pace = self._paces.get((size, False))
         return pace is None or pace.pays
 
     def ask_ahead(self, job: EngineJob) -> None:
@@ -61,12 +64,12 @@ class GuidancePairs:
             return
         job.decided_step = painting.state.step_index
         if not self._may_pair(job):
-            return job.be_whole()
+            return self._be_whole(job)
         if peer.ask(painting.state.step_index, half_input(self._model, painting)):
             self._steps[job.number] = PairedStep(painting.state.step_index, self._monotonic())
             job.be_conditional()
         else:
-            job.be_whole()
+            self._be_whole(job)
 
     def awaits(self, job: EngineJob) -> bool:
         """Return whether the job's own half is there and the peer's is not."""
@@ -80,8 +83,11 @@ class GuidancePairs:
         if step is None:
             return rows
         now = self._monotonic()
+        # Under a ControlNet it began with its residuals, which came in their time; so did the peer's.
+        seconds = now - step.asked_at if job.controlled else seconds
         step.own, step.own_began_at = rows, now - seconds
-        step.give_up_at = now + self._pace(job).patience_s(seconds)
+        opens_control = job.controlled and not job.paired_steps
+        step.give_up_at = now + self._pace(job).patience_s(seconds, opens_control=opens_control)
         return self.joined(job)
 
     def joined(self, job: EngineJob) -> Tensor | None:
@@ -107,8 +113,9 @@ class GuidancePairs:
         return torch.cat([other.to(step.own), step.own])
 
     def ran_whole(self, job: EngineJob, seconds: float) -> None:
-        """Note a step of one guided picture that was computed here, alone in its batch."""
-        self._pace(job).took_whole(seconds)
+        """Note a step of one guided picture that was computed here, alone in its batch, in `seconds`; under a
+        ControlNet it took as long as from the step before."""
+        self._pace(job).took_whole(job.step_s if job.controlled else seconds)
 
     def waiting(self) -> list[int]:
         """Return the numbers of the jobs whose own half waits for the other."""
@@ -126,14 +133,23 @@ class GuidancePairs:
         """The peer conditions on what it was told when it was opened: not before the LoRAs are in effect."""
         request = job.ticket.request
         settled = request.loras is None or job.lora_patch_step is not None
-        return settled and job.guided and not request.alone and self._pace(job).pays
+        if not settled or not job.guided or request.alone or job.controlled_whole:
+            return False
+        return self._pace(job).pays
 
     def _go_alone(self, job: EngineJob) -> None:
         del self._steps[job.number]
+        self._be_whole(job)
+
+    def _be_whole(self, job: EngineJob) -> None:
+        peer = job.ticket.request.peer
+        if peer is not None and job.controlled and not job.controlled_whole:
+            job.controlled_whole = True
+            peer.leave()
         job.be_whole()
 
     def _pace(self, job: EngineJob) -> PairPace:
-        size = replace(job.whole_shape, alone=0)
+        size = replace(job.whole_shape, alone=0), job.controlled
         pace = self._paces.setdefault(size, PairPace())
         self._paces.move_to_end(size)
         while len(self._paces) > _REMEMBERED_SIZES:

@@ -146,8 +146,7 @@ def _stages_from(parts: FrontdoorParts, job: Job, entered: PoolOption) -> tuple[
 
 
 def _may_be_paired(parts: FrontdoorParts, option: PoolOption) -> bool:
-    """A replay is painted by one worker: it is to have the bits that it had."""
-    return parts.pairing is not PairingMode.OFF and not option.route.replay_of and can_pair(option.resolved.spec)
+    return parts.pairing is not PairingMode.OFF and can_pair(option.resolved.spec, option.route)
 
 
 def _pinned(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, Ste
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.replay import taken_of, thinned_steps_of
 from pentimento.domain.thinned_steps import thinned_note
+from pentimento.policies.latent_pairing import can_pair
 from pentimento.policies.residual_pipelining import wait_share
 from pentimento.wire.tensors import Binding, WireTensor
 from pentimento.wire.torch_tensors import tensor_to_wire
@@ -29,9 +30,13 @@ from services.unet_worker.attempts.starts import ResolvedStart, StartResolver
 from services.unet_worker.attempts.yielding import PlaceWatch
 from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.control.conditions import ConditionEncoder
-from services.unet_worker.control.remote_control import RemoteControl, remote_controlnets
+from services.unet_worker.control.paired_control import PairedControl, of_row
+from services.unet_worker.control.remote_control import RemoteControl, RemoteControlNet, remote_controlnets
 from services.unet_worker.control.replicas import ControlNetReplicas, lost
 from services.unet_worker.pairing.remote_peer import PeerWorkers, RemotePeer
+
+# Residuals of one picture.
+PictureControl = RemoteControl | PairedControl
 
 PAIR_NOTE = "painted by a pair"
 TRUNCATED_NOTE = "prompt longer than the text encoder takes: its end was ignored"
@@ -158,7 +163,9 @@ class EngineModelRunner:
     ) -> PaintedPicture:
         # Asked for first: they load while the start is fetched.
         loras = self._loras.source(order.spec, order.route) if self._loras is not None else None
-        control, peer = await self._control_of(order), self._peer_of(order)
+        controlnets = await self._controlnets_of(order)
+        peer = self._peer_of(order, controlnets)
+        control = self._control_of(order, controlnets, paired=peer is not None)
         try:
             start = await self._starts.resolve(order.spec, order.route)
             painting = await self._denoise(order, start, uploads, emit, deadline, control, loras, peer)
@@ -196,21 +203,32 @@ class EngineModelRunner:
             thinned_steps=painting.thinned_steps,
         )
 
-    async def _control_of(self, order: ExecuteOrder) -> RemoteControl | None:
+    async def _controlnets_of(self, order: ExecuteOrder) -> tuple[RemoteControlNet, ...]:
         """Raises Unavailable where one of its ControlNets is served nowhere."""
         if not order.spec.controlnets:
-            return None
-        if self._replicas is None or self._conditions is None:
+            return ()
+        if self._conditions is None:
             raise lost(order.spec.controlnets[0].name)
         named = remote_controlnets(order.spec.controlnets, order.controlnet_endpoints)
-        controlnets = await self._conditions.encoded(named, order.spec)
-        return RemoteControl(order, self._held, controlnets, self._replicas, self._engine.wake)
+        return await self._conditions.encoded(named, order.spec)
 
-    def _peer_of(self, order: ExecuteOrder) -> RemotePeer | None:
-        """None where it is painted alone: residuals of ControlNets are for both halves, and go to this worker."""
-        if order.peer is None or self._peers is None or order.spec.controlnets or order.route.replay_of:
+    def _control_of(
+        self, order: ExecuteOrder, controlnets: Sequence[RemoteControlNet], *, paired: bool
+    ) -> PictureControl | None:
+        if not controlnets or self._replicas is None:
             return None
-        return RemotePeer(order, self._held, order.peer, self._peers, self._engine.wake)
+        parts = (self._replicas, self._engine.wake)
+        whole = RemoteControl(order, self._held, controlnets, *parts)
+        return (
+            PairedControl(RemoteControl(order, self._held, of_row(controlnets, 1), *parts), whole) if paired else whole
+        )
+
+    def _peer_of(self, order: ExecuteOrder, controlnets: Sequence[RemoteControlNet]) -> RemotePeer | None:
+        """None where it is painted alone."""
+        if order.peer is None or self._peers is None or not can_pair(order.spec, order.route):
+            return None
+        unconditional = of_row(controlnets, 0)
+        return RemotePeer(order, self._held, order.peer, self._peers, self._engine.wake, unconditional)
 
     def _joules(self, painting: FinishedPainting, picture: FinishedPicture, device_seconds: float) -> float | None:
         """The device's power while the picture was made, for the picture's share of its time."""
@@ -224,7 +242,7 @@ class EngineModelRunner:
         uploads: Uploads | None,
         emit: Callable[[ExecuteEvent], None],
         deadline: float | None,
-        control: RemoteControl | None,
+        control: PictureControl | None,
         loras: LoadingLoras | None,
         peer: RemotePeer | None,
     ) -> FinishedPainting:
@@ -288,7 +306,7 @@ def _marks(accepted_at: float, painting: FinishedPainting, picture: FinishedPict
     )
 
 
-def _wait_share(painting: FinishedPainting, control: RemoteControl) -> float | None:
+def _wait_share(painting: FinishedPainting, control: PictureControl) -> float | None:
     seconds = painting.finished_at - painting.prepared_at
     return wait_share(painting.residual_waits_s, control.synchronous_steps(), max(painting.taken_count, 1), seconds)
 

@@ -19,6 +19,11 @@ _SEE_LATENTS = ("stable_diffusion_3",)
 ASK_TIMEOUT_S = 5.0
 
 
+def controlnets_see_latents(family: str) -> bool:
+    """Return whether ControlNets of a family are told latents, not images."""
+    return family in _SEE_LATENTS
+
+
 class ConditionEncoder:
     """Encodes by the base model's autoencoder, on the engine's thread between two steps. On the event loop only."""
 
@@ -38,7 +43,7 @@ class ConditionEncoder:
         Raises InvalidArgument for an image that is none or not of the picture's size, Unavailable (CONTROLNET_LOST)
         where nobody says what a ControlNet sees.
         """
-        if self._model.info.family not in _SEE_LATENTS:
+        if not controlnets_see_latents(self._model.info.family):
             return tuple(controlnets)
         generator = torch.Generator().manual_seed(spec.seed)
         return tuple([await self._with_latent(controlnet, spec, generator) for controlnet in controlnets])

@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -31,7 +31,12 @@ from pentimento.wire.tensors import Dtype
 from pentimento.wire.torch_tensors import WIRE_DTYPES
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_shelf import LoraShelf
+from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.validation import check_size_and_steps
+from services.unet_worker.control.conditions import controlnets_see_latents
+from services.unet_worker.control.remote_control import RemoteControl, RemoteControlNet
+from services.unet_worker.control.replicas import ControlNetReplicas
+from services.unet_worker.pairing.controlled_halves import check_controlnets
 
 # By the contract's field: what a family conditions on, as (element type, dims) of one row.
 OpeningShapes = Mapping[str, tuple[Dtype, tuple[int, ...]]]
@@ -48,11 +53,13 @@ class HalfOrder:
     step_count: int
     conditioning: Conditioning
     loras: tuple[LoraSelection, ...] = field(default=(), repr=False)
+    controlnets: tuple[RemoteControlNet, ...] = field(default=(), repr=False)
 
 
 class GuidanceHalves:
     """The halves that a loaded model computes for other workers; `directory` is where memory is shared with those of
-    this host. On the event loop only, but for its construction, which waits for the engine."""
+    this host, `replicas` are where ControlNets are served. On the event loop only, but for its construction, which
+    waits for the engine."""
 
     def __init__(
         self,
@@ -61,8 +68,10 @@ class GuidanceHalves:
         engine: StepEngine,
         loras: LoraShelf,
         directory: RegionDirectory | None,
+        replicas: ControlNetReplicas,
     ) -> None:
         self.directory = directory
+        self._replicas = replicas
         self._model = model
         self._held = held
         self._engine = engine
@@ -80,6 +89,18 @@ class GuidanceHalves:
         """Those that are open."""
         return len(self._open)
 
+    @property
+    def controlnets_see_latents(self) -> bool:
+        """Whether ControlNets of this model are told latents, not images."""
+        return controlnets_see_latents(self._held.family)
+
+    def condition_shape(self, width_px: int, height_px: int, step_count: int) -> tuple[Dtype, tuple[int, ...]]:
+        """Return element type and dims of a condition that is a latent. Raises InvalidArgument for a picture of another
+        size, or of more steps, than the model paints."""
+        held = self._held
+        check_size_and_steps(_spec_of(held, width_px, height_px, step_count), held)
+        return self.latent_shape(width_px, height_px)
+
     def latent_shape(self, width_px: int, height_px: int) -> tuple[Dtype, tuple[int, ...]]:
         """Return element type and dims of a step's latents and of its prediction."""
         return WIRE_DTYPES[self._model.dtype], self._model.latent_shape(width_px, height_px)
@@ -87,13 +108,15 @@ class GuidanceHalves:
     @contextmanager
     def opened(self, order: HalfOrder, free_count: int) -> Iterator["OpenHalf"]:
         """Hold a half open, one of at most `free_count` more. Raises FailedPrecondition for another model, NotFound for
-        a LoRA that is not here, InvalidArgument for a picture that this worker never paints, ResourceExhausted when it
-        is full."""
-        spec = self._spec(order)
+        a LoRA that is not here, InvalidArgument for a picture that this worker never paints and for what is wrong with
+        a ControlNet, ResourceExhausted when it is full."""
+        spec = replace(_spec_of(self._held, order.width_px, order.height_px, order.step_count), loras=order.loras)
         self._check(order, spec)
         if free_count <= 0:
             raise ResourceExhausted("NO_CREDIT", "this worker computes no more halves for others now")
-        half = OpenHalf(order, self._engine, lambda steps: self._painting(order, spec, steps))
+        route = Route("half", FromNoise(), self._held.model, self._held.model_digest)
+        control = self._control(order, spec, route)
+        half = OpenHalf(order, self._engine, control, lambda steps: self._painting(order, spec, route, steps, control))
         self._open.add(half)
         try:
             yield half
@@ -122,36 +145,53 @@ class GuidanceHalves:
         for lora in order.loras:
             if (lora.name, lora.digest) not in known:
                 raise NotFound("UNKNOWN_LORA", f"open.loras: this worker has no LoRA {lora.name[:100]!r}")
+        check_controlnets(order.controlnets, (order.width_px, order.height_px))
 
-    def _spec(self, order: HalfOrder) -> GenerationSpec:
-        """Of a picture of one row: without guidance, and of no prompt, which is there as text states."""
-        return GenerationSpec(
-            prompt="",
-            negative_prompt="",
-            model=self._held.model,
-            width_px=order.width_px,
-            height_px=order.height_px,
-            num_inference_steps=order.step_count,
-            guidance_scale=1.0,
-            scheduler=Scheduler(self._held.schedulers[0]),
-            seed=0,
-            loras=order.loras,
-        )
+    def _control(self, order: HalfOrder, spec: GenerationSpec, route: Route) -> RemoteControl | None:
+        """Its streams are opened with the first step, for the one row that there is."""
+        if not order.controlnets:
+            return None
+        attempted = ExecuteOrder(order.attempt, spec, route, self._held.worker_generation)
+        return RemoteControl(attempted, self._held, order.controlnets, self._replicas, self._engine.wake)
 
-    def _painting(self, order: HalfOrder, spec: GenerationSpec, steps: AskedSteps) -> PaintingRequest:
+    def _painting(
+        self, order: HalfOrder, spec: GenerationSpec, route: Route, steps: AskedSteps, control: RemoteControl | None
+    ) -> PaintingRequest:
         device = self._model.device
         states, *others = order.conditioning.parts
         texts = Conditioning(states.to(device), *(part if part is None else part.to(device) for part in others))
-        route = Route("half", FromNoise(), self._held.model, self._held.model_digest)
-        return PaintingRequest(spec, HalfStart(texts, steps), loras=self._loras.source(spec, route))
+        loras = self._loras.source(spec, route)
+        return PaintingRequest(spec, HalfStart(texts, steps), control=control, loras=loras)
+
+
+def _spec_of(held: HeldModel, width_px: int, height_px: int, step_count: int) -> GenerationSpec:
+    """Of a picture of one row: without guidance, and of no prompt, which is there as text states."""
+    return GenerationSpec(
+        prompt="",
+        negative_prompt="",
+        model=held.model,
+        width_px=width_px,
+        height_px=height_px,
+        num_inference_steps=step_count,
+        guidance_scale=1.0,
+        scheduler=Scheduler(held.schedulers[0]),
+        seed=0,
+    )
 
 
 class OpenHalf:
     """One half of one picture, and the listener of its painting. On the event loop only, but for what the engine tells;
     one step at a time."""
 
-    def __init__(self, order: HalfOrder, engine: StepEngine, painting: Callable[[AskedSteps], PaintingRequest]) -> None:
+    def __init__(
+        self,
+        order: HalfOrder,
+        engine: StepEngine,
+        control: RemoteControl | None,
+        painting: Callable[[AskedSteps], PaintingRequest],
+    ) -> None:
         self.order = order
+        self._control = control
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._steps = AskedSteps(order.step_count, self._answer)
@@ -219,6 +259,8 @@ class OpenHalf:
 
     def close(self) -> None:
         """Stop it. Harmless twice."""
+        if self._control is not None:
+            self._control.close()
         self._answered.cancel()
         if self._ticket is not None:
             self._ticket.stop(Cancelled("CANCELLED", "the half was closed"))

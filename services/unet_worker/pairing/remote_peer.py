@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ import grpc.aio
 import torch
 from torch import Tensor
 
-from pentimento.clients.guidance_half import GuidanceHalfClient, HalfStream, HalfStreamRequest
+from pentimento.clients.guidance_half import GuidanceHalfClient, HalfControlNet, HalfStream, HalfStreamRequest
 from pentimento.diffusion.families.model import DenoiserInput
 from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.execution import LatentParallelPeer
@@ -22,6 +22,7 @@ from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.wire.tensors import UNBOUND
 from services.unet_worker.attempts.order import ExecuteOrder
+from services.unet_worker.control.remote_control import RemoteControlNet
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +69,8 @@ class _AskedStep:
 
 class RemotePeer:
     """A `GuidancePeer`. The engine's thread asks and takes; what goes by a line does so on that thread, what goes over
-    the wire on the event loop. `wake` is called from there when a half has come. Make it, and close it, on the event
-    loop."""
+    the wire on the event loop. `wake` is called from there when a half has come. `controlnets` are those of the
+    unconditional row. Make it, and close it, on the event loop."""
 
     def __init__(
         self,
@@ -78,7 +79,9 @@ class RemotePeer:
         peer: LatentParallelPeer,
         workers: PeerWorkers,
         wake: Callable[[], None],
+        controlnets: Sequence[RemoteControlNet] = (),
     ) -> None:
+        self._controlnets = tuple(controlnets)
         self._order = order
         self._held = held
         self._peer = peer
@@ -130,6 +133,11 @@ class RemotePeer:
             self._loop.call_soon_threadsafe(self._lose, error)
             raise error
         return None
+
+    def leave(self) -> None:
+        """End the stream, on any thread. Harmless twice."""
+        self._over = True
+        self._loop.call_soon_threadsafe(self.close)
 
     def close(self) -> None:
         """End the stream. Harmless twice."""
@@ -195,7 +203,15 @@ class RemotePeer:
             pooled=_optional(texts.pooled),
             sizes=_optional(texts.sizes),
             loras=spec.loras,
+            controlnets=[_half_controlnet(controlnet) for controlnet in self._controlnets],
         )
+
+
+def _half_controlnet(controlnet: RemoteControlNet) -> HalfControlNet:
+    """Its replicas, the first one last: of replicas that have equally much to do the peer takes another than this
+    worker, and both halves of the residuals are computed at once."""
+    first, *others = controlnet.addresses
+    return HalfControlNet(controlnet.selection, [*others, first], _optional(controlnet.encoded))
 
 
 def _optional(tensor: Tensor | None) -> OutgoingTensor | None:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.clients.guidance_half import encoded_field, opening_tensor
+from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families import Conditioning
 from pentimento.domain.errors import InvalidArgument, ResourceExhausted
 from pentimento.tensors.device import outgoing_tensor, tensor_over
@@ -17,8 +19,10 @@ from pentimento.tensors.lined_steps import LinedSteps
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
 from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender
 from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, make_answering_line
-from pentimento.wire.generation import attempt_from_proto, lora_from_proto
+from pentimento.wire.generation import attempt_from_proto, controlnet_from_proto, lora_from_proto
 from pentimento.wire.tensors import Binding, size_of
+from services.unet_worker.control.remote_control import RemoteControlNet
+from services.unet_worker.pairing.controlled_halves import check_controlnet_count, controlnet_field
 from services.unet_worker.pairing.halves import GuidanceHalves, HalfOrder, OpenHalf, OpeningShapes
 
 Requests = AsyncIterator[pb.PredictHalfRequest]
@@ -42,7 +46,7 @@ class HalfServicer:
     async def answers(self, messages: Requests, free_count: int) -> Responses:
         """Yield what was agreed, then a prediction a step."""
         message = await _opening(messages)
-        order = await _order(message, self._halves.opening_shapes, messages)
+        order = await _order(message, _opening_shapes(message, self._halves), messages)
         with self._halves.opened(order, free_count) as half:
             latents = self._halves.latent_shape(order.width_px, order.height_px)
             directory = self._halves.directory
@@ -80,11 +84,8 @@ async def _opening(messages: Requests) -> pb.OpenHalf:
 
 
 async def _order(message: pb.OpenHalf, shapes: OpeningShapes, messages: Requests) -> HalfOrder:
-    """Exactly the tensors that the model conditions on, of one row."""
-    for name in ("pooled_states", "time_ids"):
-        if message.HasField(name) is not (name in shapes):
-            raise InvalidArgument.of(f"open.{name}", f"must {'' if name in shapes else 'not '}be there for this model")
-    parts = [getattr(message, name) for name in shapes]
+    """Exactly the tensors that the model and its ControlNets condition on, of one row."""
+    parts = [opening_tensor(message, name) for name in shapes]
     expected = [ExpectedTensor(*shape, _binding(message, 0, name)) for name, shape in shapes.items()]
     found = await receive_all(TensorReceiver(), parts, expected, messages)
     tensors = {name: tensor_over(wire) for name, wire in zip(shapes, found.tensors, strict=True)}
@@ -96,7 +97,36 @@ async def _order(message: pb.OpenHalf, shapes: OpeningShapes, messages: Requests
         step_count=message.step_count,
         conditioning=Conditioning(tensors["text_states"], tensors.get("pooled_states"), tensors.get("time_ids")),
         loras=tuple(lora_from_proto(lora) for lora in message.loras),
+        controlnets=tuple(
+            _controlnet(one, tensors.get(encoded_field(place))) for place, one in enumerate(message.controlnets)
+        ),
     )
+
+
+def _opening_shapes(message: pb.OpenHalf, halves: GuidanceHalves) -> OpeningShapes:
+    """Of the tensors that have to be there."""
+    shapes = halves.opening_shapes
+    for name in ("pooled_states", "time_ids"):
+        _check_presence(message.HasField(name), name in shapes, f"open.{name}")
+    check_controlnet_count(len(message.controlnets))
+    for place, controlnet in enumerate(message.controlnets):
+        is_encoded, field = controlnet.HasField("encoded_conditioning"), controlnet_field(place)
+        _check_presence(is_encoded, halves.controlnets_see_latents, f"{field}.encoded_conditioning")
+    if not message.controlnets or not halves.controlnets_see_latents:
+        return shapes
+    shape = halves.condition_shape(message.width_px, message.height_px, message.step_count)
+    return {**shapes, **{encoded_field(place): shape for place in range(len(message.controlnets))}}
+
+
+def _check_presence(is_there: bool, wanted: bool, field: str) -> None:
+    if is_there is not wanted:
+        raise InvalidArgument.of(field, f"must {'' if wanted else 'not '}be there for this model")
+
+
+def _controlnet(message: pb.HalfControlNet, encoded: Tensor | None) -> RemoteControlNet:
+    selection = controlnet_from_proto(message.controlnet)
+    setting = ControlSetting(selection.conditioning_scale, selection.start_fraction, selection.end_fraction)
+    return RemoteControlNet(selection, setting, tuple(message.addresses), encoded)
 
 
 def _binding(message: pb.OpenHalf, step_index: int, layer: str) -> Binding:

@@ -76,11 +76,11 @@ class Parts:
     directory: RegionDirectory
 
 
-def start_replica(folder: Path) -> Replica:
+def start_replica(folder: Path, *flags: str) -> Replica:
     address = f"unix:{folder}/c{next(_numbers)}"
     command = [sys.executable, "-m", "services.controlnet_svc", "--controlnets", str(REGISTRY), "--device", "cpu"]
     command += ["--listen", address, "--shared-memory-dir", f"{folder}/shared", "--log-level", "warning"]
-    process = subprocess.Popen([*command, "--prefetch", EDGES], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen([*command, "--prefetch", EDGES, *flags], env={**os.environ, "OMP_NUM_THREADS": "1"})
     return Replica(process, address)
 
 

@@ -8,10 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
+from pentimento.domain.generation import (
+    ControlNetSelection,
+    FromNoise,
+    GenerationSpec,
+    LoraSelection,
+    Route,
+    Scheduler,
+)
 from pentimento.policies.latent_pairing import PairPace, can_pair, deadline_gains
 
 SECONDS = st.floats(0.001, 100.0)
+ROUTE = Route("route", FromNoise(), "m", "sha256:m")
 
 
 def pace_of(whole_s: float, paired_s: float, count: int = 8) -> PairPace:
@@ -40,14 +48,20 @@ def test_where_no_speed_is_known_no_deadline_is_near() -> None:
         ({}, True),
         ({"guidance_scale": 1.0}, False),
         ({"guidance_scale": 1.5}, True),
-        ({"controlnets": (ControlNetSelection("edges", b"png"),)}, False),
+        ({"controlnets": (ControlNetSelection("edges", b"png"),)}, True),
         ({"loras": (LoraSelection("neon"),)}, True),
     ],
     ids=["guided", "unguided", "hardly guided", "ControlNet", "LoRA"],
 )
 def test_only_a_guided_picture_has_two_halves(changes: dict[str, Any], can: bool) -> None:
     spec = GenerationSpec("a", "", "m", 64, 64, 20, 5.0, Scheduler.DDIM, 1)
-    assert can_pair(replace(spec, **changes)) is can
+    assert can_pair(replace(spec, **changes), ROUTE) is can
+
+
+@pytest.mark.parametrize("changes", [{"replay_of": "another"}, {"pipelined_from_step": 3}])
+def test_neither_a_replay_nor_residuals_a_step_old_are_shared_by_two(changes: dict[str, Any]) -> None:
+    spec = GenerationSpec("a", "", "m", 64, 64, 20, 5.0, Scheduler.DDIM, 1)
+    assert not can_pair(spec, replace(ROUTE, **changes))
 
 
 @given(remaining_s=SECONDS, alone_s=SECONDS, more_s=SECONDS)
@@ -98,3 +112,8 @@ def test_a_peer_that_never_answers_costs_a_step_at_most_twice_its_time(whole_s: 
     pace = pace_of(whole_s, whole_s / 2)
     assert pace.patience_s(own_half_s) == max(whole_s, 0.02)
     assert PairPace().patience_s(own_half_s) == max(2.0 * own_half_s, 0.02)
+
+
+def test_who_opens_streams_to_controlnets_has_half_a_second_for_it() -> None:
+    assert pace_of(0.1, 0.05).patience_s(0.05, opens_control=True) == 0.5
+    assert pace_of(2.0, 1.0).patience_s(1.0, opens_control=True) == 2.0

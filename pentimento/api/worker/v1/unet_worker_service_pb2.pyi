@@ -869,6 +869,7 @@ class OpenHalf(_message.Message):
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     LORAS_FIELD_NUMBER: _builtins.int
     STREAM_EPOCH_FIELD_NUMBER: _builtins.int
+    CONTROLNETS_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
     half: Global___GuidanceHalf.ValueType
     width_px: _builtins.int
@@ -895,6 +896,10 @@ class OpenHalf(_message.Message):
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.LoraSelection]:
         """What changes the prediction from the first step on: the peer is asked once they are in effect."""
 
+    @_builtins.property
+    def controlnets(self) -> _containers.RepeatedCompositeFieldContainer[Global___HalfControlNet]:
+        """Those whose residuals are added in this half. The peer opens streams of its own for them, with its one row."""
+
     def __init__(
         self,
         *,
@@ -910,10 +915,11 @@ class OpenHalf(_message.Message):
         step_count: _builtins.int = ...,
         loras: _abc.Iterable[_generation_pb2.LoraSelection] | None = ...,
         stream_epoch: _builtins.int = ...,
+        controlnets: _abc.Iterable[Global___HalfControlNet] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pooled_states", b"_pooled_states", "_time_ids", b"_time_ids", "attempt", b"attempt", "pooled_states", b"pooled_states", "text_states", b"text_states", "time_ids", b"time_ids", "transport", b"transport"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pooled_states", b"_pooled_states", "_time_ids", b"_time_ids", "attempt", b"attempt", "half", b"half", "height_px", b"height_px", "loras", b"loras", "model_digest", b"model_digest", "pooled_states", b"pooled_states", "step_count", b"step_count", "stream_epoch", b"stream_epoch", "text_states", b"text_states", "time_ids", b"time_ids", "transport", b"transport", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pooled_states", b"_pooled_states", "_time_ids", b"_time_ids", "attempt", b"attempt", "controlnets", b"controlnets", "half", b"half", "height_px", b"height_px", "loras", b"loras", "model_digest", b"model_digest", "pooled_states", b"pooled_states", "step_count", b"step_count", "stream_epoch", b"stream_epoch", "text_states", b"text_states", "time_ids", b"time_ids", "transport", b"transport", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pooled_states: _TypeAlias = _typing.Literal["pooled_states"]  # noqa: Y015
     _WhichOneofArgType__pooled_states: _TypeAlias = _typing.Literal["_pooled_states", b"_pooled_states"]  # noqa: Y015
@@ -925,6 +931,44 @@ class OpenHalf(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__time_ids) -> _WhichOneofReturnType__time_ids | None: ...
 
 Global___OpenHalf: _TypeAlias = OpenHalf  # noqa: Y015
+
+@_typing.final
+class HalfControlNet(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTROLNET_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    ENCODED_CONDITIONING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def controlnet(self) -> _generation_pb2.ControlNetSelection:
+        """Resolved. Its conditioning image is there unless the condition is encoded."""
+
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where it is served; replicas, to be tried in this order."""
+
+    @_builtins.property
+    def encoded_conditioning(self) -> _tensor_pb2.Tensor:
+        """(1, channels, height, width): what the ControlNet is told in this half, of families whose ControlNets see latents (SD3). Bound to
+        step 0 as "controlnets[0].encoded_conditioning", with its place in `controlnets`.
+        """
+
+    def __init__(
+        self,
+        *,
+        controlnet: _generation_pb2.ControlNetSelection | None = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+        encoded_conditioning: _tensor_pb2.Tensor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_encoded_conditioning", b"_encoded_conditioning", "controlnet", b"controlnet", "encoded_conditioning", b"encoded_conditioning"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_encoded_conditioning", b"_encoded_conditioning", "addresses", b"addresses", "controlnet", b"controlnet", "encoded_conditioning", b"encoded_conditioning"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__encoded_conditioning: _TypeAlias = _typing.Literal["encoded_conditioning"]  # noqa: Y015
+    _WhichOneofArgType__encoded_conditioning: _TypeAlias = _typing.Literal["_encoded_conditioning", b"_encoded_conditioning"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__encoded_conditioning) -> _WhichOneofReturnType__encoded_conditioning | None: ...
+
+Global___HalfControlNet: _TypeAlias = HalfControlNet  # noqa: Y015
 
 @_typing.final
 class HalfStep(_message.Message):

@@ -40,11 +40,14 @@ class Peer:
     asked: list[int] = field(default_factory=list)
     given: dict[int, Tensor] = field(default_factory=dict)
     loras: Any = None
+    control: Any = None
+    step_count: int = 6
+    left: int = 0
     half: Added | None = None
     steps: AskedSteps = field(init=False)
 
     def __post_init__(self) -> None:
-        self.steps = AskedSteps(6, self.given.__setitem__)
+        self.steps = AskedSteps(self.step_count, self.given.__setitem__)
 
     def ask(self, step_index: int, inputs: DenoiserInput) -> bool:
         if self.busy or self._is_lost(step_index):
@@ -53,8 +56,9 @@ class Peer:
         self.steps.ask(AskedStep(step_index, float(inputs.timesteps[0]), inputs.latents))
         if self.half is None:
             texts = replace(inputs.conditioning, projected=None)
-            spec = spec_with(prompt="", num_inference_steps=6, guidance_scale=1.0)
-            self.half = self.loop.add(PaintingRequest(spec, HalfStart(texts, self.steps), loras=self.loras))
+            spec = spec_with(prompt="", num_inference_steps=self.step_count, guidance_scale=1.0)
+            asked = PaintingRequest(spec, HalfStart(texts, self.steps), control=self.control, loras=self.loras)
+            self.half = self.loop.add(asked)
         return True
 
     def take(self, step_index: int) -> Tensor | None:
@@ -65,6 +69,9 @@ class Peer:
         if step_index not in self.given:
             self.loop.tick()
         return self.given.get(step_index)
+
+    def leave(self) -> None:
+        self.left += 1
 
     def _is_lost(self, step_index: int) -> bool:
         return self.lost_at is not None and step_index > self.lost_at

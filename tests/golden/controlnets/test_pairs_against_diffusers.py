@@ -1,0 +1,125 @@
+"""Controlled pictures whose halves two engines compute against diffusers' ControlNet pipelines: one and three
+ControlNets, shares of the schedule, guess mode, and pairs that end midway."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.controlnets import Control, ControlSetting, LocalControl, load_controlnet
+from pentimento.diffusion.engine import FinishedPainting
+from pentimento.diffusion.families import ControlResiduals, DiffusionModel, load_model
+from pentimento.diffusion.painting import NoiseStart, PaintingRequest
+from pentimento.domain.generation import GenerationSpec, Scheduler
+from pentimento.testing.checkpoints import SIDE_PX
+from pentimento.testing.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
+from pentimento.testing.diffusers_reference import Case
+from tests.golden.controlnets.test_against_diffusers import EVERYWHERE, FAMILIES, GUESSED, NEGATIVE, PROMPT, THREE
+from tests.one_thread import one_thread  # noqa: F401 (a fixture of this module)
+from tests.unit.diffusion.engine.loops import Loop
+from tests.unit.diffusion.engine.test_pairing import Peer
+
+STEPS = 6
+CPU = torch.device("cpu")
+
+
+class Painters:
+    """Two engines and diffusers, with the same model and ControlNets."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        model, controlnets = FAMILIES[family](folder)
+        self.model: DiffusionModel = load_model(model, CPU, torch.float32)
+        self.networks = [load_controlnet(path, CPU, torch.float32) for path in controlnets]
+        self.diffusers = ControlledByDiffusers(model, controlnets)
+
+    def by_pair(self, case: Case, settings: Sequence[ControlSetting], lost_at: int | None) -> tuple[Tensor, int]:
+        """Final latents, and the steps that were paired."""
+        seen = self._seen(case.seed, len(settings))
+        peer = Peer(Loop(self.model), lost_at=lost_at, step_count=STEPS, control=self._source(seen, settings, (0, 1)))
+        spec = GenerationSpec(
+            case.prompt, case.negative_prompt, "tiny", SIDE_PX, SIDE_PX, STEPS, case.guidance_scale,
+            case.scheduler, case.seed,
+        )  # fmt: skip
+        own = Own(self._source(seen, settings, (1, 2)), self._source(seen, settings, (0, 2)))
+        loop = Loop(self.model)
+        added = loop.add(PaintingRequest(spec, NoiseStart(), control=own, peer=peer))
+        loop.run()
+        assert isinstance(added.heard.end, FinishedPainting), added.heard.end
+        return added.heard.end.latent, added.heard.end.paired_step_count
+
+    def _seen(self, seed: int, count: int) -> list[Tensor]:
+        """What ControlNets are told, of both rows."""
+        generator, conditions = torch.Generator().manual_seed(seed), conditions_for(count, SIDE_PX, SIDE_PX)
+        return [
+            self.model.condition(pixels, 2, generator, unshifted=network.info.unshifted)
+            for pixels, network in zip(conditions, self.networks, strict=False)
+        ]
+
+    @torch.inference_mode()
+    def _source(
+        self, seen: Sequence[Tensor], settings: Sequence[ControlSetting], rows: tuple[int, int]
+    ) -> LocalControl | None:
+        """Of these rows of the picture; of the unconditional one nothing where guess mode leaves it alone."""
+        first, last = rows
+        acting = [
+            Control(
+                network,
+                told[first:last] if len(told) == 2 else told,
+                1 if setting.conditional_only else last - first,
+                setting,
+            )
+            for network, told, setting in zip(self.networks, seen, settings, strict=False)
+            if last > 1 or not setting.conditional_only
+        ]
+        return LocalControl(computed_at_once, acting, STEPS) if acting else None
+
+
+def computed_at_once(compute: Callable[[], ControlResiduals]) -> "Future[ControlResiduals]":
+    future: Future[ControlResiduals] = Future()
+    future.set_result(compute())
+    return future
+
+
+class Own:
+    """Of a picture's own worker: of one row, or of both."""
+
+    def __init__(self, conditional: LocalControl | None, whole: LocalControl | None) -> None:
+        self._conditional = conditional
+        self._whole = whole
+
+    def ask(self, step_index: int, inputs: Any) -> None:
+        self._asked = self._whole if len(inputs.latents) == 2 else self._conditional
+        assert self._asked is not None
+        self._asked.ask(step_index, inputs)
+
+    def take(self, step_index: int) -> ControlResiduals | None:
+        assert self._asked is not None
+        return self._asked.take(step_index)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def painters(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Painters:
+    return Painters(request.param, tmp_path_factory.mktemp(request.param))
+
+
+ACTING = {"everywhere": (EVERYWHERE,), "three, each in its share": THREE, "guess mode": (GUESSED,)}
+
+
+@pytest.mark.parametrize("lost_at", [None, 2], ids=["paired", "lost midway"])
+@pytest.mark.parametrize("acting", ACTING)
+def test_a_picture_by_a_pair_is_that_of_diffusers(painters: Painters, acting: str, lost_at: int | None) -> None:
+    settings, flows = ACTING[acting], Scheduler.FLOW_MATCH_EULER in painters.model.info.schedulers
+    if flows and acting == "guess mode":
+        pytest.skip("diffusers has none for flows")
+    scheduler = Scheduler.FLOW_MATCH_EULER if flows else Scheduler.DDIM
+    case = Case(PROMPT, NEGATIVE, scheduler, seed=3, steps=STEPS)
+
+    ours, paired = painters.by_pair(case, settings, lost_at)
+
+    theirs = painters.diffusers.controlled(ControlledCase(case, settings), conditions_for(3, SIDE_PX, SIDE_PX))
+    assert paired == (STEPS if lost_at is None else lost_at)
+    assert float((ours - theirs).abs().max()) <= 1e-4

@@ -1,0 +1,365 @@
+"""Pictures under ControlNets that two workers paint, each with streams of its own: those of one worker and of
+diffusers, whatever becomes of the second and of replicas. Workers and replicas are processes."""
+
+import signal
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+from torch import Tensor
+
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.clients.controlnet import ControlNetClient
+from pentimento.clients.errors import domain_errors
+from pentimento.clients.guidance_half import GuidanceHalfClient, HalfControlNet
+from pentimento.diffusion.controlnets import ControlSetting
+from pentimento.domain.errors import InvalidArgument, Unavailable
+from pentimento.domain.generation import ControlNetSelection, Scheduler
+from pentimento.policies import latent_pairing
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.tensors.device import outgoing_tensor
+from pentimento.testing.checkpoints import SIDE_PX as FLOW_SIDE_PX
+from pentimento.testing.checkpoints import write_flow_checkpoint, write_flow_controlnet
+from pentimento.testing.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
+from pentimento.testing.controlnet_serving import ControlledByService, controlled_by_service
+from pentimento.testing.diffusers_reference import Case
+from pentimento.testing.worker_process import worker_process
+from pentimento.testing.worker_under_test import await_serving
+from pentimento.wire.tensors import UNBOUND, tensor_from_proto
+from pentimento.wire.torch_tensors import tensor_from_wire
+from tests.integration.unet_worker import test_pairs
+from tests.integration.unet_worker.conftest import at_step
+from tests.integration.unet_worker.test_controlnets import (
+    ACTING,
+    CASE,
+    CONDITIONS,
+    EDGES,
+    LAYOUT,
+    WEIGHTS,
+    Replica,
+    at_least,
+    edges,
+    request_for,
+    selection,
+    serving,
+    start_replica,
+    step_counts,
+)
+from tests.integration.unet_worker.test_pairs import STEPS, TOLERANCE, Painted, Parts, Peer, difference, half_of
+from tests.one_thread import one_thread  # noqa: F401 (a fixture of this module)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# Fixtures of this module, too.
+parts, peer = test_pairs.parts, test_pairs.peer
+patient, impatient = test_pairs.patient, test_pairs.impatient
+
+ALL = f"painted by a pair: {STEPS} of {STEPS} steps with p"
+
+
+@pytest.fixture
+def unhurried(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs go on however slow this machine is now, and however long streams take to open."""
+    monkeypatch.setattr(latent_pairing, "_OPENING_PATIENCE_S", 60.0)
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[list[Replica]]:
+    made: list[Replica] = []
+    yield made
+    for replica in made:
+        replica.process.kill()
+        replica.process.wait()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def replicas(parts: Parts, started: list[Replica]) -> list[Replica]:
+    """Two that serve."""
+    return await at_least(2, parts.folder, started)
+
+
+async def paint(
+    parts: Parts,
+    peer_address: str,
+    controlnets: Sequence[ControlNetSelection],
+    replicas: Sequence[Replica],
+    pipelined_from: int = 0,
+) -> Painted:
+    worker = parts.worker
+    request = request_for(worker, controlnets, [replica.address for replica in replicas], pipelined_from)
+    if peer_address:
+        request.latent_parallel_peer.CopyFrom(pb.LatentParallelPeer(worker_id="p", address=peer_address))
+    with domain_errors():
+        *_, answer = [answer async for answer in UnetWorkerServiceStub(worker.channel).Execute(request)]
+    notes = [note for note in answer.result.notes if note.startswith("painted by a pair")]
+    return Painted(tensor_from_wire(tensor_from_proto(answer.result.final_latents)), "".join(notes))
+
+
+async def open_streams(replica: Replica) -> int:
+    async with open_channel(replica.address, RpcChannelSettings()) as channel:
+        return (await ControlNetClient(channel).status(5.0)).open_stream_count
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("acting", ACTING)
+async def test_a_pair_paints_the_picture_of_one_worker_and_of_diffusers(
+    parts: Parts,
+    peer: Peer,
+    replicas: list[Replica],
+    acting: str,
+) -> None:
+    settings = ACTING[acting]
+    controlnets = [
+        selection(name, pixels, setting) for (name, setting), pixels in zip(settings.items(), CONDITIONS, strict=False)
+    ]
+    alone = await paint(parts, "", controlnets, replicas)
+
+    paired = await paint(parts, peer.address, controlnets, replicas)
+
+    assert (alone.note, paired.note) == ("", ALL)
+    assert difference(paired, alone) <= TOLERANCE
+    reference = ControlledByDiffusers(WEIGHTS / "tiny-heavy", [WEIGHTS / name for name in settings])
+    theirs = reference.controlled(ControlledCase(CASE, tuple(settings.values())), CONDITIONS[: len(settings)])
+    assert float((paired.latents - theirs).abs().max()) <= TOLERANCE
+    assert difference(paired, await paint(parts, peer.address, [], [])) > 0.1
+    assert parts.directory.region_count() == 0
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_both_halves_of_the_residuals_are_computed_at_once_on_two_replicas(
+    parts: Parts,
+    peer: Peer,
+    replicas: list[Replica],
+) -> None:
+    await paint(parts, peer.address, [edges()], replicas)
+    before = await step_counts(replicas)
+
+    paired = await paint(parts, peer.address, [edges()], replicas)
+
+    after = await step_counts(replicas)
+    assert paired.note == ALL
+    assert [now - then for then, now in zip(before, after, strict=True)] == [STEPS, STEPS]
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_residuals_a_step_old_are_painted_with_by_one_worker(
+    parts: Parts,
+    peer: Peer,
+    replicas: list[Replica],
+) -> None:
+    alone = await paint(parts, "", [edges()], replicas, 4)
+
+    told = await paint(parts, peer.address, [edges()], replicas, 4)
+
+    assert told.note == ""
+    assert torch.equal(told.latents, alone.latents)
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("which", [0, 1], ids=["the worker's", "the peer's"])
+async def test_a_replica_that_is_lost_costs_a_replay(
+    parts: Parts,
+    peer: Peer,
+    replicas: list[Replica],
+    which: int,
+) -> None:
+    alone = await paint(parts, "", [edges()], replicas)
+
+    def lose() -> None:
+        replicas[which].process.kill()
+        replicas[which].process.wait()
+
+    with at_step(5, lose):
+        paired = await paint(parts, peer.address, [edges()], replicas)
+
+    assert paired.note == ALL
+    assert difference(paired, alone) <= TOLERANCE
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def narrow_replica(parts: Parts) -> AsyncIterator[Replica]:
+    """One that holds a single stream."""
+    replica = start_replica(parts.folder, "--max-streams", "1")
+    await serving(replica)
+    yield replica
+    replica.process.kill()
+    replica.process.wait()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_peer_without_a_replica_is_given_up_and_what_it_lacked_is_not_kept_from_its_worker(
+    parts: Parts,
+    peer: Peer,
+    narrow_replica: Replica,
+) -> None:
+    """The worker has the only credit for its row; it needs that one for both rows."""
+    alone = await paint(parts, "", [edges()], [narrow_replica])
+
+    paired = await paint(parts, peer.address, [edges()], [narrow_replica])
+
+    assert paired.paired_steps < STEPS
+    assert difference(paired, alone) <= TOLERANCE
+
+
+PNG = edges().conditioning_image
+
+
+def controlnet_of(**changes: Any) -> ControlNetSelection:
+    return replace(edges(), **changes)
+
+
+HERE = ["unix:/nowhere"]
+BAD_CONTROLNETS: dict[str, tuple[HalfControlNet, str]] = {
+    "no name": (HalfControlNet(controlnet_of(name="../edges"), HERE), "controlnet.name"),
+    "no digest": (HalfControlNet(controlnet_of(digest=""), HERE), "controlnet.digest"),
+    "a scale that is no number": (
+        HalfControlNet(controlnet_of(conditioning_scale=float("nan")), HERE),
+        "controlnet.conditioning_scale",
+    ),
+    "a scale beyond all": (
+        HalfControlNet(controlnet_of(conditioning_scale=101.0), HERE),
+        "controlnet.conditioning_scale",
+    ),
+    "a share that begins nowhere": (
+        HalfControlNet(controlnet_of(start_fraction=-0.1), HERE),
+        "controlnet.start_fraction",
+    ),
+    "a share that ends before it begins": (
+        HalfControlNet(controlnet_of(start_fraction=0.6, end_fraction=0.5), HERE),
+        "controlnet.end_fraction",
+    ),
+    "no image": (HalfControlNet(controlnet_of(conditioning_image=b""), HERE), "controlnet.conditioning_image"),
+    "a part of an image": (
+        HalfControlNet(controlnet_of(conditioning_image=PNG[:20]), HERE),
+        "controlnet.conditioning_image",
+    ),
+    "an image of another size": (
+        HalfControlNet(selection(EDGES, CONDITIONS[0][:, :, :32, :32], ControlSetting()), HERE),
+        "controlnet.conditioning_image",
+    ),
+    "nowhere": (HalfControlNet(controlnet_of(), []), "addresses"),
+    "everywhere": (HalfControlNet(controlnet_of(), HERE * 257), "addresses"),
+    "no address": (HalfControlNet(controlnet_of(), [""]), "addresses"),
+    "an endless address": (HalfControlNet(controlnet_of(), ["a" * 1025]), "addresses"),
+    "a latent": (
+        HalfControlNet(controlnet_of(), HERE, outgoing_tensor(torch.zeros(1, 4, 8, 8), UNBOUND)),
+        "encoded_conditioning",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_CONTROLNETS)
+async def test_a_controlnet_that_no_half_can_have_is_refused_by_its_field(parts: Parts, what: str) -> None:
+    bad, field = BAD_CONTROLNETS[what]
+    good = HalfControlNet(selection(LAYOUT, CONDITIONS[1], ControlSetting()), HERE)
+
+    with pytest.raises(InvalidArgument) as refused:
+        half = half_of(parts, controlnets=[good, bad])
+        await GuidanceHalfClient(parts.worker.channel).open_stream(half, 1, 10.0)
+
+    assert [violation.field for violation in refused.value.violations] == [f"open.controlnets[1].{field}"]
+    assert parts.worker.model.halves.open_count == 0
+
+
+async def test_more_controlnets_than_a_half_may_have_are_refused(parts: Parts) -> None:
+    half = half_of(parts, controlnets=[HalfControlNet(controlnet_of(), HERE)] * 17)
+
+    with pytest.raises(InvalidArgument) as refused:
+        await GuidanceHalfClient(parts.worker.channel).open_stream(half, 1, 10.0)
+
+    assert [violation.field for violation in refused.value.violations] == ["open.controlnets"]
+
+
+async def test_images_as_large_as_a_request_may_bring_are_read(parts: Parts) -> None:
+    """Nine megabytes: judged as an image, and not refused as a message."""
+    large = HalfControlNet(controlnet_of(conditioning_image=b"x" * (9 << 20)), HERE)
+
+    with pytest.raises(InvalidArgument) as refused:
+        await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts, controlnets=[large]), 1, 30.0)
+
+    assert refused.value.violations[0].field == "open.controlnets[0].controlnet.conditioning_image"
+
+
+# The last ones: what is lost is not started again.
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_peer_that_is_lost_costs_nothing_but_its_help(
+    parts: Parts,
+    peer: Peer,
+    replicas: list[Replica],
+    how: signal.Signals,
+) -> None:
+    alone = await paint(parts, "", [edges()], replicas)
+
+    with at_step(5, lambda: peer.lose(how)):
+        paired = await paint(parts, peer.address, [edges()], replicas)
+
+    assert difference(paired, alone) <= TOLERANCE
+    assert paired.paired_steps < STEPS
+    peer.process.kill()
+    peer.process.wait()
+    assert [await open_streams(replica) for replica in replicas] == [0, 0]
+
+
+async def test_without_any_replica_left_there_is_no_picture(
+    parts: Parts,
+    peer: Peer,
+    replicas: list[Replica],
+) -> None:
+    def lose() -> None:
+        for replica in replicas:
+            replica.process.kill()
+            replica.process.wait()
+
+    with pytest.raises(Unavailable) as caught, at_step(5, lose):
+        await paint(parts, peer.address, [edges()], replicas)
+
+    assert caught.value.reason == "CONTROLNET_LOST"
+
+
+@dataclass
+class Flows:
+    """A model of SD3's class and its ControlNet, on one worker, on two, and by diffusers."""
+
+    alone: ControlledByService
+    paired: ControlledByService
+    theirs: ControlledByDiffusers
+
+
+@asynccontextmanager
+async def flow_pair(folder: Path) -> AsyncIterator[Flows]:
+    model = write_flow_checkpoint(folder / "model", max_sequence_length=12)
+    controlnet = write_flow_controlnet(folder / "controlnet", seed=1)
+    with ExitStack() as stack:
+        address = stack.enter_context(worker_process(model))
+        async with controlled_by_service(model, [controlnet]) as alone:
+            async with open_channel(address, RpcChannelSettings()) as channel:
+                await await_serving(channel)
+            paired = alone.with_peer("p", address)
+            yield Flows(alone, paired, ControlledByDiffusers(model, [controlnet]))
+
+
+async def test_a_condition_that_is_a_latent_goes_to_each_worker_with_the_noise_of_its_row(tmp_path: Path) -> None:
+    case = Case("a red circle", "blurred", Scheduler.FLOW_MATCH_EULER, seed=3, steps=5, guidance_scale=4.0)
+    controlled, conditions = ControlledCase(case, (ControlSetting(0.8),)), conditions_for(1, FLOW_SIDE_PX, FLOW_SIDE_PX)
+    note, found = "", torch.zeros(0)
+    async with flow_pair(tmp_path) as flows:
+        # Of two busy workers one may be too late for a step of the other.
+        while not note.startswith("painted by a pair: 5 of 5"):
+            result = await flows.paired.painted(controlled, conditions)
+            note, found = "".join(result.notes), latents_of(result)
+        alone = latents_of(await flows.alone.painted(controlled, conditions))
+
+    assert float((found - alone).abs().max()) <= TOLERANCE
+    theirs = flows.theirs.controlled(controlled, conditions)
+    assert float((found - theirs).abs().max()) <= TOLERANCE
+
+
+def latents_of(result: pb.AttemptResult) -> Tensor:
+    return tensor_from_wire(tensor_from_proto(result.final_latents))

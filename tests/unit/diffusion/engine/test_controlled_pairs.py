@@ -1,0 +1,276 @@
+"""Pictures under ControlNets whose halves two engines compute, each with the residuals of its own row."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pentimento.diffusion.engine import FinishedPainting
+from pentimento.diffusion.families import NO_CONTROL, ControlResiduals, DenoiserInput, DiffusionModel, batch_key
+from pentimento.diffusion.painting import PaintingRequest, model_input, prepare, take_step
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.domain.errors import Unavailable
+from tests.unit.diffusion.engine.loops import Loop, Scripted
+from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.engine.test_loras import Late, finish
+from tests.unit.diffusion.engine.test_pairing import TOLERANCE, Peer, paired_steps, seen_rows
+from tests.unit.diffusion.engine.test_seams import residuals
+
+# The steps in which nothing is controlled.
+FREE = {4}
+
+
+def of_step(step_index: int) -> ControlResiduals:
+    """Of both rows, which differ."""
+    return NO_CONTROL if step_index in FREE else residuals(step_index)
+
+
+def row_of(both: ControlResiduals, row: int) -> ControlResiduals:
+    mid = both.mid_block_residual
+    down = tuple(tensor[row : row + 1] for tensor in both.down_block_residuals)
+    return ControlResiduals(down, None if mid is None else mid[row : row + 1])
+
+
+@dataclass
+class RowSource:
+    """The residuals of a step for the rows that were asked for: of one row those of `row`. Steps in `held` are under
+    way until they are taken out of it; from `lost_at` on there are none."""
+
+    row: int
+    held: set[int] = field(default_factory=set)
+    lost_at: int | None = None
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    latents: dict[int, Tensor] = field(default_factory=dict)
+
+    def ask(self, step_index: int, inputs: DenoiserInput) -> None:
+        self.asked.append((step_index, len(inputs.latents)))
+        self.latents[step_index] = inputs.latents[:1].clone()
+
+    def take(self, step_index: int) -> ControlResiduals | None:
+        if self.lost_at is not None and step_index >= self.lost_at:
+            raise Unavailable("CONTROLNET_LOST", "no replica answers")
+        both = of_step(step_index)
+        rows = self.asked[-1][1]
+        return None if step_index in self.held else both if rows == 2 else row_of(both, self.row)
+
+
+@dataclass
+class Pair:
+    """A picture, its worker's loop and its peer's."""
+
+    loop: Loop
+    own: RowSource
+    peer: Peer
+    theirs: RowSource
+    rows: list[int]
+    asked: PaintingRequest
+
+
+def pair_of(model: DiffusionModel, **peer: Any) -> Pair:
+    denoiser, rows = seen_rows(model)
+    own, theirs = RowSource(1), RowSource(0)
+    loop, other = Loop(model, denoiser=denoiser), Peer(Loop(model), control=theirs, **peer)
+    return Pair(loop, own, other, theirs, rows, replace(request(1), control=own, peer=other))
+
+
+@torch.inference_mode()
+def controlled_alone(model: DiffusionModel) -> Tensor:
+    painting = prepare(model, PromptMemo(model, 8), request(1))
+    while not painting.done:
+        inputs = replace(model_input(model, painting), residuals=of_step(painting.state.step_index))
+        take_step(model, painting, model.predict(inputs))
+    return painting.state.latent
+
+
+def assert_controlled_picture(model: DiffusionModel, added: Any) -> None:
+    assert isinstance(added.heard.end, FinishedPainting), added.heard.end
+    torch.testing.assert_close(added.heard.latent, controlled_alone(model), rtol=0, atol=TOLERANCE)
+
+
+def test_each_worker_has_the_residuals_of_its_own_row(model: DiffusionModel) -> None:
+    pair = pair_of(model)
+    added = pair.loop.add(pair.asked)
+
+    pair.loop.run()
+
+    assert pair.own.asked == pair.theirs.asked == [(step, 1) for step in range(6)]
+    assert paired_steps(added) == 6
+    assert_controlled_picture(model, added)
+
+
+def test_the_peers_residuals_are_asked_for_with_the_latents_that_were_sent(model: DiffusionModel) -> None:
+    pair = pair_of(model)
+    pair.loop.add(pair.asked)
+
+    pair.loop.run()
+
+    # DDIM scales nothing: both rows see the same latents.
+    assert all(torch.equal(pair.theirs.latents[step], pair.own.latents[step]) for step in range(6))
+
+
+def test_a_worker_that_goes_on_alone_asks_for_both_rows_and_has_no_peer_any_more(model: DiffusionModel) -> None:
+    pair = pair_of(model, late={2})
+    added = pair.loop.add(pair.asked)
+
+    pair.loop.run()
+    waited_until = pair.loop.steps.next_deadline()
+    assert waited_until is not None
+    pair.loop.now = waited_until
+    pair.loop.run()
+
+    assert pair.own.asked == [(0, 1), (1, 1), (2, 1), (2, 2), (3, 2), (4, 2), (5, 2)]
+    assert (pair.peer.asked, pair.peer.left, paired_steps(added)) == ([0, 1, 2], 1, 2)
+    assert_controlled_picture(model, added)
+
+
+def test_a_peer_that_is_lost_costs_nothing_but_its_help(model: DiffusionModel) -> None:
+    pair = pair_of(model, lost_at=3)
+    added = pair.loop.add(pair.asked)
+
+    pair.loop.run()
+
+    assert pair.own.asked == [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (4, 2), (5, 2)]
+    assert (pair.peer.left, paired_steps(added)) == (1, 3)
+    assert_controlled_picture(model, added)
+
+
+def test_a_peer_that_cannot_be_asked_is_left_before_anything_is_asked_for_one_row(model: DiffusionModel) -> None:
+    pair = pair_of(model, busy=True)
+    added = pair.loop.add(pair.asked)
+
+    pair.loop.run()
+
+    assert pair.own.asked == [(step, 2) for step in range(6)]
+    assert (pair.peer.left, paired_steps(added)) == (1, 0)
+    assert_controlled_picture(model, added)
+
+
+def test_a_half_whose_residuals_are_lost_fails_and_its_worker_goes_on(model: DiffusionModel) -> None:
+    pair = pair_of(model)
+    pair.theirs.lost_at = 2
+    added = pair.loop.add(pair.asked)
+
+    pair.loop.run()
+    pair.loop.now = 1000.0
+    pair.loop.run()
+
+    assert isinstance(pair.peer.half.heard.end, Unavailable)  # type: ignore[union-attr]
+    assert paired_steps(added) == 2
+    assert_controlled_picture(model, added)
+
+
+def test_residuals_that_are_nowhere_end_the_picture_of_their_own_worker(model: DiffusionModel) -> None:
+    pair = pair_of(model)
+    pair.own.lost_at = 2
+    added = pair.loop.add(pair.asked)
+
+    pair.loop.run()
+
+    assert isinstance(added.heard.end, Unavailable) and added.heard.end.reason == "CONTROLNET_LOST"
+
+
+def test_the_first_half_of_a_peer_has_time_to_open_streams(model: DiffusionModel) -> None:
+    pair = pair_of(model, late={0})
+    added = pair.loop.add(pair.asked)
+    pair.loop.run()
+
+    assert pair.loop.steps.next_deadline() == pytest.approx(0.5)
+    pair.peer.late.clear()
+    pair.loop.run()
+
+    assert paired_steps(added) == 6
+
+
+def test_whose_loras_come_late_is_painted_by_one_worker(model: DiffusionModel) -> None:
+    pair = pair_of(model)
+    added = pair.loop.add(replace(pair.asked, loras=Late((), late_asks=2, latest_step=3)))
+
+    finish(pair.loop)
+
+    assert (pair.peer.asked, paired_steps(added)) == ([], 0)
+    assert [rows for _, rows in pair.own.asked] == [2] * 6
+    assert_controlled_picture(model, added)
+
+
+def test_a_controlled_step_takes_as_long_as_its_residuals_do(model: DiffusionModel) -> None:
+    """A whole step waits two seconds for residuals, a paired one one: pairs pay, though a pass takes no time at all."""
+    pair = pair_of(model)
+    waits = {2: 2.0, 1: 1.0}
+    asked = pair.own.ask
+
+    def asked_slowly(step_index: int, inputs: DenoiserInput) -> None:
+        asked(step_index, inputs)
+        pair.loop.now += waits[len(inputs.latents)]
+
+    pair.own.ask = asked_slowly  # type: ignore[method-assign]
+    pair.loop.add(replace(pair.asked, peer=None))
+    pair.loop.run()
+    added = pair.loop.add(pair.asked)
+    pair.loop.run()
+
+    pace = pair.loop.steps.pairs._paces[(batch_key(request(1).spec), True)]
+    assert pace.gain == pytest.approx(2.0)
+    assert paired_steps(added) == 6
+
+
+def test_paired_steps_that_are_no_shorter_end_the_pair_of_controlled_pictures_alone(model: DiffusionModel) -> None:
+    pair = pair_of(model)
+
+    def seconds_pass(number: int, inputs: DenoiserInput, prediction: Tensor) -> Tensor:
+        pair.loop.now += 1.0
+        return prediction
+
+    pair.loop.steps._denoiser = Scripted(model, seconds_pass)
+    pair.loop.add(replace(pair.asked, peer=None))
+    pair.loop.run()
+    added = pair.loop.add(pair.asked)
+    pair.loop.run()
+
+    assert (paired_steps(added), pair.peer.left) == (5, 1)
+    assert_controlled_picture(model, added)
+    assert pair.loop.steps.pairs.pays(batch_key(request(1).spec))
+
+
+def test_a_half_under_control_shares_its_passes_with_a_half_that_has_none(model: DiffusionModel) -> None:
+    pair, leader = pair_of(model, late={0}), Loop(model)
+    plain = Peer(pair.peer.loop, late={0})
+    added = [pair.loop.add(pair.asked), leader.add(replace(request(2), peer=plain))]
+    pair.loop.run()
+    leader.run()
+
+    pair.peer.loop.tick()
+
+    assert pair.peer.loop.observer.sizes == [2]
+    for peer, loop in ((pair.peer, pair.loop), (plain, leader)):
+        peer.late = set()
+        loop.run()
+    assert_controlled_picture(model, added[0])
+    assert_same_picture(model, added[1])
+
+
+@given(
+    late=st.sets(st.integers(0, 5)),
+    lost_at=st.none() | st.integers(0, 5),
+    held=st.sets(st.integers(0, 5)),
+    their_held=st.sets(st.integers(0, 5)),
+)
+@settings(max_examples=25, deadline=None)
+def test_whatever_becomes_of_the_peer_and_of_residuals_the_picture_is_the_same(
+    model: DiffusionModel, late: set[int], lost_at: int | None, held: set[int], their_held: set[int]
+) -> None:
+    pair = pair_of(model, late=late, lost_at=lost_at)
+    pair.own.held, pair.theirs.held = held, their_held
+    added = pair.loop.add(pair.asked)
+
+    for tick in range(60):
+        pair.loop.tick()
+        pair.loop.now += 0.05
+        if tick % 3 == 2 and held:
+            held.pop()
+
+    assert added.heard.steps == [1, 2, 3, 4, 5, 6]
+    assert_controlled_picture(model, added)
