@@ -9,7 +9,7 @@ the speed-up as a share of that ceiling. Times are those of the denoising stage,
 transport. Core-seconds are the processor time of both processes.
 
 Subjects: the zoo's tiny-heavy, 50 steps; a network of Stable Diffusion 1.5's size with random weights, float32, 256
-pixels, 4 steps.
+pixels, 4 steps; SDXL under a ControlNet by paced devices, whose compute sleeps: two workers and two replicas, 50 steps.
 """
 
 import argparse
@@ -26,23 +26,36 @@ from pathlib import Path
 from statistics import median
 
 import grpc.aio
+from PIL import Image
 from torch import Tensor
 
 from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.clients.controlnet import ControlNetClient
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, Route, Scheduler
+from pentimento.domain.generation import (
+    Attempt,
+    ControlNetSelection,
+    FromNoise,
+    GenerationSpec,
+    Route,
+    Scheduler,
+)
 from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.testing.controlnet_serving import PACED, ServedControlNet, replica_process, shared_folder
 from pentimento.testing.full_size import FULL_SIDE_PX, write_full_size_checkpoint
+from pentimento.testing.machine import ROOT
 from pentimento.testing.worker_process import START_S, start_on
+from pentimento.testing.worker_under_test import png_of
 from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
 from pentimento.wire.tensors import tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
 from zoo.registry import WEIGHTS
 
-TARGETS = {"zoo": 0.85, "sd15-size": 0.93}
+TARGETS = {"zoo": 0.85, "sd15-size": 0.93, "sdxl-controlled": 0.85}
+SDXL, CONTROLNET = ROOT / "scenarios" / "paces" / "sdxl-h800.toml", "canny"
 # What the composition of a batch may change of a picture (ADR 0009).
 TOLERANCE = 1e-4
 ARMS = ("alone", "pair", "half")
@@ -52,13 +65,14 @@ _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class PairSubject:
-    """A model and its picture."""
+    """A model and its picture; the model is a pace where there is a ControlNet."""
 
     name: str
     model: Path
     side_px: int
     steps: int
     rounds: int
+    controlnet: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +114,9 @@ class PairBench:
         leader: grpc.aio.Channel,
         held: pb.HeldModel,
         peer: str,
+        replicas: Sequence[ServedControlNet] = (),
     ) -> None:
+        self._replicas = tuple(replicas)
         self._subject = subject
         self._stub = UnetWorkerServiceStub(leader)
         self._held = held
@@ -129,12 +145,16 @@ class PairBench:
             guidance_scale=1.0 if arm == "half" else 3.0,
             scheduler=Scheduler.DDIM,
             seed=3,
+            controlnets=tuple(one.selection for one in self._replicas[:1]),
         )
         request = pb.ExecuteRequest(
             attempt=attempt_to_proto(Attempt(f"pair-{number}", 1, number, "bench", 1, "bench")),
             spec=spec_to_proto(spec),
             route=route_to_proto(Route("pair", FromNoise(), held.model, held.model_digest)),
             worker_generation=held.worker_generation,
+            controlnet_endpoints=[
+                pb.ControlNetEndpoint(name=one.selection.name, address=one.address) for one in self._replicas
+            ],
             return_latents=True,
         )
         if arm == "pair":
@@ -160,33 +180,46 @@ def _paired_steps(notes: Sequence[str]) -> int:
     return next((int(note.split()[4]) for note in notes if note.startswith("painted by a pair: ")), 0)
 
 
+@dataclass(frozen=True)
+class StartedPair:
+    """Two worker processes, their addresses, and those of as many replicas where there is a ControlNet."""
+
+    processes: list["subprocess.Popen[bytes]"]
+    addresses: list[str]
+    replicas: list[str]
+
+
 @contextmanager
-def workers(subject: PairSubject, cores: Sequence[int]) -> Iterator[tuple[list["subprocess.Popen[bytes]"], list[str]]]:
-    """Two processes, one on each core, and their addresses."""
+def workers(subject: PairSubject, cores: Sequence[int]) -> Iterator[StartedPair]:
+    """Start them, one on each core."""
+    module = "services.unet_worker.pacing" if subject.controlnet else "services.unet_worker"
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm")))
-        shared = folder / "shared"
-        shared.mkdir(mode=0o700)
-        processes, addresses = [], []
+        folder = stack.enter_context(shared_folder())
+        started = StartedPair([], [], [])
         for number, core in enumerate(cores):
             address = f"unix:{folder}/w{number}"
-            command = [sys.executable, "-m", "services.unet_worker", "--model", str(subject.model)]
+            command = [sys.executable, "-m", module, "--model", str(subject.model)]
             command += ["--listen", address, "--objects-url", f"file://{folder}/objects"]
-            command += ["--shared-memory-dir", str(shared), *FLAGS]
+            command += ["--shared-memory-dir", str(folder / "shared"), *FLAGS]
             process = stack.enter_context(start_on(core, command))
             stack.callback(process.terminate)
-            processes.append(process)
-            addresses.append(address)
-        yield processes, addresses
+            started.processes.append(process)
+            started.addresses.append(address)
+            if subject.controlnet:
+                flags = ("--controlnets", str(subject.model), "--prefetch", subject.controlnet)
+                replica = replica_process(folder, f"c{number}", PACED, *flags, core=core)
+                started.replicas.append(stack.enter_context(replica))
+        yield started
 
 
 async def measure(subject: PairSubject, cores: Sequence[int]) -> list[PairRound]:
-    with workers(subject, cores) as (processes, addresses):
+    with workers(subject, cores) as started:
         async with AsyncExitStack() as stack:
-            settings = RpcChannelSettings()
+            settings, addresses = RpcChannelSettings(), started.addresses
             leader, peer = [await stack.enter_async_context(open_channel(one, settings)) for one in addresses]
             held, _ = await _held(WorkerClient(leader)), await _held(WorkerClient(peer))
-            bench = PairBench(subject, processes, leader, held, addresses[1])
+            replicas = [await _served(subject, address) for address in started.replicas]
+            bench = PairBench(subject, started.processes, leader, held, addresses[1], replicas)
             # Opens connections, fills memos.
             await bench.round(0)
             return [await bench.round(turn) for turn in range(subject.rounds)]
@@ -200,6 +233,21 @@ async def _held(worker: WorkerClient) -> pb.HeldModel:
                 return (await worker.status(1.0)).held
             except PentimentoError:
                 await asyncio.sleep(0.2)
+
+
+async def _served(subject: PairSubject, address: str) -> ServedControlNet:
+    """The ControlNet of a replica and the image that it is told, once it is loaded there."""
+    image = png_of(Image.new("RGB", (subject.side_px, subject.side_px)))
+    async with open_channel(address, RpcChannelSettings()) as channel, asyncio.timeout(START_S):
+        while True:
+            try:
+                infos = (await ControlNetClient(channel).status(1.0)).controlnets
+            except PentimentoError:
+                infos = []
+            for info in infos:
+                if info.name == subject.controlnet and info.resident:
+                    return ServedControlNet(ControlNetSelection(info.name, image, digest=info.digest), address)
+            await asyncio.sleep(0.2)
 
 
 def figures_of(name: str, rounds: Sequence[PairRound], steps: int) -> list[Figure]:
@@ -226,6 +274,8 @@ def subjects(options: Options, folder: Path) -> Iterator[PairSubject]:
     if chosen in ("sd15-size", None):
         model = write_full_size_checkpoint(folder / "model")
         yield PairSubject("sd15-size", model, FULL_SIDE_PX, 4, 1 if quick else 5)
+    if chosen in ("sdxl-controlled", None):
+        yield PairSubject("sdxl-controlled", SDXL, 1024, 50, 1 if quick else 10, CONTROLNET)
 
 
 def add_subject(parser: argparse.ArgumentParser) -> None:

@@ -139,6 +139,8 @@ class GuidancePairs:
 
     def _go_alone(self, job: EngineJob) -> None:
         del self._steps[job.number]
+        # What it waited for the peer is no part of a whole step.
+        job.begins_step(self._monotonic())
         self._be_whole(job)
 
     def _be_whole(self, job: EngineJob) -> None:

@@ -307,6 +307,9 @@ def _marks(accepted_at: float, painting: FinishedPainting, picture: FinishedPict
 
 
 def _wait_share(painting: FinishedPainting, control: PictureControl) -> float | None:
+    """None of a pair's picture: a worker's own steps are longer, and wait for both rows."""
+    if painting.paired_step_count:
+        return None
     seconds = painting.finished_at - painting.prepared_at
     return wait_share(painting.residual_waits_s, control.synchronous_steps(), max(painting.taken_count, 1), seconds)
 

@@ -41,8 +41,8 @@ class PairedControl:
         return self._asked.take(step_index)
 
     def synchronous_steps(self) -> set[int]:
-        """Return the steps that use residuals of their own, of those that are painted."""
-        return self._conditional.synchronous_steps() | self._whole.synchronous_steps()
+        """Return the steps that use residuals of their own, of those that were asked for with both rows."""
+        return self._whole.synchronous_steps()
 
     def close(self) -> None:
         """End the streams. Harmless twice."""

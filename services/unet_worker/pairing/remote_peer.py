@@ -203,11 +203,11 @@ class RemotePeer:
             pooled=_optional(texts.pooled),
             sizes=_optional(texts.sizes),
             loras=spec.loras,
-            controlnets=[_half_controlnet(controlnet) for controlnet in self._controlnets],
+            controlnets=[half_controlnet(controlnet) for controlnet in self._controlnets],
         )
 
 
-def _half_controlnet(controlnet: RemoteControlNet) -> HalfControlNet:
+def half_controlnet(controlnet: RemoteControlNet) -> HalfControlNet:
     """Its replicas, the first one last: of replicas that have equally much to do the peer takes another than this
     worker, and both halves of the residuals are computed at once."""
     first, *others = controlnet.addresses

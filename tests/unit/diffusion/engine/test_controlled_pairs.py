@@ -14,6 +14,7 @@ from pentimento.diffusion.families import NO_CONTROL, ControlResiduals, Denoiser
 from pentimento.diffusion.painting import PaintingRequest, model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Unavailable
+from pentimento.policies.latent_pairing import PairPace
 from tests.unit.diffusion.engine.loops import Loop, Scripted
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
 from tests.unit.diffusion.engine.test_loras import Late, finish
@@ -77,6 +78,11 @@ def pair_of(model: DiffusionModel, **peer: Any) -> Pair:
     return Pair(loop, own, other, theirs, rows, replace(request(1), control=own, peer=other))
 
 
+def pace_of(loop: Loop) -> PairPace:
+    """Of controlled pictures."""
+    return loop.steps.pairs._paces[(batch_key(request(1).spec), True)]
+
+
 @torch.inference_mode()
 def controlled_alone(model: DiffusionModel) -> Tensor:
     painting = prepare(model, PromptMemo(model, 8), request(1))
@@ -125,6 +131,8 @@ def test_a_worker_that_goes_on_alone_asks_for_both_rows_and_has_no_peer_any_more
     assert pair.own.asked == [(0, 1), (1, 1), (2, 1), (2, 2), (3, 2), (4, 2), (5, 2)]
     assert (pair.peer.asked, pair.peer.left, paired_steps(added)) == ([0, 1, 2], 1, 2)
     assert_controlled_picture(model, added)
+    # What was waited for the peer is no part of a whole step.
+    assert list(pace_of(pair.loop)._whole_s) == [0.0] * 4
 
 
 def test_a_peer_that_is_lost_costs_nothing_but_its_help(model: DiffusionModel) -> None:
@@ -200,20 +208,23 @@ def test_a_controlled_step_takes_as_long_as_its_residuals_do(model: DiffusionMod
     """A whole step waits two seconds for residuals, a paired one one: pairs pay, though a pass takes no time at all."""
     pair = pair_of(model)
     waits = {2: 2.0, 1: 1.0}
-    asked = pair.own.ask
+    taken, waited = pair.own.take, set()
 
-    def asked_slowly(step_index: int, inputs: DenoiserInput) -> None:
-        asked(step_index, inputs)
-        pair.loop.now += waits[len(inputs.latents)]
+    def taken_late(step_index: int) -> ControlResiduals | None:
+        asked = pair.own.asked[-1]
+        if asked in waited:
+            return taken(step_index)
+        waited.add(asked)
+        pair.loop.now += waits[asked[1]]
+        return None
 
-    pair.own.ask = asked_slowly  # type: ignore[method-assign]
+    pair.own.take = taken_late  # type: ignore[method-assign]
     pair.loop.add(replace(pair.asked, peer=None))
     pair.loop.run()
     added = pair.loop.add(pair.asked)
     pair.loop.run()
 
-    pace = pair.loop.steps.pairs._paces[(batch_key(request(1).spec), True)]
-    assert pace.gain == pytest.approx(2.0)
+    assert pace_of(pair.loop).gain == pytest.approx(2.0)
     assert paired_steps(added) == 6
 
 
