@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -240,13 +240,10 @@ async def _served(subject: PairSubject, address: str) -> ServedControlNet:
     image = png_of(Image.new("RGB", (subject.side_px, subject.side_px)))
     async with open_channel(address, RpcChannelSettings()) as channel, asyncio.timeout(START_S):
         while True:
-            try:
-                infos = (await ControlNetClient(channel).status(1.0)).controlnets
-            except PentimentoError:
-                infos = []
-            for info in infos:
-                if info.name == subject.controlnet and info.resident:
-                    return ServedControlNet(ControlNetSelection(info.name, image, digest=info.digest), address)
+            with suppress(PentimentoError):
+                for info in (await ControlNetClient(channel).status(1.0)).controlnets:
+                    if info.name == subject.controlnet and info.resident:
+                        return ServedControlNet(ControlNetSelection(info.name, image, digest=info.digest), address)
             await asyncio.sleep(0.2)
 
 
