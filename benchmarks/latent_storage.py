@@ -39,6 +39,7 @@ from pentimento.pictures.decoding import decode
 from services.embedder.model import open_model
 from services.unet_worker.models.reuse_study import StudyModel
 from services.unet_worker.models.selector_measuring import study_model
+from services.unet_worker.settings import StudyPaintingSettings
 from zoo.registry import WEIGHTS
 from zoo.scene_log import clip_embedder, write_scene_log
 
@@ -103,7 +104,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def paint(name: str, prompts: Sequence[str]) -> PaintedLog:
     """Paint the prompts from scratch, and keep the latents."""
-    loaded = study_model(WEIGHTS / name, BATCH)
+    loaded = study_model(WEIGHTS / name, StudyPaintingSettings(max_batch=BATCH))
     model = replace(loaded, spec=replace(loaded.spec, num_inference_steps=STEP_COUNT))
     requests: list[PaintingRequest] = [
         replace(model.request(prompt, number, NoiseStart()), capture_steps=frozenset(KEPT_STEPS))

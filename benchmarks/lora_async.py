@@ -42,6 +42,7 @@ from pentimento.policies.lora_bounds import LoraBound, read_lora_bounds
 from pentimento.testing.latent_listener import LatentListener
 from services.unet_worker.models.lateness_study import LatenessStudy, strengths
 from services.unet_worker.models.selector_measuring import study_model
+from services.unet_worker.settings import StudyPaintingSettings
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import examination_prompts
 from zoo.registry import WEIGHTS
@@ -229,7 +230,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main() -> int:
     options: Options = parse_options("lora_async", __doc__, add_options)
     torch.set_num_threads(1)
-    study = study_model(WEIGHTS / "tiny-heavy", 16)
+    study = study_model(WEIGHTS / "tiny-heavy", StudyPaintingSettings(max_batch=16))
     model, bounds = study.painter.model, read_lora_bounds(options.rest["bounds"])
     base = layers_of(model.info.family, model.adaptable)
     files = {bound.lora: file for bound in bounds if (file := lora_file_in(WEIGHTS / bound.lora)) is not None}

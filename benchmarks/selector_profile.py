@@ -36,6 +36,7 @@ from pentimento.policies.selector_profiling import ThresholdRule
 from services.embedder.model import EmbeddingModel, open_model
 from services.unet_worker.models.reuse_study import ReuseOutcome, ReusePair, ReuseStudy, StudyModel, Vectors
 from services.unet_worker.models.selector_measuring import TABLE_STEPS, captured_steps, study_model
+from services.unet_worker.settings import StudyPaintingSettings
 from zoo.registry import WEIGHTS
 from zoo.scene_log import clip_embedder, write_scene_log
 
@@ -132,7 +133,7 @@ def figures_of_reference(
     for profile in profiles:
         assert profile.encoder_digest == encoder.digest, f"{profile.name}: made for another encoder"
     log = write_scene_log(count, clip_embedder(encoder_folder), np.random.default_rng(log_seed))
-    large = study_model(WEIGHTS / reference, BATCH)
+    large = study_model(WEIGHTS / reference, StudyPaintingSettings(max_batch=BATCH))
     kept = tuple(captured_steps(large.step_count).values())
     study = ReuseStudy(large, LocalEncoder(encoder), log.prompts, kept, first_seed=log_seed * 10_000)
     for profile in profiles:
@@ -149,7 +150,7 @@ def held_out_of(profile: SelectorProfile, study: ReuseStudy, large: StudyModel) 
     least = min((row.min_similarity for table in tables for row in table), default=1.0)
     if profile.kind is ReuseKind.LATENTS:
         return HeldOut(profile, study, large, study.latent_pairs(least))
-    small = study_model(WEIGHTS / profile.model, BATCH)
+    small = study_model(WEIGHTS / profile.model, StudyPaintingSettings(max_batch=BATCH))
     return HeldOut(profile, study, small, study.image_pairs(least))
 
 

@@ -56,6 +56,7 @@ from pentimento.workloads import Arrival, Workload
 from services.embedder.model import open_model
 from services.unet_worker.models.selector_measuring import study_model
 from services.unet_worker.models.thinning_study import ClipScore, ThinningStudy, full_requests
+from services.unet_worker.settings import StudyPaintingSettings
 from zoo.registry import WEIGHTS
 from zoo.scene_log import clip_embedder, write_scene_log
 
@@ -229,7 +230,7 @@ def held_out_figures(profile: ThinningProfile, held_out: UnseenPrompts) -> Itera
     log = write_scene_log(2 * held_out.count, clip_embedder(folder), np.random.default_rng(held_out.log_seed))
     prompts = tuple(dict.fromkeys(log.prompts))[: held_out.count]
     judges = (ClipScore(LocalEncoder(open_model(folder)), prompts), *judges_of(held_out.judge, log, prompts))
-    model = study_model(WEIGHTS / profile.model, BATCH)
+    model = study_model(WEIGHTS / profile.model, StudyPaintingSettings(max_batch=BATCH))
     study = ThinningStudy(model, judges, full_requests(model, prompts, held_out.log_seed * 10_000))
     fewest = min(profile.options(profile.step_count), key=lambda option: option.total)
     samples = study.samples(study.batch, fewest.first_step, fewest.taken_count)

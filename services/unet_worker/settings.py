@@ -217,11 +217,24 @@ class DescribeSettings:
 
 
 @dataclass(frozen=True)
+class StudyPaintingSettings:
+    """How the pictures are painted by which `selector_profile`, `handover_profile`, `thinning_profile` and
+    `lora_bound` tell what a model bears."""
+
+    seed: int = setting(0, help="seed of the first prompt's picture", minimum=0)
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the models run")
+    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the models run in")
+    threads: int = setting(1, help="torch threads of the models", minimum=1, maximum=256)
+    max_batch: int = setting(16, help="pictures that share a denoising step", minimum=1, maximum=1024)
+
+
+@dataclass(frozen=True)
 class SelectorProfileSettings:
     """Of `python -m services.unet_worker.selector_profile`: flags, PENTIMENTO_BENCH_SELECTOR_PROFILE_… and the table
     [bench_selector_profile]."""
 
     channels: RpcChannelSettings
+    painting: StudyPaintingSettings
     model: Path = setting(help="diffusers checkpoint directory whose latents and images are reused", must_exist=True)
     prompts: Path = setting(help="prompts in the order they came (.txt, .tsv, .csv, .jsonl)", must_exist=True)
     embedder_address: str = setting(help="embedder that measures similarity and quality: unix:/path or host:port")
@@ -248,11 +261,6 @@ class SelectorProfileSettings:
     least_image_similarity: float = setting(
         0.3, help="text to image, below which pairs are not painted", minimum=-1, maximum=1
     )
-    seed: int = setting(0, help="seed of the first prompt's picture", minimum=0)
-    device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the models run")
-    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the models run in")
-    threads: int = setting(1, help="torch threads of the models", minimum=1, maximum=256)
-    max_batch: int = setting(16, help="pictures that share a denoising step", minimum=1, maximum=1024)
 
 
 @dataclass(frozen=True)
@@ -261,6 +269,7 @@ class HandoverProfileSettings:
     [bench_handover_profile]."""
 
     channels: RpcChannelSettings
+    painting: StudyPaintingSettings
     model: Path = setting(help="diffusers checkpoint directory of the later model", must_exist=True)
     light_model: Path = setting(help="the same of the model before it, from whose pictures it starts", must_exist=True)
     prompts: Path = setting(help="prompts to paint (.txt, .tsv, .csv, .jsonl); repeats count once", must_exist=True)
@@ -281,11 +290,6 @@ class HandoverProfileSettings:
         minimum=0,
         maximum=1,
     )
-    seed: int = setting(0, help="seed of the first prompt's picture", minimum=0)
-    device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the models run")
-    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the models run in")
-    threads: int = setting(1, help="torch threads of the models", minimum=1, maximum=256)
-    max_batch: int = setting(16, help="pictures that share a denoising step", minimum=1, maximum=1024)
 
 
 @dataclass(frozen=True)
@@ -294,6 +298,7 @@ class ThinningProfileSettings:
     [bench_thinning_profile]."""
 
     channels: RpcChannelSettings
+    painting: StudyPaintingSettings
     model: Path = setting(help="diffusers checkpoint directory whose steps are left out", must_exist=True)
     prompts: Path = setting(help="prompts to paint (.txt, .tsv, .csv, .jsonl); repeats count once", must_exist=True)
     embedder_address: str = setting(help="embedder that measures quality: unix:/path or host:port")
@@ -323,11 +328,6 @@ class ThinningProfileSettings:
         minimum=0,
         maximum=1,
     )
-    seed: int = setting(0, help="seed of the first prompt's picture", minimum=0)
-    device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the model runs")
-    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the model runs in")
-    threads: int = setting(1, help="torch threads of the model", minimum=1, maximum=256)
-    max_batch: int = setting(16, help="pictures that share a denoising step", minimum=1, maximum=1024)
 
 
 @dataclass(frozen=True)
@@ -335,6 +335,7 @@ class LoraBoundSettings:
     """Of `python -m services.unet_worker.lora_bound`: flags, PENTIMENTO_BENCH_LORA_BOUND_… and the table
     [bench_lora_bound]."""
 
+    painting: StudyPaintingSettings
     model: Path = setting(help="diffusers checkpoint directory that the LoRAs change", must_exist=True)
     loras: Path = setting(
         help="directory of LoRAs: its registry.json, or its files and folders by name", must_exist=True
@@ -354,8 +355,3 @@ class LoraBoundSettings:
         help="what is asked of the pictures: minimum (every one is kept), lower_bound (surely 95 % of them), mean"
         " (surely their mean); the file says of each K which rules allow it",
     )
-    seed: int = setting(0, help="seed of the first prompt's picture", minimum=0)
-    device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the model runs")
-    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the model runs in")
-    threads: int = setting(1, help="torch threads of the model", minimum=1, maximum=256)
-    max_batch: int = setting(16, help="pictures that share a denoising step", minimum=1, maximum=1024)

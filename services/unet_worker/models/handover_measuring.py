@@ -75,12 +75,13 @@ def measure(
 ) -> HandoverProfile:
     """Return the pair's profile; `encoder_of` is the encoder's name and digest. Takes minutes; lines to the log as it
     goes. No larger share is painted once no rule allows the one at hand."""
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.painting.threads)
     quiet_loaders()
-    manner = settings.max_batch, settings.device, settings.dtype
-    light, heavy = study_model(settings.light_model, *manner), study_model(settings.model, *manner)
+    light, heavy = study_model(settings.light_model, settings.painting), study_model(settings.model, settings.painting)
     prompts = tuple(dict.fromkeys(prompts))
-    study = HandoverStudy(light, heavy, (ClipScore(encoder, prompts), *judges_of(prompts)), prompts, settings.seed)
+    study = HandoverStudy(
+        light, heavy, (ClipScore(encoder, prompts), *judges_of(prompts)), prompts, settings.painting.seed
+    )
     full, own = study.from_noise(heavy), study.from_noise(light)
     rows = _rows(settings, study, full, own)
     return HandoverProfile(

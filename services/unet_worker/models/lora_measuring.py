@@ -24,16 +24,16 @@ BySteps = Mapping[int, Sequence[LateSample]]
 def measure(settings: LoraBoundSettings, prompts: Sequence[str]) -> Iterator[LoraBound]:
     """Yield the bound of each LoRA of the directory that changes the model. Takes minutes a LoRA; lines to the log as
     it goes. A K past one that no rule allows is not painted. Raises NotFound where no LoRA fits."""
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.painting.threads)
     quiet_loaders()
-    model = study_model(settings.model, settings.max_batch, settings.device, settings.dtype)
+    model = study_model(settings.model, settings.painting)
     painter = model.painter.model
     base = layers_of(painter.info.family, painter.adaptable)
     directory = open_lora_directory(settings.loras, painter.info.model_digest, base, painter.dtype, {})
     chosen = [one for one in directory.adapters if not settings.only or one.name in settings.only]
     if not chosen:
         raise NotFound("UNKNOWN_LORA", f"{settings.loras}: no LoRA that was asked for changes {model.spec.model}")
-    study = LatenessStudy.begin(model, prompts, steps_to_try(model.step_count, settings.steps), settings.seed)
+    study = LatenessStudy.begin(model, prompts, steps_to_try(model.step_count, settings.steps), settings.painting.seed)
     for adapter in chosen:
         found: dict[int, Sequence[LateSample]] = {}
         for steps, samples in study.lateness(adapter.name, directory.read(adapter.digest)):

@@ -21,7 +21,7 @@ from services.unet_worker.device.torch_device import choose_device, choose_dtype
 from services.unet_worker.models.reuse_study import PictureEncoder, ReuseOutcome, ReuseStudy, StudyModel, by_step
 from services.unet_worker.models.thinning_study import CLIP_SCORE
 from services.unet_worker.models.usual_costs import DEFAULT_GUIDANCE_SCALE, DEFAULT_STEPS
-from services.unet_worker.settings import DeviceChoice, DtypeChoice, SelectorProfileSettings
+from services.unet_worker.settings import SelectorProfileSettings, StudyPaintingSettings
 
 # N of the tables, and K: of latents NIRVANA's (section 5.3), of images MoDM's (section 5.2).
 TABLE_STEPS = 50
@@ -37,13 +37,11 @@ class MeasuredProfile:
     outcomes: tuple[ReuseOutcome, ...]
 
 
-def study_model(
-    directory: Path, max_batch: int, device: DeviceChoice = DeviceChoice.AUTO, dtype: DtypeChoice = DtypeChoice.AUTO
-) -> StudyModel:
+def study_model(directory: Path, painting: StudyPaintingSettings) -> StudyModel:
     """Load a model with its own usual steps, guidance, size and first scheduler. Raises BadCheckpoint, and
     FailedPrecondition when it is not the one that the registry beside it expects."""
-    chosen = choose_device(device)
-    model = load_model(directory, chosen, choose_dtype(dtype, chosen))
+    chosen = choose_device(painting.device)
+    model = load_model(directory, chosen, choose_dtype(painting.dtype, chosen))
     check_digest(directory, model.info.model_digest, "")
     entry, info = registry_entry(directory), model.info
     spec = GenerationSpec(
@@ -57,7 +55,7 @@ def study_model(
         scheduler=info.schedulers[0],
         seed=0,
     )
-    return StudyModel(ReusePainter(model, EagerDenoiser(model), max_batch), spec)
+    return StudyModel(ReusePainter(model, EagerDenoiser(model), painting.max_batch), spec)
 
 
 def captured_steps(step_count: int) -> dict[int, int]:
@@ -72,13 +70,12 @@ def measure(
     """Yield the profile of the model's latents and, with a small model, that of the images it refines; `encoder_of` is
     the encoder's name and digest. Takes minutes; lines to the log as it goes. Raises InvalidArgument where the prompts
     have no pair that is alike enough."""
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.painting.threads)
     quiet_loaders()
-    manner = settings.max_batch, settings.device, settings.dtype
-    large = study_model(settings.model, *manner)
-    small = None if settings.small_model is None else study_model(settings.small_model, *manner)
+    large = study_model(settings.model, settings.painting)
+    small = None if settings.small_model is None else study_model(settings.small_model, settings.painting)
     own_steps = captured_steps(large.step_count)
-    study = ReuseStudy(large, encoder, prompts, tuple(own_steps.values()), settings.seed)
+    study = ReuseStudy(large, encoder, prompts, tuple(own_steps.values()), settings.painting.seed)
     profiles = _Profiles(settings, large, encoder_of)
     latents = study.latent_pairs(settings.least_similarity)
     _check_pairs("text to text", len(latents), settings)

@@ -48,14 +48,14 @@ def measure(
     """Return the model's profile and what it was made of; `encoder_of` is the encoder's name and digest. Takes minutes;
     lines to the log as it goes. From each first step on no fewer steps are painted once no rule allows the number at
     hand."""
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.painting.threads)
     quiet_loaders()
-    model = _with(settings, study_model(settings.model, settings.max_batch, settings.device, settings.dtype))
+    model = _with(settings, study_model(settings.model, settings.painting))
     prompts = tuple(dict.fromkeys(prompts))
     hits = _resumed(settings, model)
     judges = (ClipScore(encoder, prompts), *judges_of(prompts))
     loras = open_studied_loras(settings.loras, settings.with_loras, model)
-    full = [loras.on_time(request) for request in full_requests(model, prompts, settings.seed, tuple(hits))]
+    full = [loras.on_time(request) for request in full_requests(model, prompts, settings.painting.seed, tuple(hits))]
     study = ThinningStudy(model, judges, full, loras.late)
     found = list(_rows(settings, study, study.batch, 0, -1.0))
     texts = encoder.embed_texts(prompts) if hits else None
