@@ -28,9 +28,13 @@ def _networks(settings: ControlNetSettings, device: torch.device, dtype: torch.d
     return {controlnet.name: _shelved(pace, controlnet, dtype) for controlnet in pace.controlnets}
 
 
+def paced_controlnet_digest(controlnet: ControlNetPace) -> str:
+    """Return the digest of a paced ControlNet, which is that of no real one."""
+    return f"sha256:{hashlib.sha256(f'paced controlnet {controlnet}'.encode()).hexdigest()}"
+
+
 def _shelved(pace: DevicePace, controlnet: ControlNetPace, dtype: torch.dtype) -> ShelvedNetwork:
-    """Its digest is that of no real ControlNet."""
-    digest = f"sha256:{hashlib.sha256(f'paced controlnet {controlnet}'.encode()).hexdigest()}"
+    digest = paced_controlnet_digest(controlnet)
     adapter = Adapter(controlnet.name, AdapterKind.CONTROLNET, digest, pace.family)
     return ShelvedNetwork(adapter, controlnet.memory_bytes, partial(_load, pace, controlnet, digest, dtype))
 

@@ -128,7 +128,7 @@ LARGER_REQUESTS_MIB = {
     "image.v1.ImageService.Replay": 16,
     "image.v1.ImageService.Submit": 16,
     "worker.v1.UnetWorkerService.Execute": 16,
-    "worker.v1.UnetWorkerService.PredictHalf": 8,
+    "worker.v1.UnetWorkerService.PredictHalf": 20,
     "controlnet.v1.ControlNetService.StreamResiduals": 20,
     "embedder.v1.EmbedderService.EmbedText": 2,
     "embedder.v1.EmbedderService.EmbedImage": 32,

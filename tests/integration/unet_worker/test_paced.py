@@ -1,7 +1,8 @@
 """Paced devices: real processes and streams, and the pictures that the same numbers make in one process."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -14,6 +15,7 @@ from pentimento.diffusion.families.model import ControlResiduals, DenoiserEncodi
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest, model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
+from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.testing.controlled_painting import ControlledCase, conditions_for
 from pentimento.testing.controlnet_serving import (
     PACED,
@@ -25,9 +27,11 @@ from pentimento.testing.controlnet_serving import (
 )
 from pentimento.testing.diffusers_reference import Case
 from pentimento.testing.worker_process import worker_process
+from pentimento.testing.worker_under_test import await_serving
 from pentimento.wire.tensors import tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
 from services.controlnet_svc.pacing.network import PacedControlNet
+from services.controlnet_svc.pacing.wiring import paced_controlnet_digest
 from services.unet_worker.pacing.loras import paced_digest
 from services.unet_worker.pacing.model import PacedModel
 
@@ -70,13 +74,18 @@ async def served() -> AsyncIterator[ControlledByService]:
             stack.enter_context(replica_process(folder, f"c{number}", PACED, "--controlnets", str(path)))
             for number in range(2)
         ]
-        worker = stack.enter_context(
-            worker_process(path, "--shared-memory-dir", str(folder / "shared"), module="services.unet_worker.pacing")
-        )
-        named = [ControlNetSelection(controlnet.name, b"") for controlnet in read_pace(path).controlnets]
+        named = [
+            ControlNetSelection(controlnet.name, b"", digest=paced_controlnet_digest(controlnet))
+            for controlnet in read_pace(path).controlnets
+        ]
         controlnets = [ServedControlNet(one, address) for one, address in zip(named, addresses, strict=True)]
-        async with serving_together(worker, controlnets) as together:
+        async with serving_together(stack.enter_context(paced_worker(folder)), controlnets) as together:
             yield together
+
+
+def paced_worker(folder: Path) -> AbstractContextManager[str]:
+    shared, module = ("--shared-memory-dir", str(folder / "shared")), "services.unet_worker.pacing"
+    return worker_process(folder / "pace.toml", *shared, module=module)
 
 
 @torch.inference_mode()
@@ -116,6 +125,23 @@ async def test_residuals_come_from_their_replicas_in_their_steps(
     found = await served.controlled(ControlledCase(CASE, settings), CONDITIONS)
 
     assert torch.equal(found, in_one_process(read_pace(path), CASE, settings))
+
+
+async def test_a_pair_of_paced_workers_paints_the_same_picture(served: ControlledByService) -> None:
+    note = ""
+    with shared_folder() as folder:
+        (folder / "pace.toml").write_text(PACE)
+        with paced_worker(folder) as address:
+            async with open_channel(address, RpcChannelSettings()) as channel:
+                await await_serving(channel)
+            paired = served.with_peer("p", address)
+            # Of two busy workers one may be too late for every step of the other.
+            while "painted by a pair" not in note:
+                result = await paired.painted(ControlledCase(CASE, SETTINGS), CONDITIONS)
+                note = "".join(result.notes)
+        wanted = in_one_process(read_pace(folder / "pace.toml"), CASE, SETTINGS)
+
+    assert torch.equal(tensor_from_wire(tensor_from_proto(result.final_latents)), wanted)
 
 
 async def test_control_shows_in_a_paced_picture(served: ControlledByService) -> None:
