@@ -83,8 +83,9 @@ class ControlSource(Protocol):
 
     def take(self, step_index: int) -> ControlResiduals | None:
         """Return the residuals for what was asked, by rows, of all ControlNets together; NO_CONTROL for a step outside
-        their share of the schedule; None while they are under way. What it raises ends the picture. Whoever completes
-        them wakes the engine. Called again and again until it returns something."""
+        their share of the schedule; None while they are under way. Of a transformer's it may return those of the first
+        blocks, and say how many are still to come. What it raises ends the picture. Whoever has more of them wakes the
+        engine. Called again and again until it returns all."""
         ...
 
 

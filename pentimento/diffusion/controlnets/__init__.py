@@ -13,7 +13,7 @@
 
 from pentimento.diffusion.controlnets.loading import check_base, load_controlnet
 from pentimento.diffusion.controlnets.local_control import Control, LocalControl, LocalControlNets
-from pentimento.diffusion.controlnets.network import ControlNet, ControlNetInfo, ControlStep
+from pentimento.diffusion.controlnets.network import ControlNet, ControlNetInfo, ControlStep, ResidualsSoFar, unheard
 from pentimento.diffusion.controlnets.rules import ControlNetCheckpoint, open_controlnet
 from pentimento.diffusion.controlnets.setting import ControlSetting
 from pentimento.diffusion.controlnets.summing import summed
@@ -27,8 +27,10 @@ __all__ = [
     "ControlStep",
     "LocalControl",
     "LocalControlNets",
+    "ResidualsSoFar",
     "check_base",
     "load_controlnet",
     "open_controlnet",
     "summed",
+    "unheard",
 ]

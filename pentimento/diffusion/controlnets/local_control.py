@@ -39,7 +39,7 @@ class LocalControlNets:
     def source(self, controls: Sequence[Control], step_count: int) -> "LocalControl":
         """Return the source of one picture whose schedule has so many steps. Embeds the conditions, here. Raises
         InvalidArgument."""
-        return LocalControl(self._ask, controls, step_count)
+        return LocalControl(self._ask, controls, step_count, self._wake)
 
     def close(self) -> None:
         """Stop once what was asked for is done."""
@@ -52,20 +52,24 @@ class LocalControlNets:
 
 
 class LocalControl:
-    """The ControlSource of one picture."""
+    """The ControlSource of one picture. `wake` is called where a part of what was asked for has come."""
 
     def __init__(
         self,
         ask: Callable[[Callable[[], ControlResiduals]], "Future[ControlResiduals]"],
         controls: Sequence[Control],
         step_count: int,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._ask = ask
+        self._wake = wake
         self._controls = [
             (control, control.network.embed(control.condition, control.row_count)) for control in controls
         ]
         self._step_count = step_count
         self._asked: Future[ControlResiduals] | None = None
+        # Of the step that was asked for last.
+        self._parts: list[ControlResiduals] = []
 
     def ask(self, step_index: int, inputs: DenoiserInput) -> None:
         """Ask those that act in this step."""
@@ -74,15 +78,27 @@ class LocalControl:
             for control, embedded in self._controls
             if control.setting.acts_at(step_index, self._step_count)
         ]
-        self._asked = self._ask(lambda: _residuals(acting)) if acting else None
+        parts = self._parts = []
+        self._asked = self._ask(lambda: self._residuals(acting, parts)) if acting else None
 
     def take(self, step_index: int) -> ControlResiduals | None:
-        """Return the sum of what was asked for; None while it is computed."""
+        """Return the sum of what was asked for, as far as it is there; None before."""
         if self._asked is None:
             return NO_CONTROL
-        return self._asked.result() if self._asked.done() else None
+        if self._asked.done():
+            return self._asked.result()
+        return self._parts[-1] if self._parts else None
 
+    def _residuals(
+        self, acting: Sequence[tuple[ControlNet, ControlStep]], parts: list[ControlResiduals]
+    ) -> ControlResiduals:
+        """One ControlNet after the other: the sum has parts while the last one computes."""
 
-def _residuals(acting: Sequence[tuple[ControlNet, ControlStep]]) -> ControlResiduals:
-    with torch.inference_mode():
-        return summed([network.residuals([step])[0] for network, step in acting])
+        def tell(so_far: list[ControlResiduals]) -> None:
+            parts.append(summed([*found, *so_far]))
+            self._wake()
+
+        with torch.inference_mode():
+            found = [network.residuals([step])[0] for network, step in acting[:-1]]
+            network, step = acting[-1]
+            return summed([*found, *network.residuals([step], tell)])

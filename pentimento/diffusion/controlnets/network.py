@@ -1,6 +1,6 @@
 """What a loaded ControlNet offers: what it is, the embedding of its condition, and residuals by step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +38,14 @@ class ControlStep:
     setting: ControlSetting
 
 
+# Takes the residuals of each picture of a pass, as far as they are there.
+ResidualsSoFar = Callable[[list[ControlResiduals]], None]
+
+
+def unheard(so_far: list[ControlResiduals]) -> None:
+    """Ignore what is there: all of it is waited for."""
+
+
 class ControlNet(Protocol):
     """A loaded ControlNet. One thread at a time calls it."""
 
@@ -67,9 +75,10 @@ class ControlNet(Protocol):
         convolutions choose their kernels by it. Raises InvalidArgument naming `condition` and its limit."""
         ...
 
-    def residuals(self, steps: Sequence[ControlStep]) -> list[ControlResiduals]:
-        """Return the residuals of each picture's rows, scaled, from one forward pass over all of them. Raises
-        InvalidArgument naming the part of a step that does not fit the network."""
+    def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
+        """Return the residuals of each picture's rows, scaled, from one forward pass over all of them. A transformer's
+        are told of as the pass goes on, each time all that are there. Raises InvalidArgument naming the part of a step
+        that does not fit the network."""
         ...
 
 

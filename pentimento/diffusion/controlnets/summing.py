@@ -37,8 +37,9 @@ def _after_zeros(rows: Tensor) -> Tensor:
 
 
 def summed(parts: Sequence[ControlResiduals]) -> ControlResiduals:
-    """Return the sum of several ControlNets' residuals, first to last; those that control nothing at this step are left
-    out. NO_CONTROL where none is left. Raises ValueError when they are for different blocks."""
+    """Return the sum of several ControlNets' residuals, first to last, of the blocks that all of them have some for by
+    now; those that control nothing at this step are left out. NO_CONTROL where none is left. Raises ValueError when
+    they are for different blocks."""
     acting = [part for part in parts if part.tensors]
     if not acting:
         return NO_CONTROL
@@ -52,14 +53,20 @@ def _added(first: ControlResiduals, second: ControlResiduals) -> ControlResidual
     mids = (first.mid_block_residual, second.mid_block_residual)
     if (mids[0] is None) != (mids[1] is None):
         raise ValueError("residuals with and without a mid block's")
+    _check_same(len(first.down_block_residuals), len(second.down_block_residuals))
+    _check_same(first.block_count, second.block_count)
     return ControlResiduals(
         _sums(first.down_block_residuals, second.down_block_residuals),
         None if mids[0] is None or mids[1] is None else mids[0] + mids[1],
         _sums(first.block_residuals, second.block_residuals),
+        max(first.awaited_count, second.awaited_count),
     )
 
 
+def _check_same(first: int, second: int) -> None:
+    if first != second:
+        raise ValueError(f"residuals of {first} and of {second} blocks")
+
+
 def _sums(first: Sequence[Tensor], second: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    if len(first) != len(second):
-        raise ValueError(f"residuals of {len(first)} and of {len(second)} blocks")
-    return tuple(one + other for one, other in zip(first, second, strict=True))
+    return tuple(one + other for one, other in zip(first, second, strict=False))

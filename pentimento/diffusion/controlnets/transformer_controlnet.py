@@ -1,34 +1,48 @@
-"""ControlNets of SD3's transformer: a residual for each of their own blocks. diffusers' own forward pass, told a
-condition that is embedded already."""
+"""ControlNets of SD3's transformer: a residual for each of their own blocks, told of while the next ones are computed.
+diffusers' own layers in diffusers' order, told a condition that is embedded already."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pentimento.diffusion.controlnets.network import (
     ControlNetInfo,
+    ControlRows,
     ControlStep,
+    ResidualsSoFar,
     by_picture,
     check_rows,
     condition_rows,
     rows_of,
+    unheard,
 )
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.model import ControlResiduals
 from pentimento.domain.errors import InvalidArgument
 
 
+def part_sizes(residual_count: int) -> list[int]:
+    """Return of how many blocks the residuals leave together, first to last: one, then twice as many each time, then
+    what is left. A base model has some two blocks for each of its ControlNet's: while it runs those that a part is
+    for, a part of twice as many is computed, so it never waits but for the first; and hand-overs are few."""
+    sizes: list[int] = []
+    while (left := residual_count - sum(sizes)) > 0:
+        sizes.append(min(left, 2 ** len(sizes)))
+    return sizes
+
+
 class TransformerControlNet:
     """diffusers' SD3ControlNetModel."""
 
     def __init__(self, network: Any, info: ControlNetInfo, device: torch.device, dtype: torch.dtype) -> None:
-        """Change the network: the layer of its condition stands beside it, and attention skips signature checks."""
+        """Change the network: attention skips signature checks."""
         self.info, self.device, self.dtype = info, device, dtype
         self.config: Mapping[str, Any] = dict(network.config)
         self._embedder = network.pos_embed_input
-        network.pos_embed_input = nn.Identity()
         skip_signature_checks(network)
         self._network = network
 
@@ -40,22 +54,37 @@ class TransformerControlNet:
         return embedded
 
     @torch.inference_mode()
-    def residuals(self, steps: Sequence[ControlStep]) -> list[ControlResiduals]:
-        """Return the residuals of each picture's rows, scaled."""
+    def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
+        """Return the residuals of each picture's rows, scaled; tell of each part of them as it is there."""
         rows = rows_of(steps)
         config = self.config
         check_rows(rows, self.info.latent_channels, config["joint_attention_dim"], config["pooled_projection_dim"])
         patches = rows.latents.shape[2] * rows.latents.shape[3] // config["patch_size"] ** 2
         if rows.embedded.shape[1] != patches:
             raise InvalidArgument.of("condition", f"must make {patches} patches, got {rows.embedded.shape[1]}")
-        pooled = rows.conditioning.pooled
+        blocks, awaited = self._blocks(rows), len(self._network.transformer_blocks)
+        found = [ControlResiduals() for _ in steps]
+        for size in part_sizes(awaited):
+            awaited -= size
+            part = ControlResiduals(block_residuals=tuple(islice(blocks, size)))
+            found = [_followed(one, more, awaited) for one, more in zip(found, by_picture(part, steps), strict=True)]
+            if awaited:
+                tell(found)
+        return found
+
+    def _blocks(self, rows: ControlRows) -> Iterator[Tensor]:
+        """Yield what each block adds, as its turn comes."""
+        network, pooled = self._network, rows.conditioning.pooled
         assert pooled is not None  # check_rows
-        blocks = self._network(
-            hidden_states=rows.latents,
-            controlnet_cond=rows.embedded,
-            encoder_hidden_states=rows.conditioning.states,
-            pooled_projections=torch.zeros_like(pooled) if config["force_zeros_for_pooled_projection"] else pooled,
-            timestep=rows.timesteps,
-            return_dict=False,
-        )[0]
-        return by_picture(ControlResiduals(block_residuals=tuple(blocks)), steps)
+        seen = torch.zeros_like(pooled) if self.config["force_zeros_for_pooled_projection"] else pooled
+        hidden = network.pos_embed(rows.latents)
+        embedding = network.time_text_embed(rows.timesteps, seen)
+        states = network.context_embedder(rows.conditioning.states)
+        hidden = hidden + rows.embedded
+        for block, added in zip(network.transformer_blocks, network.controlnet_blocks, strict=True):
+            states, hidden = block(hidden_states=hidden, encoder_hidden_states=states, temb=embedding)
+            yield added(hidden)
+
+
+def _followed(first: ControlResiduals, more: ControlResiduals, awaited_count: int) -> ControlResiduals:
+    return replace(first, block_residuals=(*first.block_residuals, *more.block_residuals), awaited_count=awaited_count)

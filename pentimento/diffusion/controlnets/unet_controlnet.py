@@ -11,10 +11,12 @@ from pentimento.diffusion.controlnets.network import (
     ControlNetInfo,
     ControlRows,
     ControlStep,
+    ResidualsSoFar,
     by_picture,
     check_rows,
     condition_rows,
     rows_of,
+    unheard,
 )
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.model import ControlResiduals
@@ -47,7 +49,7 @@ class UNetControlNet:
         return embedded
 
     @torch.inference_mode()
-    def residuals(self, steps: Sequence[ControlStep]) -> list[ControlResiduals]:
+    def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
         """Return the residuals of each picture's rows, scaled."""
         rows = rows_of(steps)
         check_rows(rows, self.info.latent_channels, self._text_width, self._added_width)

@@ -38,6 +38,10 @@ class Denoiser(Protocol):
         """Return the pass's first half; the caller may keep it."""
         ...
 
+    def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
+        """Return the encoding once so many of a transformer's blocks have run; the caller may keep it."""
+        ...
+
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Return the prediction from an encoding of the same rows and their residuals; the caller may keep it."""
         ...
@@ -60,6 +64,10 @@ class EagerDenoiser:
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         """Return the pass's first half."""
         return self._model.encode(inputs)
+
+    def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
+        """Return the encoding once so many of a transformer's blocks have run."""
+        return self._model.advance(inputs, encoding, blocks_done)
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Return the prediction from an encoding of the same rows."""
@@ -142,6 +150,10 @@ class CompiledDenoiser:
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         """Return the pass's first half, compiled where its shape is warm, else eager."""
         return self._run_encoder(inputs) if self._has_halves(inputs) else self._model.encode(inputs)
+
+    def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
+        """Return the encoding once so many of a transformer's blocks have run, eager: their number varies."""
+        return self._model.advance(inputs, encoding, blocks_done)
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Return the prediction from an encoding, compiled where its shape is warm and there are residuals, else

@@ -137,8 +137,20 @@ class EngineJob:
 
     @property
     def awaits_residuals(self) -> bool:
-        """Whether it has a ControlNet, and not yet what that adds in the next step."""
-        return self.ticket.request.control is not None and self.residuals is None
+        """Whether it has a ControlNet, and not yet all that this adds in the next step."""
+        residuals = self.residuals
+        return self.ticket.request.control is not None and (residuals is None or residuals.awaited_count > 0)
+
+    @property
+    def reach(self) -> int:
+        """How many of a transformer's blocks its next step can have behind it before a residual is missing."""
+        encoding = self.encoding or DenoiserEncoding()
+        return encoding.reach(self.residuals) if self.awaits_residuals else encoding.block_count
+
+    @property
+    def may_advance(self) -> bool:
+        """Whether it stands between a transformer's blocks, and the next one misses nothing."""
+        return self.encoding is not None and self.reach > self.encoding.blocks_done
 
     def has_residuals(self, model: DiffusionModel) -> bool:
         """Ask for the next step's residuals, and return whether nothing is missing. Without a ControlNet nothing ever
@@ -147,9 +159,12 @@ class EngineJob:
         if source is None or self.painting is None:
             return True
         self.ask_residuals(model)
-        if self.residuals is None:
-            self.residuals = source.take(self.painting.state.step_index)
-        return self.residuals is not None
+        if self.awaits_residuals:
+            taken = source.take(self.painting.state.step_index)
+            # After a lost replica there may be fewer for a while.
+            if taken is not None and (self.residuals is None or taken.awaited_count < self.residuals.awaited_count):
+                self.residuals = taken
+        return not self.awaits_residuals
 
     def ask_residuals(self, model: DiffusionModel) -> None:
         """Ask for the next step's residuals, where they were not asked for and there is such a step."""
@@ -166,11 +181,12 @@ class EngineJob:
         self.step_s, self._step_began_at = now - self._step_began_at, now
 
     def note_wait(self, now: float) -> None:
-        """Note that the first half of the next step is done, and whether its residuals are there."""
-        if self.residuals is None:
+        """Note that the first half of the next step is done, and whether residuals are there to go on with."""
+        if self.awaits_residuals and not self.may_advance:
             self._awaits_since = now if self._awaits_since is None else self._awaits_since
         elif self._awaits_since is not None:
-            self.residual_waits_s[self._next_step] = now - self._awaits_since
+            step = self._next_step
+            self.residual_waits_s[step] = self.residual_waits_s.get(step, 0.0) + now - self._awaits_since
             self._awaits_since = None
 
     def thin_if_asked(self, model: DiffusionModel) -> None:

@@ -17,7 +17,6 @@ from functools import partial
 from itertools import count
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from pentimento.diffusion.engine.adapting import DenoiserAdapters
@@ -35,7 +34,8 @@ from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, P
 from pentimento.diffusion.engine.pairing import GuidancePairs
 from pentimento.diffusion.engine.rows import RowBuffers
 from pentimento.diffusion.engine.settings import EngineSettings
-from pentimento.diffusion.families.model import BatchKey, DenoiserEncoding, DiffusionModel
+from pentimento.diffusion.engine.split_passes import SplitPasses
+from pentimento.diffusion.families.model import BatchKey, DiffusionModel
 from pentimento.diffusion.painting import condition_anew, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import PentimentoError
@@ -85,6 +85,7 @@ class StepLoop:
         self._numbers = count()
         self._inbox: deque[PaintingTicket] = deque()
         self._jobs: dict[int, EngineJob] = {}
+        self._split = SplitPasses(denoiser, self._poll, monotonic)
         self._turns = GroupTurns()
         self._last_batch: frozenset[int] = frozenset()
         self._groups: dict[BatchKey, RowBuffers] = {}
@@ -151,8 +152,9 @@ class StepLoop:
             if (error := job.stop_error(now)) is not None:
                 self._fail(job.number, error)
 
-    def _has_residuals(self, job: EngineJob) -> bool:
-        return job.has_residuals(self._model)
+    def _poll(self, job: EngineJob) -> bool | None:
+        """Take what residuals have come."""
+        return self._guard(job, lambda one: one.has_residuals(self._model))
 
     def _can_go_on(self, job: EngineJob) -> bool:
         """Whether it can take its next step, or that step's first half, with its LoRAs or before them. Of those that
@@ -162,7 +164,7 @@ class StepLoop:
         if not job.may_go_on_without_adapters or not job.takes_input() or self.pairs.awaits(job):
             return False
         self.pairs.begin_step(job)
-        if job.has_residuals(self._model):
+        if job.has_residuals(self._model) or job.may_advance:
             return True
         waiting = sum(other.encoding is not None for other in self._jobs.values())
         return job.encoding is None and waiting < self._settings.max_batch
@@ -234,33 +236,10 @@ class StepLoop:
             seated = rows.seat(jobs)
             prediction = self._denoiser.predict(rows.input(seated))
         else:
-            seated, prediction = self._forward_by_halves(rows, jobs)
+            seated, prediction = self._split.run(rows, jobs)
         # Asking waits for a device that works asynchronously: its errors come here, and the seconds are all its own.
         finite = finite_parts(prediction[: len(seated) * rows.rows_each], len(seated))
         return _Forward(jobs, seated, prediction, finite, began_at)
-
-    def _forward_by_halves(self, rows: RowBuffers, jobs: list[EngineJob]) -> tuple[list[EngineJob], Tensor]:
-        """Run the first half for those who are at its beginning, while residuals are on their way, then the second for
-        those whose residuals are there. The others keep what the first half made."""
-        encoded = rows.seat([job for job in jobs if job.encoding is None])
-        encoding = self._encode(rows, encoded) if encoded else DenoiserEncoding()
-        began_at = self._monotonic()
-        decoded = rows.seat([job for job in jobs if self._guard(job, self._has_residuals)])
-        for job in jobs:
-            job.note_wait(began_at)
-        if not decoded:
-            return [], torch.empty(0, 1)
-        inputs = rows.input(decoded)
-        if decoded != encoded:
-            encodings = [job.encoding for job in decoded if job.encoding is not None]
-            encoding = DenoiserEncoding.concatenate(encodings, inputs.latents.shape[0])
-        return decoded, self._denoiser.decode(inputs, encoding)
-
-    def _encode(self, rows: RowBuffers, seated: list[EngineJob]) -> DenoiserEncoding:
-        encoding = self._denoiser.encode(rows.input(seated, controlled=False))
-        for place, job in enumerate(seated):
-            job.encoding = encoding.rows(place * rows.rows_each, (place + 1) * rows.rows_each)
-        return encoding
 
     def _rows_for(self, job: EngineJob) -> RowBuffers:
         rows = self._groups.pop(job.shape, None)

@@ -14,9 +14,9 @@ from pentimento.diffusion.families.model import ControlResiduals
 def stack_residuals(
     parts: Sequence[ControlResiduals | None], rows_each: int, row_count: int
 ) -> ControlResiduals | None:
-    """Return the residuals of all rows; None when no part brings any. Those of one request that has all rows are its
-    own, and not a copy: of SDXL they are 108 MiB. Raises ValueError when two requests' residuals are not for the same
-    blocks or not of one shape, or not of `rows_each` rows."""
+    """Return the residuals of all rows, of a transformer's as many as each part has by now; None when no part brings
+    any. Those of one request that has all rows are its own, and not a copy: of SDXL they are 108 MiB. Raises ValueError
+    when two requests' residuals are not for the same blocks or not of one shape, or not of `rows_each` rows."""
     present = [part if part is not None and _blocks(part) != _NO_BLOCKS else None for part in parts]
     example = next((part for part in present if part is not None), None)
     if example is None:
@@ -27,21 +27,24 @@ def stack_residuals(
     for part in present:
         if part is not None and _blocks(part) != _blocks(example):
             raise ValueError(f"residuals for {_blocks(part)} (down, mid, other) blocks, wanted {_blocks(example)}")
-    flat = [(None,) * len(example.tensors) if part is None else part.tensors for part in present]
+    there = min(len(part.tensors) for part in present if part is not None)
+    flat = [(None,) * there if part is None else part.tensors[:there] for part in present]
     stacked = [
         _stack(column, first, rows_each, row_count)
-        for column, first in zip(zip(*flat, strict=True), example.tensors, strict=True)
+        for column, first in zip(zip(*flat, strict=True), example.tensors[:there], strict=True)
     ]
-    down, mid, _ = _blocks(example)
-    return ControlResiduals(tuple(stacked[:down]), stacked[down] if mid else None, tuple(stacked[down + mid :]))
+    down, mid, blocks = _blocks(example)
+    behind = tuple(stacked[down + mid :])
+    return ControlResiduals(tuple(stacked[:down]), stacked[down] if mid else None, behind, blocks - len(behind))
 
 
 _NO_BLOCKS = (0, 0, 0)
 
 
 def _blocks(part: ControlResiduals) -> tuple[int, int, int]:
-    """How many down, mid and other blocks a part has residuals for. One that has none controls nothing at its step."""
-    return len(part.down_block_residuals), int(part.mid_block_residual is not None), len(part.block_residuals)
+    """How many down, mid and other blocks a part has residuals for, or will have. One that has none controls nothing at
+    its step."""
+    return len(part.down_block_residuals), int(part.mid_block_residual is not None), part.block_count
 
 
 def _check_rows(part: ControlResiduals, row_count: int) -> None:

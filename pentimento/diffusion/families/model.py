@@ -1,7 +1,7 @@
 """What a family offers to the step engine: prepare conditioning, predict, and both ways through the autoencoder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -85,11 +85,18 @@ class PromptStates:
 @dataclass(frozen=True)
 class ControlResiduals:
     """What ControlNets add, rows as in the latents: to a UNet's skip connections, shallow to deep, and to its mid
-    block; to a transformer's blocks, first to last. `NO_CONTROL` is the one without any."""
+    block; to a transformer's blocks, first to last, of which the last `awaited_count` may still be under way.
+    `NO_CONTROL` is the one without any."""
 
     down_block_residuals: tuple[Tensor, ...] = ()
     mid_block_residual: Tensor | None = None
     block_residuals: tuple[Tensor, ...] = ()
+    awaited_count: int = 0
+
+    @property
+    def block_count(self) -> int:
+        """Residuals for a transformer's blocks, with those that are under way."""
+        return len(self.block_residuals) + self.awaited_count
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -102,28 +109,46 @@ class ControlResiduals:
 NO_CONTROL = ControlResiduals()
 
 
+def residual_behind(block: int, block_count: int, residual_count: int) -> int:
+    """Return which of its ControlNet's residuals is added behind a transformer's block, by diffusers' rule."""
+    return int(block / (block_count / residual_count))
+
+
 @dataclass(frozen=True)
 class DenoiserEncoding:
     """What the first half of a forward pass hands to the second: tensors by rows, as in the latents, so that rows of
     several first halves may share a second one. Without tensors the network has no halves, and the second one is the
-    whole pass."""
+    whole pass. Of a transformer `blocks_done` of its `block_count` blocks have run; the residual behind the last of
+    them is not added yet."""
 
     tensors: tuple[Tensor, ...] = ()
+    blocks_done: int = 0
+    block_count: int = 0
+
+    def reach(self, residuals: ControlResiduals | None) -> int:
+        """Return how many blocks can have run before one needs a residual that is not there; of a UNet none."""
+        if residuals is None:
+            return self.blocks_done
+        there, of_all = len(residuals.block_residuals), residuals.block_count
+        for done in range(self.blocks_done, self.block_count) if residuals.awaited_count else ():
+            if residual_behind(done - 1, self.block_count, of_all) >= there:
+                return done
+        return self.block_count
 
     def rows(self, start: int, stop: int) -> "DenoiserEncoding":
         """Return some of its rows, as views."""
-        return DenoiserEncoding(tuple(tensor[start:stop] for tensor in self.tensors))
+        return replace(self, tensors=tuple(tensor[start:stop] for tensor in self.tensors))
 
     @staticmethod
     def concatenate(parts: "Sequence[DenoiserEncoding]", row_count: int) -> "DenoiserEncoding":
         """Return the rows of parts of one model, one after the other, and zeros up to `row_count`. Where one part has
-        no tensors, or others than the rest (time terms of its own), the result has none."""
-        if len({len(part.tensors) for part in parts}) != 1 or not parts[0].tensors:
+        no tensors, or others than the rest (time terms of its own, other blocks), the result has none."""
+        if len({(len(part.tensors), part.blocks_done) for part in parts}) != 1 or not parts[0].tensors:
             return DenoiserEncoding()
         if len(parts) == 1 and parts[0].tensors[0].shape[0] == row_count:
             return parts[0]
         columns = zip(*(part.tensors for part in parts), strict=True)
-        return DenoiserEncoding(tuple(_filled_up(torch.cat(column), row_count) for column in columns))
+        return replace(parts[0], tensors=tuple(_filled_up(torch.cat(column), row_count) for column in columns))
 
 
 def _filled_up(rows: Tensor, row_count: int) -> Tensor:
@@ -302,6 +327,11 @@ class DiffusionModel(Protocol):
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         """Return what is computed before any residual is needed: of a UNet the encoder and the mid block, of a
         transformer the first block (Katz, section 5). Nothing where the network has no halves."""
+        ...
+
+    def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
+        """Return the encoding of the same rows once so many of a transformer's blocks have run, fewer than all; their
+        residuals are in `inputs.residuals`. A UNet's as it is."""
         ...
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:

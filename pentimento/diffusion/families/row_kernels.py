@@ -66,8 +66,8 @@ class RowKernels:
         self._applies = kinds == {("cpu", torch.float32)}
         self._found: dict[tuple[object, ...], dict[Layer, _Grouping]] = {}
 
-    def held(self, inputs: DenoiserInput, half: str = "") -> AbstractContextManager[None]:
-        """Keep `inputs.as_alone` while the context is open: over a whole pass, or the half of that name. Without any
+    def held(self, inputs: DenoiserInput, part: str = "") -> AbstractContextManager[None]:
+        """Keep `inputs.as_alone` while the context is open: over a whole pass, or the part of that name. Without any
         nothing is touched."""
         wanted, shape = inputs.as_alone, inputs.latents.shape
         if wanted is None or not self._applies:
@@ -75,7 +75,7 @@ class RowKernels:
         texts = inputs.conditioning
         # What was computed before the pass leaves out the layers that compute it.
         without = (inputs.time_terms is None, texts.projected is None)
-        key = (shape, texts.states.shape[1], wanted.rows_each, torch.get_num_threads(), without, half)
+        key = (shape, texts.states.shape[1], wanted.rows_each, torch.get_num_threads(), without, part)
         if (found := self._found.get(key)) is None:
             return self._finding(key, wanted, shape[0])
         return replaced(found, lambda layer, plain, rows: _outputs(wanted, found[layer], layer, plain, rows))

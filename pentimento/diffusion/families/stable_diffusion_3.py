@@ -143,11 +143,20 @@ class StableDiffusion3:
         with self._kernels.held(inputs, "encoder"), adapted(self.denoiser, inputs.adapters):
             return self._passes.encode(inputs)
 
+    def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
+        """Return the encoding of the same rows once so many blocks have run."""
+        if self._passes is None or not encoding.tensors:
+            return encoding
+        part = f"blocks {encoding.blocks_done} to {blocks_done}"
+        with self._kernels.held(inputs, part), adapted(self.denoiser, inputs.adapters):
+            return self._passes.advance(inputs, encoding, blocks_done)
+
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Return the prediction from an encoding of the same rows."""
         if self._passes is None or not encoding.tensors:
             return self.predict(inputs)
-        with self._kernels.held(inputs, "decoder"), adapted(self.denoiser, inputs.adapters):
+        part = f"decoder from {encoding.blocks_done}"
+        with self._kernels.held(inputs, part), adapted(self.denoiser, inputs.adapters):
             return self._passes.decode(inputs, encoding)
 
     def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:

@@ -1,7 +1,8 @@
-"""An SD3Transformer2DModel's forward pass in two halves, over diffusers' own blocks in their order.
+"""An SD3Transformer2DModel's forward pass in parts, over diffusers' own blocks in their order.
 
 A ControlNet's residuals are added behind the blocks (Katz, section 9.7), the first behind the first one: `encode` runs
-as far as that, `decode` the rest. The results are the same bits as diffusers' own pass.
+as far as that, `advance` as far as the residuals that have come, `decode` the rest. The results are the same bits as
+diffusers' own pass.
 """
 
 from typing import Any, cast
@@ -9,11 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.families.model import DenoiserEncoding, DenoiserInput
+from pentimento.diffusion.families.model import ControlResiduals, DenoiserEncoding, DenoiserInput, residual_behind
 
 
 class TransformerPasses:
-    """The halves of one network's pass. Its blocks stay diffusers' modules: a patched weight, or a hook, is seen."""
+    """The parts of one network's pass. Its blocks stay diffusers' modules: a patched weight, or a hook, is seen."""
 
     def __init__(self, transformer: Any) -> None:
         """`transformer` must be one that `covers_transformer` accepts."""
@@ -26,21 +27,29 @@ class TransformerPasses:
         embedding = network.time_text_embed(inputs.timesteps.expand(inputs.latents.shape[0]), texts.pooled)
         states = network.context_embedder(texts.states)
         states, hidden = _block(network.transformer_blocks[0], hidden, states, embedding)
-        return DenoiserEncoding((hidden, states, embedding))
+        return DenoiserEncoding((hidden, states, embedding), 1, len(network.transformer_blocks))
+
+    def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
+        """Return the same once so many blocks have run."""
+        hidden, states, embedding = encoding.tensors
+        for index in range(encoding.blocks_done, blocks_done):
+            hidden = self._controlled(index - 1, hidden, inputs.residuals)
+            states, hidden = _block(self._transformer.transformer_blocks[index], hidden, states, embedding)
+        return DenoiserEncoding((hidden, states, embedding), blocks_done, encoding.block_count)
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Return the prediction, shaped as the latents."""
         network = self._transformer
-        hidden, states, embedding = encoding.tensors
-        added = inputs.residuals.block_residuals if inputs.residuals is not None else ()
-        blocks = network.transformer_blocks
-        for index, block in enumerate(blocks):
-            if index > 0:
-                states, hidden = _block(block, hidden, states, embedding)
-            if added and not block.context_pre_only:
-                hidden = hidden + added[int(index / (len(blocks) / len(added)))]
+        # Nothing is added behind the last block, which makes no text states.
+        hidden, _, embedding = self.advance(inputs, encoding, encoding.block_count).tensors
         hidden = network.proj_out(network.norm_out(hidden, embedding))
         return self._unpatched(hidden, inputs.latents.shape)
+
+    def _controlled(self, block: int, hidden: Tensor, residuals: ControlResiduals | None) -> Tensor:
+        if residuals is None or not residuals.block_count:
+            return hidden
+        behind = residual_behind(block, len(self._transformer.transformer_blocks), residuals.block_count)
+        return hidden + residuals.block_residuals[behind]
 
     def _unpatched(self, hidden: Tensor, shape: torch.Size) -> Tensor:
         """From (rows, patches, values of a patch) to (rows, channels, height, width)."""

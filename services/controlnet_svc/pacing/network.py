@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pentimento.devices.pace import ControlNetPace, DevicePace
-from pentimento.diffusion.controlnets import ControlNetInfo, ControlStep
+from pentimento.diffusion.controlnets import ControlNetInfo, ControlStep, ResidualsSoFar, unheard
 from pentimento.diffusion.families.model import ControlResiduals
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.wire.tensors import Binding, DeviceBytes
@@ -34,7 +34,7 @@ class PacedControlNet:
         """Return the mean of a condition, by rows."""
         return condition.float().mean().expand(row_count, 1)
 
-    def residuals(self, steps: Sequence[ControlStep]) -> list[ControlResiduals]:
+    def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
         """Take as long as a pass over all rows."""
         began_s = time.monotonic()
         answers = [self._of(step) for step in steps]

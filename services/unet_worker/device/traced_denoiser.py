@@ -28,6 +28,11 @@ class TracedDenoiser:
         with self._spans.span("encode", len(inputs.latents)):
             return self._denoiser.encode(inputs)
 
+    def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
+        """Return the encoding once so many of a transformer's blocks have run."""
+        with self._spans.span("advance", len(inputs.latents)):
+            return self._denoiser.advance(inputs, encoding, blocks_done)
+
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Return the prediction from an encoding of the same rows and their residuals."""
         with self._spans.span("decode", len(inputs.latents)):

@@ -49,10 +49,10 @@ def sd3(path: Path) -> tuple[Path, list[Path]]:
     return model, [write_flow_controlnet(path / f"control-{seed}", seed=seed) for seed in range(3)]
 
 
-def sd3_with_pooled_texts(path: Path) -> tuple[Path, list[Path]]:
-    """Of two blocks, for a model of four; with the autoencoder's shift."""
-    model = write_flow_checkpoint(path / "model", max_sequence_length=3)
-    own = {"num_layers": 2, "force_zeros_for_pooled_projection": False}
+def sd3_with_pooled_texts(path: Path, blocks: int) -> tuple[Path, list[Path]]:
+    """Of so many blocks, for a model of twice as many; with the autoencoder's shift."""
+    model = write_flow_checkpoint(path / "model", max_sequence_length=3, block_count=2 * blocks)
+    own = {"num_layers": blocks, "force_zeros_for_pooled_projection": False}
     return model, [write_flow_controlnet(path / f"control-{seed}", seed=seed, **own) for seed in range(3)]
 
 
@@ -114,8 +114,9 @@ def test_controls_change_the_picture(sides: tuple[ControlledByDiffusers, Control
     assert float((always - early).abs().max()) > 0.01
 
 
-def test_a_flow_controlnet_with_pooled_texts_and_fewer_blocks_equals_diffusers(tmp_path: Path) -> None:
-    model, controlnets = sd3_with_pooled_texts(tmp_path)
+@pytest.mark.parametrize("blocks", [2, 7])
+def test_a_flow_controlnet_with_pooled_texts_and_fewer_blocks_equals_diffusers(tmp_path: Path, blocks: int) -> None:
+    model, controlnets = sd3_with_pooled_texts(tmp_path, blocks)
     engine = ControlledByEngine(model, controlnets)
     try:
         sides = (ControlledByDiffusers(model, controlnets), engine)

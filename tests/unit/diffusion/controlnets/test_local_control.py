@@ -14,7 +14,9 @@ from pentimento.diffusion.controlnets import (
     ControlStep,
     LocalControl,
     LocalControlNets,
+    ResidualsSoFar,
     summed,
+    unheard,
 )
 from pentimento.diffusion.families import NO_CONTROL, ControlResiduals
 from pentimento.domain.errors import Unavailable
@@ -55,9 +57,9 @@ class Gated:
     def embed(self, told: torch.Tensor, row_count: int = 1) -> torch.Tensor:
         return self._network.embed(told, row_count)
 
-    def residuals(self, steps: Sequence[ControlStep]) -> list[ControlResiduals]:
+    def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
         assert self.go.wait(60.0)
-        return self._network.residuals(steps)
+        return self._network.residuals(steps, tell)
 
 
 def test_residuals_come_later_and_wake_the_engine(
@@ -102,7 +104,7 @@ def test_what_goes_wrong_is_raised_where_it_is_taken(
     controlnet: ControlNet, beside: LocalControlNets, came: threading.Event
 ) -> None:
     class Broken(Gated):
-        def residuals(self, steps: Sequence[ControlStep]) -> list[ControlResiduals]:
+        def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
             raise Unavailable("CONTROLNET_LOST", "gone")
 
     source = beside.source([Control(Broken(controlnet), condition(), 2)], step_count=4)

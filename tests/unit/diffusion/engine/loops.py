@@ -65,5 +65,8 @@ class Scripted:
     def encode(self, inputs: Any) -> Any:
         return self._model.encode(inputs)
 
+    def advance(self, inputs: Any, encoding: Any, blocks_done: int) -> Any:
+        return self._model.advance(inputs, encoding, blocks_done)
+
     def decode(self, inputs: Any, encoding: Any) -> torch.Tensor:
         return self._model.decode(inputs, encoding)

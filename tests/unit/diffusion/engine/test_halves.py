@@ -53,6 +53,10 @@ class Halves:
         self.after_encode()
         return encoding
 
+    def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
+        self.calls.append((f"to {blocks_done}", len(inputs.latents)))
+        return self.model.advance(inputs, encoding, blocks_done)
+
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         self.calls.append(("decode", len(inputs.latents)))
         return self.model.decode(inputs, encoding)
@@ -224,12 +228,11 @@ def test_a_source_that_breaks_between_the_halves_ends_its_own_request(model: Dif
 
 def test_device_seconds_are_shared_by_those_that_wait_behind_the_first_half(model: DiffusionModel) -> None:
     source = Source(held={0})
-    loop = Loop(model)
 
     def a_second_later() -> None:
         loop.now += 1.0
 
-    loop.steps._denoiser = Halves(model, after_encode=a_second_later)  # type: ignore[assignment]
+    loop = Loop(model, denoiser=Halves(model, after_encode=a_second_later))
     controlled, plain = loop.add(controlled_request(source)), loop.add(request(2))
     loop.tick()
     source.held.clear()

@@ -1,0 +1,244 @@
+"""A transformer's steps under a ControlNet whose residuals come in parts: blocks run as far as residuals are there, and
+the picture has the bits that it has when all are there at once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pentimento.diffusion.engine.probe import example_input
+from pentimento.diffusion.families import (
+    BatchKey,
+    ControlResiduals,
+    DenoiserEncoding,
+    DenoiserInput,
+    DiffusionModel,
+    load_model,
+)
+from pentimento.diffusion.painting import PaintingRequest, prepare, take_step
+from pentimento.diffusion.painting import model_input as input_alone
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.domain.generation import Scheduler
+from pentimento.testing.checkpoints import write_flow_checkpoint
+from tests.unit.diffusion.engine.loops import Loop
+from tests.unit.diffusion.engine.test_batches import request
+from tests.unit.diffusion.engine.test_halves import Halves
+from tests.unit.diffusion.specs import paint
+
+BLOCKS, RESIDUALS = 8, 4
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
+    """Of eight blocks; its ControlNets have four."""
+    path = write_flow_checkpoint(tmp_path_factory.mktemp("deep") / "deep", max_sequence_length=3, block_count=BLOCKS)
+    return load_model(path, torch.device("cpu"), torch.float32)
+
+
+def residuals(step: int, there: int = RESIDUALS) -> ControlResiduals:
+    generator = torch.Generator().manual_seed(step)
+    made = tuple(torch.randn(2, 16, 16, generator=generator) for _ in range(RESIDUALS))
+    return ControlResiduals(block_residuals=made[:there], awaited_count=RESIDUALS - there)
+
+
+@dataclass
+class Parts:
+    """Residuals of which `there` have come, by step; all where none is said. None of 0 are told of at all."""
+
+    there: dict[int, int] = field(default_factory=dict)
+    asked: int = -1
+
+    def ask(self, step_index: int, inputs: DenoiserInput) -> None:
+        self.asked = step_index
+
+    def take(self, step_index: int) -> ControlResiduals | None:
+        there = self.there.get(step_index, RESIDUALS)
+        return residuals(step_index, there) if there else None
+
+
+def controlled(source: object, seed: int = 1, **changes: object) -> PaintingRequest:
+    asked = request(seed, scheduler=Scheduler.FLOW_MATCH_EULER, **changes)
+    return replace(asked, control=source)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def alone(model: DiffusionModel, asked: PaintingRequest) -> Tensor:
+    """By diffusers' own pass, with all residuals."""
+    painting = prepare(model, PromptMemo(model, 8), asked)
+    while not painting.done:
+        there = residuals(painting.state.step_index)
+        take_step(model, painting, model.predict(replace(input_alone(model, painting), residuals=there)))
+    return painting.state.latent
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("stops", [(), (2,), (3, 4), (2, 3, 4, 5, 6, 7)])
+def test_parts_of_a_pass_give_the_bits_of_diffusers_whole_pass(deep: DiffusionModel, stops: tuple[int, ...]) -> None:
+    inputs = example_input(deep, BatchKey(32, 32, guided=True), 2)
+    encoding = deep.encode(inputs)
+    for stop in stops:
+        # As many as those blocks need: behind block i the residual i // 2.
+        there = residuals(0, (stop - 2) // 2 + 1)
+        encoding = deep.advance(replace(inputs, residuals=there), encoding, stop)
+        assert (encoding.blocks_done, encoding.block_count) == (stop, BLOCKS)
+
+    whole = replace(inputs, residuals=residuals(0))
+    assert torch.equal(deep.decode(whole, encoding), deep.predict(whole))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "of_all", "reaches"),
+    [
+        (8, 4, [1, 3, 5, 7]),
+        (24, 12, [1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23]),
+        (6, 6, [1, 2, 3, 4, 5, 6]),
+        (5, 3, [1, 3, 5]),
+        (4, 8, [1, 2, 2, 3, 3, 4, 4, 4]),
+    ],
+)
+def test_blocks_run_until_one_misses_a_residual(blocks: int, of_all: int, reaches: list[int]) -> None:
+    encoding = DenoiserEncoding((torch.ones(1, 2),), 1, blocks)
+    there = [
+        ControlResiduals(block_residuals=(torch.ones(1),) * count, awaited_count=of_all - count)
+        for count in range(of_all)
+    ]
+
+    assert [encoding.reach(one) for one in there] == reaches
+    assert encoding.reach(ControlResiduals(block_residuals=(torch.ones(1),) * of_all)) == blocks
+    assert encoding.reach(None) == 1
+
+
+def test_blocks_run_as_their_residuals_come_and_none_runs_again(deep: DiffusionModel) -> None:
+    source, denoiser = Parts(there={0: 0}), Halves(deep)
+    loop = Loop(deep, denoiser=denoiser)
+    picture = loop.add(controlled(source))
+
+    for there in (0, 1, 1, 3, 4):
+        source.there[0] = there
+        loop.tick()
+
+    assert denoiser.calls == [("encode", 2), ("to 3", 2), ("to 7", 2), ("decode", 2)]
+    assert picture.heard.steps == [1]
+    loop.run()
+    assert torch.equal(picture.heard.latent, alone(deep, picture.ticket.request))
+
+
+def test_residuals_that_come_while_blocks_run_are_used_in_the_same_tick(deep: DiffusionModel) -> None:
+    source = Parts(there={0: 1})
+
+    class Comes(Halves):
+        def advance(self, inputs: DenoiserInput, encoding: DenoiserEncoding, blocks_done: int) -> DenoiserEncoding:
+            source.there[0] += 1
+            return super().advance(inputs, encoding, blocks_done)
+
+    denoiser = Comes(deep)
+    loop = Loop(deep, denoiser=denoiser)
+    picture = loop.add(controlled(source))
+
+    loop.tick()
+
+    assert denoiser.calls == [("encode", 2), ("to 3", 2), ("to 5", 2), ("to 7", 2), ("decode", 2)]
+    assert picture.heard.steps == [1]
+
+
+def test_all_parts_at_once_take_one_whole_pass(deep: DiffusionModel) -> None:
+    denoiser = Halves(deep)
+    loop = Loop(deep, denoiser=denoiser)
+    loop.add(controlled(Parts()))
+
+    loop.run()
+
+    assert denoiser.calls == [("whole", 2)] * 6
+
+
+def test_pictures_at_the_same_place_share_what_they_both_can_run(deep: DiffusionModel) -> None:
+    late, later = Parts(there={0: 2}), Parts(there={0: 1})
+    denoiser = Halves(deep)
+    loop = Loop(deep, denoiser=denoiser)
+    first, second, plain = loop.add(controlled(late)), loop.add(controlled(later, 2)), loop.add(controlled(None, 3))
+
+    loop.tick()
+
+    # All begin; one stops behind block 3, one behind block 5; the one without a ControlNet goes to the end.
+    assert denoiser.calls == [("encode", 6), ("to 3", 6), ("to 5", 4), ("decode", 2)]
+    assert [one.heard.steps for one in (first, second, plain)] == [[], [], [1]]
+    late.there[0] = later.there[0] = RESIDUALS
+    denoiser.calls.clear()
+    loop.tick()
+    # Those who were late meet on the way, and the one that begins its next step with them.
+    assert denoiser.calls == [("encode", 2), ("to 3", 2), ("to 5", 4), ("decode", 6)]
+
+
+def test_a_source_that_loses_what_it_had_goes_back_no_block(deep: DiffusionModel) -> None:
+    source, denoiser = Parts(there={0: 2}), Halves(deep)
+    loop = Loop(deep, denoiser=denoiser)
+    picture = loop.add(controlled(source))
+
+    loop.tick()
+    for there in (0, 1, RESIDUALS):  # its replica is gone; another one begins the step anew
+        source.there[0] = there
+        loop.tick()
+
+    assert denoiser.calls == [("encode", 2), ("to 5", 2), ("decode", 2)]
+    loop.run()
+    assert torch.equal(picture.heard.latent, alone(deep, picture.ticket.request))
+
+
+def test_seconds_between_parts_are_counted_to_their_step(deep: DiffusionModel) -> None:
+    source = Parts(there={1: 0})
+    loop = Loop(deep)
+    picture = loop.add(controlled(source))
+    for there in (0, 0, 1, 1, RESIDUALS):
+        source.there[1] = there
+        loop.tick()
+        loop.now += 1.0
+    loop.run()
+
+    assert picture.heard.end.residual_waits_s == {1: 3.0}  # type: ignore[union-attr]
+
+
+@dataclass
+class Slow(Parts):
+    """A part more every so many ticks of the loop, from when it is asked for."""
+
+    ticks_each: dict[int, int] = field(default_factory=dict)
+    clock: Callable[[], float] = lambda: 0.0
+    asked_at: float = 0.0
+
+    def ask(self, step_index: int, inputs: DenoiserInput) -> None:
+        self.asked_at = self.clock()
+
+    def take(self, step_index: int) -> ControlResiduals | None:
+        each = self.ticks_each.get(step_index, 0)
+        there = min(int((self.clock() - self.asked_at) / each), RESIDUALS) if each else RESIDUALS
+        return residuals(step_index, there) if there else None
+
+
+@st.composite
+def lateness(draw: st.DrawFn) -> list[dict[int, int] | None]:
+    """Guided pictures: for those that are controlled how many ticks a part takes, by step."""
+    ticks = st.dictionaries(st.integers(0, 5), st.integers(1, 3), max_size=4)
+    return [draw(ticks) if draw(st.booleans()) else None for _ in range(draw(st.integers(1, 4)))]
+
+
+@given(asked=lateness())
+@settings(max_examples=12, deadline=None)
+def test_however_parts_come_a_guided_picture_has_the_bits_that_it_has_alone(
+    deep: DiffusionModel, asked: list[dict[int, int] | None]
+) -> None:
+    loop = Loop(deep, max_batch=3)
+    added = []
+    for seed, late in enumerate(asked):
+        source = None if late is None else Slow(ticks_each=late, clock=loop.clock)
+        added.append(loop.add(controlled(source, seed)))
+    for _ in range(120):
+        loop.tick()
+        loop.now += 1.0
+
+    for one in added:
+        wanted = alone if one.ticket.request.control is not None else paint
+        assert torch.equal(one.heard.latent, wanted(deep, one.ticket.request))
