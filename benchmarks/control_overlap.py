@@ -1,5 +1,6 @@
 """Pictures under ControlNets on processes of their own, timed: what each process computed and when, by its spans."""
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +28,22 @@ from pentimento.testing.worker_process import worker_process
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """How many a transformer has, and its ControlNets."""
+
+    base: int
+    control: int
+
+    def ideal_s(self, base_s: float, control_s: float) -> float:
+        """Return the least seconds of a step whose base model takes `base_s` by itself and its ControlNet `control_s`:
+        the first residual is there as its block ends or the base model waits for it, and behind the last one come the
+        blocks that are left."""
+        block_s, part_s = base_s / self.base, control_s / self.control
+        left = self.base - 1 - math.ceil((self.control - 1) * self.base / self.control)
+        return max(base_s + max(part_s - block_s, 0.0), control_s + left * block_s)
+
+
+@dataclass(frozen=True)
 class OverlapSubject:
     """A model and its ControlNets, the picture that is painted with them, and how both services are started. `registry`
     is what the replicas read, each of them all of it."""
@@ -40,6 +57,9 @@ class OverlapSubject:
     worker_module: str
     replica_module: str
     worker_flags: tuple[str, ...] = ()
+    replica_flags: tuple[str, ...] = ()
+    # Of a transformer and its ControlNets, whose residuals are needed block by block.
+    blocks: Blocks | None = None
 
 
 @dataclass(frozen=True)
@@ -61,16 +81,21 @@ class TimedPicture:
     spans: tuple[Span, ...]
     # Its images were told to nobody before.
     new_images: bool = False
+    # All that the worker's network computes in a step.
+    model_s: float = 0.0
+    blocks: Blocks | None = None
 
     @property
     def ideal_step_s(self) -> float:
-        """max(C, E) + D."""
+        """max(C, E) + D; of a transformer what its blocks allow."""
+        if self.blocks is not None:
+            return self.blocks.ideal_s(self.model_s, self.control_s)
         return max(self.control_s, self.encode_s) + self.decode_s
 
     @property
     def serial_step_s(self) -> float:
         """C + E + D."""
-        return self.control_s + self.encode_s + self.decode_s
+        return self.control_s + self.model_s
 
     @property
     def share_of_ideal(self) -> float:
@@ -106,7 +131,7 @@ class OverlapBench:
         found = [[span for span in read_spans(path) if span.began_s >= began_s] for path in self._traces]
         denoise_ms = next(timing.duration_ms for timing in result.timings if timing.stage == "denoise")
         picture = _timed(subject.case.steps, control_count, denoise_ms / 1e3, found[0], found[1 : 1 + control_count])
-        return replace(picture, new_images=new_images)
+        return replace(picture, new_images=new_images, blocks=subject.blocks)
 
 
 @asynccontextmanager
@@ -125,6 +150,7 @@ async def started(subject: OverlapSubject, replica_count: int, cores: Sequence[i
                     subject.replica_module,
                     *("--controlnets", str(subject.registry), "--trace-file", str(traces[number + 1])),
                     *("--prefetch", subject.controlnets[number].name),
+                    *subject.replica_flags,
                     core=cores[-1],
                 )
             )
@@ -155,11 +181,22 @@ def _timed(
         encode_s=_mean(own, "encode"),
         decode_s=_mean(own, "decode"),
         whole_s=_mean(own, "whole"),
-        control_s=max((_mean(spans, "residuals") for spans in passes), default=0.0),
+        control_s=max((_computing_s(spans, all_of) for spans, all_of in zip(passes, others, strict=True)), default=0.0),
         deliver_s=max((_mean(spans, "deliver") for spans in others), default=0.0),
         device_s=sum(_length(span) for spans in (own, *others) for span in spans if span.what != "deliver"),
         spans=tuple(span for spans in (own, *others) for span in spans),
+        model_s=sum(_length(span) for span in own) / step_count,
     )
+
+
+def _computing_s(passes: Sequence[Span], spans: Sequence[Span]) -> float:
+    """The mean of the passes without what of their residuals was written meanwhile."""
+    within = [
+        span
+        for span in spans
+        if span.what == "deliver" and any(one.began_s <= span.began_s and span.ended_s <= one.ended_s for one in passes)
+    ]
+    return (sum(map(_length, passes)) - sum(map(_length, within))) / max(len(passes), 1)
 
 
 def _mean(spans: Sequence[Span], what: str) -> float:

@@ -75,21 +75,19 @@ class LinedAnswers:
             raise
 
     def arrived(self, step_index: int) -> ReceivedTensors | None:
-        """Return a step's answer where it has come and is not given up, on any thread."""
-        found = self._found.get(step_index)
-        if found is None and step_index in self._asked_at:
+        """Return a step's answer, as far as it has come and is not given up, on any thread."""
+        if step_index in self._asked_at:
             self._hear()
-            found = self._found.get(step_index)
-        return found
+        return self._found.get(step_index)
 
     async def of(self, step_index: int) -> ReceivedTensors:
-        """Return a step's answer; nothing for one that is given up by now: whoever asked for it took it as it arrived.
-        Raises what the stream ends with, Aborted (STALE_FRAME) for an answer to anything else."""
+        """Return a step's whole answer; nothing for one that is given up by now: whoever asked for it took it as it
+        arrived. Raises what the stream ends with, Aborted (STALE_FRAME) for an answer to anything else."""
         waiting: asyncio.Future[ReceivedTensors] = self._loop.create_future()
         # Before it looks: what is heard on another thread from here on is told to those who wait.
         self._waiting[step_index] = waiting
         try:
-            found = self._found.get(step_index)
+            found = self._whole(step_index)
             if found is not None or step_index < self._kept_from:
                 return found or ReceivedTensors(())
             if self._error is not None:
@@ -126,11 +124,18 @@ class LinedAnswers:
     def _read(self) -> None:
         for step_index, found in self._line.read():
             self._found[step_index] = found
-            self._asked_at.pop(step_index, None)
+            if found.awaited_count:
+                self._asked_at[step_index] = time.monotonic()
+            else:
+                self._asked_at.pop(step_index, None)
+
+    def _whole(self, step_index: int) -> ReceivedTensors | None:
+        found = self._found.get(step_index)
+        return None if found is None or found.awaited_count else found
 
     def _tell(self) -> None:
         for step_index, waiting in self._waiting.items():
-            found = self._found.get(step_index)
+            found = self._whole(step_index)
             if waiting.done():
                 continue
             if found is not None:
@@ -173,6 +178,6 @@ class MayBeLined:
         return line is None or line.failed
 
     def arrived(self, step_index: int) -> ReceivedTensors | None:
-        """Return a step's answer where it has come by the line and is not given up."""
+        """Return a step's answer, as far as it has come by the line and is not given up."""
         line = self._line
         return None if line is None else line.arrived(step_index)

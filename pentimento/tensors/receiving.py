@@ -33,10 +33,45 @@ class ExpectedTensor:
 
 @dataclass(frozen=True)
 class ReceivedTensors:
-    """The tensors of one message. Those in shared memory are valid until `ack`, if there is one, has been sent."""
+    """The tensors of one message, of which the last `awaited_count` may still be under way. Those in shared memory are
+    valid until `ack`, if there is one, has been sent."""
 
     tensors: tuple[WireTensor, ...]
     ack: pb.SharedMemoryAck | None = None
+    awaited_count: int = 0
+
+
+class BundleInParts:
+    """A bundle that comes part by part, all in one slot, as `SlotInParts` writes it."""
+
+    def __init__(self, reader: SlotReader, expected: Sequence[ExpectedTensor]) -> None:
+        self._reader = reader
+        self._expected = expected
+        self._layout = _layout(expected)
+        self._use: SlotUse | None = None
+        self._count = 0
+
+    def add(self, slot: pb.SharedMemorySlot, more_to_come: bool) -> ReceivedTensors:
+        """Return all tensors that are there by now. Raises Aborted (STALE_FRAME) for a part that does not follow the
+        one before it, lies in another slot, or leaves out what it says is not to come."""
+        use = self._use
+        if use is None:
+            use = self._reader.read(slot.region_id, slot.slot, slot.generation)
+        else:
+            self._reader.check_same(use, slot.region_id, slot.slot, slot.generation)
+        end = slot.offset_bytes + slot.size_bytes
+        there = next((count for count in range(self._count + 1, len(self._expected) + 1) if self._end(count) == end), 0)
+        follows = there and slot.offset_bytes == self._layout.offsets[self._count]
+        if not follows or more_to_come is (there == len(self._expected)) or end > len(use.memory):
+            raise Aborted("STALE_FRAME", f"bytes {slot.offset_bytes} to {end} are not the next part of their answer")
+        self._use, self._count = use, there
+        ack = None if more_to_come else _ack(slot.region_id, use)
+        return ReceivedTensors(_cut(use.memory, self._expected[:there]), ack, len(self._expected) - there)
+
+    def _end(self, count: int) -> int:
+        """Where the first so many tensors end."""
+        last = self._expected[count - 1]
+        return self._layout.offsets[count - 1] + size_of(last.dtype, last.dims)
 
 
 class TensorReceiver:
@@ -95,6 +130,10 @@ class TensorReceiver:
             raise InvalidArgument.of("slot.size_bytes", f"{limit}, got {slot.size_bytes} at {slot.offset_bytes}")
         return self._read(slot, layout, expected)
 
+    def in_parts(self, expected: Sequence[ExpectedTensor]) -> BundleInParts:
+        """Return what takes a bundle that comes part by part in one slot. Raises InvalidArgument without a region."""
+        return BundleInParts(self._open_reader(), expected)
+
     def close(self, kept: KeptRegions | None = None) -> None:
         """Let go of the region; where nothing reads from it any more it may go to those that are `kept`."""
         reader, self._reader = self._reader, None
@@ -112,12 +151,15 @@ class TensorReceiver:
         return self._read(first, layout, expected)
 
     def _read(self, slot: pb.SharedMemorySlot, layout: Layout, expected: Sequence[ExpectedTensor]) -> ReceivedTensors:
-        if self._reader is None:
-            raise InvalidArgument.of("tensor.shared_memory", "must not be used: this stream has no region")
-        use = self._reader.read(slot.region_id, slot.slot, slot.generation)
+        use = self._open_reader().read(slot.region_id, slot.slot, slot.generation)
         if layout.size_bytes > len(use.memory):
             raise InvalidArgument.of("tensor.shared_memory", "must lie within its slot")
         return ReceivedTensors(_cut(use.memory, expected), _ack(slot.region_id, use))
+
+    def _open_reader(self) -> SlotReader:
+        if self._reader is None:
+            raise InvalidArgument.of("tensor.shared_memory", "must not be used: this stream has no region")
+        return self._reader
 
     def _await_chunks(self, messages: Sequence[pb.Tensor], expected: Sequence[ExpectedTensor]) -> None:
         layout, bundle_id = _layout(expected), messages[0].chunks.bundle_id

@@ -12,7 +12,7 @@ from pentimento.tensors.metrics import FALLBACKS, REGIONS, SENT_BYTES
 from pentimento.tensors.negotiation import common_transports, transport_offer
 from pentimento.tensors.outgoing import Layout, OutgoingTensor, fill_all, layout_of
 from pentimento.tensors.regions import Region, RegionDirectory, RegionSize, release
-from pentimento.tensors.slots import HEADER_BYTES, SlotWriter
+from pentimento.tensors.slots import HEADER_BYTES, SlotUse, SlotWriter
 from pentimento.wire.tensors import described
 
 # Up to here bytes inside the message cost less than a slot and its acknowledgement.
@@ -28,6 +28,34 @@ class PackedTensors:
 
     tensors: tuple[pb.Tensor, ...]
     chunks: Iterator[Chunk]
+
+
+class SlotInParts:
+    """A slot that a bundle is written to, its tensors in order, some at a time."""
+
+    def __init__(self, writer: SlotWriter, use: SlotUse, layout: Layout) -> None:
+        self._writer = writer
+        self._use = use
+        self._layout = layout
+        # Tensors that are written.
+        self.count = 0
+
+    def add(self, tensors: Sequence[OutgoingTensor]) -> pb.SharedMemorySlot:
+        """Write the next tensors and return where they lie."""
+        offsets = self._layout.offsets[self.count : self.count + len(tensors)]
+        self.count += len(tensors)
+        begin = offsets[0] if offsets else 0
+        size = offsets[-1] + tensors[-1].size_bytes - begin if offsets else 0
+        fill_all(tensors, Layout(offsets, size), self._use.memory)
+        self._writer.publish(self._use)
+        SENT_BYTES.labels(self._writer.region.transport).inc(size)
+        return pb.SharedMemorySlot(
+            region_id=self._writer.region.region_id,
+            slot=self._use.slot,
+            generation=self._use.generation,
+            offset_bytes=begin,
+            size_bytes=size,
+        )
 
 
 class TensorSender:
@@ -89,9 +117,12 @@ class TensorSender:
     def in_one_slot(self, tensors: Sequence[OutgoingTensor]) -> pb.SharedMemorySlot | None:
         """Write a bundle to a slot and return where it lies, without a description of each tensor: the other end knows
         what comes. None where no slot is free and large enough."""
-        return self._written(tensors, layout_of([tensor.size_bytes for tensor in tensors]))
+        parts = self.in_parts(layout_of([tensor.size_bytes for tensor in tensors]))
+        return None if parts is None else parts.add(tensors)
 
-    def _written(self, tensors: Sequence[OutgoingTensor], layout: Layout) -> pb.SharedMemorySlot | None:
+    def in_parts(self, layout: Layout) -> SlotInParts | None:
+        """Return a slot for a bundle of that layout, to be written part by part. None where no slot is free and large
+        enough."""
         writer = self._writer
         if writer is None:
             return None
@@ -99,18 +130,10 @@ class TensorSender:
         if use is None:
             FALLBACKS.labels("no_free_slot").inc()
             return None
-        fill_all(tensors, layout, use.memory)
-        writer.publish(use)
-        SENT_BYTES.labels(writer.region.transport).inc(layout.size_bytes)
-        return pb.SharedMemorySlot(
-            region_id=writer.region.region_id,
-            slot=use.slot,
-            generation=use.generation,
-            size_bytes=layout.size_bytes,
-        )
+        return SlotInParts(writer, use, layout)
 
     def _in_slot(self, tensors: Sequence[OutgoingTensor], layout: Layout) -> PackedTensors | None:
-        slot = self._written(tensors, layout)
+        slot = self.in_one_slot(tensors)
         if slot is None:
             return None
         messages = []

@@ -74,3 +74,9 @@ class SlotReader:
             raise Aborted("STALE_FRAME", f"slot {slot} does not hold generation {generation} (any more)")
         self._newest[slot] = generation
         return SlotUse(slot, generation, self.region.slot(slot)[HEADER_BYTES:])
+
+    def check_same(self, use: SlotUse, region_id: str, slot: int, generation: int) -> None:
+        """Raise Aborted (STALE_FRAME) where that is not the use that was read, or the slot was written over since."""
+        same = (region_id, slot, generation) == (self.region.region_id, use.slot, use.generation)
+        if not same or self.region.marked(slot) != generation:
+            raise Aborted("STALE_FRAME", f"slot {slot} generation {generation} is not where this answer began")

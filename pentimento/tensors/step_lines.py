@@ -10,10 +10,10 @@ from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.tensors.lines import HostLine, make_line, open_line
 from pentimento.tensors.metrics import FALLBACKS
-from pentimento.tensors.outgoing import OutgoingTensor
-from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver
+from pentimento.tensors.outgoing import OutgoingTensor, layout_of
+from pentimento.tensors.receiving import BundleInParts, ExpectedTensor, ReceivedTensors, TensorReceiver
 from pentimento.tensors.regions import RegionDirectory, RegionSize
-from pentimento.tensors.sending import SLOT_COUNT, TensorSender
+from pentimento.tensors.sending import SLOT_COUNT, SlotInParts, TensorSender
 from pentimento.tensors.slots import HEADER_BYTES, SlotReader, SlotWriter
 from pentimento.wire.tensors import Binding, WireTensor, binding_from_proto, binding_to_proto, size_of
 
@@ -43,6 +43,8 @@ class AskingLine:
         # Where the latents of steps under way lie, and what their answers have to be.
         self._slots: dict[int, pb.SharedMemorySlot] = {}
         self._wanted: dict[int, Sequence[ExpectedTensor]] = {}
+        # Answers of which a part has come.
+        self._begun: dict[int, BundleInParts] = {}
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when an answer has come."""
@@ -64,8 +66,9 @@ class AskingLine:
         self._wanted[step_index] = self._expected(step_index)
 
     def read(self) -> list[tuple[int, ReceivedTensors]]:
-        """Return the steps whose answers have come. Raises Aborted (STALE_FRAME) for an answer to anything else than
-        what was asked, InvalidArgument for one that is none."""
+        """Return the steps whose answers have come, or more of them: each time all that is there. Raises Aborted
+        (STALE_FRAME) for an answer to anything else than what was asked, and for a part of one that is not the next;
+        InvalidArgument for one that is none."""
         return [self._answer(data) for data in self._line.read()]
 
     def close(self) -> None:
@@ -79,12 +82,19 @@ class AskingLine:
         except DecodeError:
             raise Aborted("STALE_FRAME", "what came by the line is no answer") from None
         step_index = answer.binding.step_index
-        slot = self._slots.pop(step_index, None)
+        slot = self._slots.get(step_index)
         if slot is None or binding_from_proto(answer.binding) != self._answered(step_index):
             raise Aborted("STALE_FRAME", "an answer came by the line that this stream did not ask for")
+        begun = self._begun.pop(step_index, None)
+        if answer.more_to_come:
+            self._begun[step_index] = begun = begun or self._receiver.in_parts(self._expected(step_index))
+            return step_index, begun.add(answer.slot, True)
+        del self._slots[step_index]
         ack = pb.SharedMemoryAck(region_id=slot.region_id, slot=slot.slot, generation=slot.generation)
         self._sender.acknowledged(ack)
         wanted = self._wanted.pop(step_index, None) or self._expected(step_index)
+        if begun is not None:
+            return step_index, begun.add(answer.slot, False)
         return step_index, self._receiver.from_one_slot(answer.slot, wanted)
 
 
@@ -134,6 +144,8 @@ class AnsweringLine:
         self._sender = sender
         self._wanted = wanted
         self._answered = answered
+        # Of answers whose last part was not sent yet.
+        self._begun: dict[int, SlotInParts] = {}
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when a step has come."""
@@ -145,13 +157,24 @@ class AnsweringLine:
         is no step."""
         return [self._step(data, begin) for data in self._line.read()]
 
-    def answer(self, step_index: int, tensors: Sequence[OutgoingTensor]) -> None:
-        """Send a step's answer, on any thread, one at a time. Raises Aborted where the slots of answers before it were
-        not given back, Unavailable where the line takes nothing."""
-        slot = self._sender.in_one_slot(tensors)
-        if slot is None:
+    def answer(self, step_index: int, tensors: Sequence[OutgoingTensor], awaited_bytes: Sequence[int] = ()) -> None:
+        """Send a step's answer, or what is new of it: `tensors` are all that are there by now, tensors of
+        `awaited_bytes` are to come. On any thread, one at a time. Raises Aborted where the slots of answers before it
+        were not given back, Unavailable where the line takes nothing."""
+        layout = layout_of([*(tensor.size_bytes for tensor in tensors), *awaited_bytes])
+        begun = self._begun.pop(step_index, None) or self._sender.in_parts(layout)
+        if begun is None:
             raise Aborted("STALE_FRAME", "no slot is free: those of steps before were not given back")
-        answer = pb.LinedAnswer(binding=binding_to_proto(self._answered(step_index)), slot=slot)
+        if awaited_bytes:
+            self._begun[step_index] = begun
+            # Computed again after an error, it was sent before.
+            if len(tensors) <= begun.count:
+                return
+        answer = pb.LinedAnswer(
+            binding=binding_to_proto(self._answered(step_index)),
+            slot=begun.add(tensors[begun.count :]),
+            more_to_come=bool(awaited_bytes),
+        )
         if not self._line.send(answer.SerializeToString()):
             raise Unavailable("LINE_GONE", "the line takes nothing more")
 

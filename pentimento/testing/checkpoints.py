@@ -119,13 +119,13 @@ def write_flow_checkpoint(
     shift: float = 3.0,
     dual_layers: tuple[int, ...] = (),
     channel_count: int = 8,
-    block_count: int = 2,
+    **changes: Any,
 ) -> Path:
-    """A StableDiffusion3Pipeline of 32x32 pixels, whose latents have so many channels, of so many blocks;
-    `max_sequence_length` goes to its index, as its own key."""
+    """A StableDiffusion3Pipeline of 32x32 pixels, whose latents have so many channels; `max_sequence_length` goes to
+    its index, as its own key, `changes` to its transformer's configuration."""
     torch.manual_seed(2)
     pipeline = StableDiffusion3Pipeline(
-        transformer=_transformer(dual_layers, channel_count, block_count),
+        transformer=_transformer(dual_layers, channel_count, changes),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=shift),
         vae=kl_autoencoder(scaling_factor=1.5305, shift_factor=0.0609, latent_channels=channel_count),
         text_encoder=CLIPTextModelWithProjection(text_config(projection_dim=WIDTH)).eval(),
@@ -258,11 +258,11 @@ def _unet(channels: int, *, sees_mask: bool = False, **changes: Any) -> UNet2DCo
     ).eval()
 
 
-def _transformer(dual_layers: tuple[int, ...], channel_count: int, block_count: int) -> SD3Transformer2DModel:
-    channels = {"in_channels": channel_count, "out_channels": channel_count, "num_layers": block_count}
+def _transformer(dual_layers: tuple[int, ...], channel_count: int, changes: dict[str, Any]) -> SD3Transformer2DModel:
+    channels = {"in_channels": channel_count, "out_channels": channel_count}
     norm = "rms_norm" if dual_layers else None
     return SD3Transformer2DModel(
-        **{**_TRANSFORMER, **channels, "dual_attention_layers": dual_layers, "qk_norm": norm}
+        **{**_TRANSFORMER, **channels, "dual_attention_layers": dual_layers, "qk_norm": norm, **changes}
     ).eval()
 
 

@@ -12,7 +12,8 @@ from pentimento.tensors.device import tensor_over
 from pentimento.tensors.lined_steps import LinedSteps
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.step_lines import MAX_UNDER_WAY, AnsweringLine, LinedLatents
-from pentimento.wire.tensors import UNBOUND, Binding
+from pentimento.wire.tensors import UNBOUND, Binding, size_of
+from pentimento.wire.torch_tensors import WIRE_DTYPES
 from services.controlnet_svc.compute.layers import are_of, named_tensors
 from services.controlnet_svc.streams import OpenedStream
 
@@ -20,12 +21,18 @@ ANSWER_LAYER = "residuals"
 
 
 class LinedResiduals:
-    """Of one stream, from now on: the compute thread takes each step, computes and answers it. `steps` says when
-    something goes wrong."""
+    """Of one stream, from now on: the compute thread takes each step, computes and answers it, `in_parts` as they are
+    there. `steps` says when something goes wrong."""
 
     def __init__(
-        self, line: AnsweringLine, stream: OpenedStream, outgoing: Callable[[Tensor, Binding], OutgoingTensor]
+        self,
+        line: AnsweringLine,
+        stream: OpenedStream,
+        outgoing: Callable[[Tensor, Binding], OutgoingTensor],
+        *,
+        in_parts: bool = True,
     ) -> None:
+        self._in_parts = in_parts
         self._line = line
         self._stream = stream
         self._outgoing = outgoing
@@ -38,11 +45,17 @@ class LinedResiduals:
 
     def _take(self, step: LinedLatents) -> None:
         deliver = partial(self._deliver, step.step_index)
-        future = self._stream.submit(step.timestep, tensor_over(step.latents), deliver)
+        future = self._stream.submit(step.timestep, tensor_over(step.latents), deliver, in_parts=self._in_parts)
         future.add_done_callback(self.steps.settled)
 
     def _deliver(self, step_index: int, residuals: ControlResiduals) -> None:
         """On the compute thread."""
         if not are_of(residuals, self._stream.layers):
             raise Internal("CONTROLNET_FAILED", "the ControlNet's residuals are not those of its first pass")
-        self._line.answer(step_index, [self._outgoing(tensor, UNBOUND) for _, tensor in named_tensors(residuals)])
+        named = named_tensors(residuals)
+        dtype, awaited = WIRE_DTYPES[self._stream.dtype], self._stream.layers[len(named) :]
+        self._line.answer(
+            step_index,
+            [self._outgoing(tensor, UNBOUND) for _, tensor in named],
+            [size_of(dtype, layer.dims) for layer in awaited],
+        )

@@ -48,7 +48,8 @@ _ROWS = {
 
 
 class ControlNetServicer(ControlNetServiceServicer):
-    """`directory` is where it shares memory with its host's workers, None where it does not."""
+    """`directory` is where it shares memory with its host's workers, None where it does not. `residual_parts`: those of
+    a transformer go by lines in parts."""
 
     def __init__(
         self,
@@ -57,8 +58,11 @@ class ControlNetServicer(ControlNetServiceServicer):
         directory: RegionDirectory | None,
         instance_id: str,
         outgoing: Outgoing = outgoing_tensor,
+        *,
+        residual_parts: bool = True,
     ) -> None:
         self._outgoing = outgoing
+        self._residual_parts = residual_parts
         self._controlnets = controlnets
         self._news = news
         self._directory = directory
@@ -85,7 +89,9 @@ class ControlNetServicer(ControlNetServiceServicer):
             sender, region = await asyncio.to_thread(open_sender, offer, self._directory, sizes)
             conversation = _Conversation(opening, stream, sender, self._outgoing)
             line, told = make_answering_line(self._directory, sender, conversation.latent, conversation.answer)
-            lined = None if line is None else LinedResiduals(line, stream, self._outgoing)
+            lined = None
+            if line is not None:
+                lined = LinedResiduals(line, stream, self._outgoing, in_parts=self._residual_parts)
             try:
                 yield conversation.opened(region, told)
                 messages = request if lined is None else lined.steps.until_failed(request)

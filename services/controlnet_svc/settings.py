@@ -32,6 +32,9 @@ class ControlNetSettings:
         str(DEFAULT_DIRECTORY),
         help="directory in memory that workers of its host share, closed to others; empty: tensors go in chunks",
     )
+    residual_parts: bool = setting(
+        True, help="send a transformer's residuals over shared memory in parts, first blocks first"
+    )
     share_device_memory: bool = setting(
         False, help="hand tensors over in the CUDA device's memory to workers that compute on the same device"
     )

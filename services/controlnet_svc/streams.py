@@ -93,13 +93,18 @@ class OpenedStream:
         """Return what `deliver` makes of the step's residuals, as `submit` does. Raises what the step fails with."""
         return await asyncio.wrap_future(self.submit(timestep, latents, deliver))
 
-    def submit(self, timestep: float, latents: Tensor, deliver: Callable[[ControlResiduals], T]) -> "Future[T]":
+    def submit(
+        self, timestep: float, latents: Tensor, deliver: Callable[[ControlResiduals], T], *, in_parts: bool = False
+    ) -> "Future[T]":
         """Have a step computed, on one thread at a time; `deliver` takes its residuals, scaled, on the compute thread,
-        and what it returns is the future's. Raises Unavailable once the service stops."""
+        and what it returns is the future's. With `in_parts` it is called before for what is there by then, if the
+        ControlNet has its residuals one after the other. Raises Unavailable once the service stops."""
         network = self._network
         inputs = _inputs(latents.to(network.device, network.dtype), timestep, self._conditioning)
         setting = ControlSetting(self.order.controlnet.conditioning_scale)
-        step = StreamStep(self, network, ControlStep(inputs, self._embedded, setting), deliver, self.order.alone)
+        step = StreamStep(
+            self, network, ControlStep(inputs, self._embedded, setting), deliver, self.order.alone, in_parts
+        )
         future: Future[T] = self._compute.submit(step)
         self._submitted = {future, *(one for one in self._submitted if not one.done())}
         return future

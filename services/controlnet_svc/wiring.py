@@ -113,7 +113,14 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     shelf = NetworkShelf(networks, _budget_bytes(settings.memory_budget_mib, device), news.changed)
     controlnets = ControlNets(shelf, compute, settings.max_streams, news.changed)
     directory = region_directory(settings.shared_memory_dir, device if settings.share_device_memory else None)
-    servicer = ControlNetServicer(controlnets, news, directory, server.instance_id, source.outgoing)
+    servicer = ControlNetServicer(
+        controlnets,
+        news,
+        directory,
+        server.instance_id,
+        source.outgoing,
+        residual_parts=settings.residual_parts,
+    )
     server.add(add_ControlNetServiceServicer_to_server, servicer, FULL_NAME)
     member = FleetMember(server, ReplicaKind.CONTROLNET, settings)
     registration = member.registration(

@@ -160,10 +160,7 @@ class EngineJob:
             return True
         self.ask_residuals(model)
         if self.awaits_residuals:
-            taken = source.take(self.painting.state.step_index)
-            # After a lost replica there may be fewer for a while.
-            if taken is not None and (self.residuals is None or taken.awaited_count < self.residuals.awaited_count):
-                self.residuals = taken
+            self.residuals = source.take(self.painting.state.step_index)
         return not self.awaits_residuals
 
     def ask_residuals(self, model: DiffusionModel) -> None:

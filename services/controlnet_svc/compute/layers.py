@@ -27,10 +27,10 @@ def named_tensors(residuals: ControlResiduals) -> Sequence[tuple[str, Tensor]]:
 
 
 def are_of(residuals: ControlResiduals, layers: Sequence[ResidualLayer]) -> bool:
-    """Return whether residuals have exactly these layers."""
+    """Return whether residuals have exactly these layers, or the first of them while others are under way."""
     named = named_tensors(residuals)
-    return len(named) == len(layers) and all(
-        name == layer.layer and tensor.shape == layer.dims for (name, tensor), layer in zip(named, layers, strict=True)
+    return len(named) + residuals.awaited_count == len(layers) and all(
+        name == layer.layer and tensor.shape == layer.dims for (name, tensor), layer in zip(named, layers, strict=False)
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from pentimento.diffusion.controlnets import ControlNet, ControlStep
+from pentimento.diffusion.controlnets import ControlNet, ControlStep, ResidualsSoFar
 from pentimento.diffusion.families.model import ControlResiduals
 from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.domain.errors import Internal, PentimentoError, Unavailable
@@ -28,13 +28,15 @@ BatchOf = tuple[object, ...]
 class StreamStep:
     """One step of one stream. `deliver` takes its residuals, scaled, on the compute thread; what it returns is the
     future's. A step with `alone` shares its forward pass with no other, and none does with another step of its stream:
-    how soon one follows the other would change what they round to."""
+    how soon one follows the other would change what they round to. `in_parts`: what is there of them is delivered
+    before, too, each time all of it."""
 
     stream: object
     network: ControlNet
     step: ControlStep
     deliver: Callable[[ControlResiduals], Any]
     alone: bool = False
+    in_parts: bool = False
 
     @property
     def row_count(self) -> int:
@@ -157,17 +159,28 @@ class ComputeThread:
             metrics.QUEUE_SECONDS.observe(began_s - item.arrived_s)
         try:
             with self._spans.span("residuals", sum(item.step.row_count for item in batch)):
-                parts = _forward([item.step for item in batch])
+                parts = _forward([item.step for item in batch], partial(self._deliver_parts, batch))
         except Exception as error:  # the thread outlives whatever a step does
             self._compute_apart(batch, error)
             return
         for item, residuals in zip(batch, parts, strict=True):
-            with self._spans.span("deliver", item.step.row_count):
-                _settle(item.future, partial(item.step.deliver, residuals))
+            if not item.future.done():
+                with self._spans.span("deliver", item.step.row_count):
+                    _settle(item.future, partial(item.step.deliver, residuals))
         self._count(len(batch), time.monotonic() - began_s)
+
+    def _deliver_parts(self, batch: Sequence[_Waiting], so_far: Sequence[ControlResiduals]) -> None:
+        for item, residuals in zip(batch, so_far, strict=True):
+            if item.step.in_parts and not item.future.done():
+                try:
+                    with self._spans.span("deliver", item.step.row_count):
+                        item.step.deliver(residuals)
+                except Exception as error:  # its own alone
+                    item.future.set_exception(_typed(error))
 
     def _compute_apart(self, batch: list[_Waiting], error: Exception) -> None:
         """One bad step must not fail the others: each gets a forward pass of its own."""
+        batch = [item for item in batch if not item.future.done()]
         if len(batch) == 1:
             batch[0].future.set_exception(_typed(error))
             return
@@ -182,8 +195,8 @@ class ComputeThread:
         self._busy(seconds)
 
 
-def _forward(steps: Sequence[StreamStep]) -> list[ControlResiduals]:
-    return steps[0].network.residuals([one.step for one in steps])
+def _forward(steps: Sequence[StreamStep], tell: ResidualsSoFar) -> list[ControlResiduals]:
+    return steps[0].network.residuals([one.step for one in steps], tell)
 
 
 def _settle(future: "Future[Any]", act: Callable[[], Any]) -> None:

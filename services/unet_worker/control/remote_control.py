@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from operator import is_not
 from typing import NamedTuple
 
 from torch import Tensor
@@ -66,6 +67,11 @@ class _LinedStep:
     sent_on: Mapping[int, ResidualStream]
     found: dict[int, ReceivedTensors]
 
+    @property
+    def open_places(self) -> list[int]:
+        """Of which something is still to come."""
+        return [place for place in self.sent_on if place not in self.found or self.found[place].awaited_count]
+
 
 class RemoteControl:
     """A `ControlSource`. The engine's thread asks and takes. What goes by lines does so on that thread, the event loop
@@ -93,6 +99,8 @@ class RemoteControl:
         self._asked: dict[int, Future[dict[int, ReceivedTensors]] | _LinedStep] = {}
         # The last of those that the event loop may still have to send.
         self._unsent: Future[dict[int, ReceivedTensors]] | None = None
+        # What was summed last, and its sum.
+        self._summed: tuple[list[ReceivedTensors], ControlResiduals] | None = None
         self._closed = False
         for controlnet in self._controlnets:
             replicas.mention(controlnet.addresses)
@@ -133,7 +141,7 @@ class RemoteControl:
         """Have the event loop see to all steps that went by lines and are not answered, in their order: it asks them
         again where their streams are lost."""
         for step_index, asked in self._asked.items():
-            if isinstance(asked, _LinedStep) and len(asked.found) < len(asked.sent_on):
+            if isinstance(asked, _LinedStep) and asked.open_places:
                 self._unsent = self._ask_on_loop(asked.step, asked.inputs, list(asked.sent_on), asked.sent_on)
                 self._asked[step_index] = self._unsent
 
@@ -142,15 +150,19 @@ class RemoteControl:
         return step_index if used is None else used
 
     def take(self, step_index: int) -> ControlResiduals | None:
-        """Return the sum of what is used in the step, valid until the next step is asked for; None while something of
-        it is under way. Raises what the picture cannot go on for."""
+        """Return the sum of what is used in the step, as far as it has come, valid until the next step is asked for;
+        None while nothing has of some ControlNet. Raises what the picture cannot go on for."""
         if not self._hear():
             self._leave_to_loop()
         used = [(place, steps.used_in(step_index)) for place, steps in enumerate(self._steps)]
         answers = [self._answer(place, step) for place, step in used if step is not None]
-        if any(answer is None for answer in answers):
+        there = [answer for answer in answers if answer is not None]
+        if len(there) < len(answers):
             return None
-        return self._replicas.summing([answer for answer in answers if answer is not None])
+        # The same tuple of the very same parts: nothing came since.
+        if self._summed is None or len(self._summed[0]) != len(there) or any(map(is_not, self._summed[0], there)):
+            self._summed = (there, self._replicas.summing(there))
+        return self._summed[1]
 
     def _hear(self) -> bool:
         """Take what has come of steps that went by lines; False where something of them will not come."""
@@ -158,13 +170,13 @@ class RemoteControl:
         for step_index, asked in self._asked.items():
             if not isinstance(asked, _LinedStep):
                 continue
-            for place in [place for place in asked.sent_on if place not in asked.found]:
+            for place in asked.open_places:
                 # Before it looks: what came before a stream was lost is as good as any.
                 will_answer = self._streams[place].will_answer(asked.sent_on[place])
                 found = asked.sent_on[place].arrived(step_index)
                 if found is not None:
                     asked.found[place] = found
-                goes_on = goes_on and (found is not None or will_answer)
+                goes_on = goes_on and (place not in asked.open_places or will_answer)
         return goes_on
 
     def _answer(self, place: int, step_index: int) -> ReceivedTensors | None:

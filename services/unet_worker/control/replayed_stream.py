@@ -86,7 +86,7 @@ class ReplayedStream:
         return stream
 
     def arrived(self, step_index: int) -> ReceivedTensors | None:
-        """Return a step's residuals where they have come by a line; on any thread."""
+        """Return a step's residuals, as far as they have come by a line; on any thread."""
         stream = self._stream
         return None if stream is None else stream.arrived(step_index)
 

@@ -51,7 +51,7 @@ def sd3(path: Path) -> tuple[Path, list[Path]]:
 
 def sd3_with_pooled_texts(path: Path, blocks: int) -> tuple[Path, list[Path]]:
     """Of so many blocks, for a model of twice as many; with the autoencoder's shift."""
-    model = write_flow_checkpoint(path / "model", max_sequence_length=3, block_count=2 * blocks)
+    model = write_flow_checkpoint(path / "model", max_sequence_length=3, num_layers=2 * blocks)
     own = {"num_layers": blocks, "force_zeros_for_pooled_projection": False}
     return model, [write_flow_controlnet(path / f"control-{seed}", seed=seed, **own) for seed in range(3)]
 

@@ -92,9 +92,8 @@ async def service(folder: Path, overrides: dict[str, Any]) -> AsyncIterator[Serv
     address, shared = f"unix:{folder / 's'}", folder / "shared"
     shared.mkdir(mode=0o700)
     rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
-    process = wire(
-        ControlNetSettings(rpc, channels, REGISTRY, device="cpu", shared_memory_dir=str(shared), **overrides)
-    )
+    own = {"controlnets": REGISTRY, "device": "cpu", "shared_memory_dir": str(shared), **overrides}
+    process = wire(ControlNetSettings(rpc, channels, **own))
     await process.server.start()
     await process.warm()
     process.server.set_serving()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.control_overlap import _timed, trace_events
+from benchmarks.control_overlap import Blocks, _timed, trace_events
 from pentimento.telemetry.spans import Span
 
 
@@ -31,6 +31,20 @@ def test_of_several_controlnets_the_slowest_decides() -> None:
     slower = [span("residuals", step * 30.0, 15.0, 3) for step in range(3)]
 
     assert _timed(3, 2, 0.120, WORKER, [CONTROL, slower]).control_s == pytest.approx(0.015)
+
+
+def test_a_transformers_ideal_is_by_its_blocks() -> None:
+    # Of 24 blocks of 1 s; behind the last of 12 residuals, which is behind block 22, comes one more.
+    assert Blocks(24, 12).ideal_s(24.0, 12.0) == pytest.approx(24.0)
+    assert Blocks(24, 12).ideal_s(24.0, 18.0) == pytest.approx(24.5)  # the first residual half a second late
+    assert Blocks(24, 12).ideal_s(24.0, 36.0) == pytest.approx(37.0)
+    assert Blocks(24, 6).ideal_s(24.0, 30.0) == pytest.approx(33.0)
+
+
+def test_what_is_written_of_residuals_while_a_pass_goes_on_is_no_part_of_it() -> None:
+    parts = [span("deliver", step * 30.0 + 4.0, 3.0, 2) for step in range(3)]
+
+    assert _timed(3, 1, 0.120, WORKER, [CONTROL + parts]).control_s == pytest.approx(0.009)
 
 
 def test_a_trace_begins_at_its_first_span_and_names_its_processes() -> None:

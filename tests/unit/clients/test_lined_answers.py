@@ -107,6 +107,25 @@ async def test_what_the_loop_hears_is_told_to_who_waits() -> None:
     parts.close()
 
 
+async def test_parts_of_an_answer_arrive_and_who_waits_is_told_of_the_whole() -> None:
+    parts = Parts()
+    part, whole = ReceivedTensors((), awaited_count=2), ReceivedTensors(())
+    parts.answers.ask(3, 1.0, LATENTS, 3)
+    waiting = asyncio.ensure_future(parts.answers.of(3))
+    await asyncio.sleep(0)
+    parts.line.answer((3, part))
+    await within(parts.heard.wait())
+
+    assert parts.answers.arrived(3) is part
+    assert not waiting.done() and not parts.answers.idle
+
+    parts.line.answer((3, whole))
+    assert parts.answers.arrived(3) is whole
+    assert await within(waiting) is whole
+    assert parts.answers.idle
+    parts.close()
+
+
 async def test_what_another_thread_hears_is_told_to_who_waits(wait: ThreadWait) -> None:
     parts, found = Parts(wait), ReceivedTensors(())
     parts.answers.ask(3, 1.0, LATENTS, 3)

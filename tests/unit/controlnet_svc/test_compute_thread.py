@@ -2,14 +2,16 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.controlnets import ControlSetting, ControlStep
+from pentimento.diffusion.controlnets import ControlSetting, ControlStep, ResidualsSoFar, unheard
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
+from pentimento.domain.errors import InvalidArgument
 from services.controlnet_svc.compute.thread import ComputeThread, StreamStep
 
 
@@ -19,7 +21,7 @@ class Network:
 
     passes: list[list[float]] = field(default_factory=list)
 
-    def residuals(self, steps: Sequence[ControlStep]) -> list[ControlResiduals]:
+    def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
         self.passes.append([float(step.inputs.timesteps[0]) for step in steps])
         return [ControlResiduals((step.inputs.latents,), None) for step in steps]
 
@@ -60,3 +62,43 @@ def test_two_steps_of_one_stream_never_share_a_pass(compute: ComputeThread) -> N
     asked = [("a", 900.0), ("a", 800.0), ("b", 500.0), ("a", 700.0), ("b", 400.0)]
 
     assert passes_of(compute, asked) == [[900.0, 500.0], [800.0, 400.0], [700.0]]
+
+
+class InParts(Network):
+    """Tells of one residual after the other; its first pass breaks before the last."""
+
+    def residuals(self, steps: Sequence[ControlStep], tell: ResidualsSoFar = unheard) -> list[ControlResiduals]:
+        super().residuals(steps)
+        wholes = [ControlResiduals(block_residuals=(step.inputs.latents,) * 3) for step in steps]
+        for there in (1, 2):
+            parts = [one.block_residuals[:there] for one in wholes]
+            tell([ControlResiduals(block_residuals=part, awaited_count=3 - there) for part in parts])
+        if len(self.passes) == 1:
+            raise ValueError("before the last part")
+        return wholes
+
+
+def test_parts_are_delivered_to_those_that_take_them_and_again_after_an_error(compute: ComputeThread) -> None:
+    network, go_on = InParts(), threading.Event()
+    awaited: dict[str, list[int]] = {"in parts": [], "whole": [], "refuses": []}
+
+    def deliver(name: str, residuals: ControlResiduals) -> str:
+        awaited[name].append(residuals.awaited_count)
+        if name == "refuses":
+            raise InvalidArgument.of("residuals", "must not come in parts")
+        return name
+
+    busy = compute.call(go_on.wait)
+    asked = [
+        replace(step_of(name, network, 500.0), deliver=partial(deliver, name), in_parts=name != "whole")
+        for name in awaited
+    ]
+    futures = [compute.submit(step) for step in asked]
+    go_on.set()
+
+    assert [future.result(10) for future in (busy, *futures[:2])] == [True, "in parts", "whole"]
+    # Both are computed again, by themselves; the one that failed by itself is not.
+    assert awaited == {"in parts": [2, 1, 2, 1, 0], "whole": [0], "refuses": [2]}
+    assert [len(one) for one in network.passes] == [3, 1, 1]
+    with pytest.raises(InvalidArgument):
+        futures[2].result(10)

@@ -68,16 +68,29 @@ async def test_residuals_are_kept_for_as_long_as_a_step_uses_them(
     assert Recorded.asked == asked
 
 
+class Answer(str):
+    """What a stream answered; of a part something is still to come."""
+
+    __slots__ = ()
+
+    @property
+    def awaited_count(self) -> int:
+        return int(self.startswith("part"))
+
+
 class Line:
     """A stream that has a line; it answers what it is told to."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.answered: set[int] = set()
+        self.begun: set[int] = set()
         self.failed = False
 
     def arrived(self, step: int) -> str | None:
-        return f"by line, {step}" if step in self.answered else None
+        if step in self.answered:
+            return Answer(f"by line, {step}")
+        return Answer(f"part of {step}") if step in self.begun else None
 
 
 class Lined:
@@ -168,6 +181,24 @@ async def test_a_step_on_a_line_that_is_lost_is_asked_again_unless_it_was_answer
 
     assert await engine.taken(1) == ["by line, 1" if answered else "by loop, 1"]
     assert engine.stream.by_loop == ([0] if answered else [0, 1])
+
+
+async def test_parts_are_taken_as_they_come_and_a_step_whose_line_is_lost_in_between_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(ROUTE, monkeypatch)
+    await engine.ask(0)
+    await engine.taken(0)
+    await engine.ask(1)
+    engine.stream.line.begun.add(1)
+
+    assert await engine.take(1) == ["part of 1"]
+    assert engine.stream.by_loop == [0]
+
+    engine.stream.line.failed = True
+    engine.stream.line.begun.clear()
+    assert await engine.taken(1) == ["by loop, 1"]
+    assert engine.stream.by_loop == [0, 1]
 
 
 async def test_steps_under_way_on_a_lost_line_are_asked_again_before_the_next_one(

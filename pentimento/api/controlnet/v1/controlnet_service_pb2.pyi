@@ -360,7 +360,7 @@ class StreamOpened(_message.Message):
     @_builtins.property
     def line(self) -> _tensor_pb2.StepLine:
         """Set where steps may go beside the stream: latents bound as a ResidualStep's are; answers, bound to the layer "residuals", are
-        `shapes`, one after the other in a slot of `region`.
+        `shapes`, one after the other in a slot of `region`. A transformer's come in several parts.
         """
 
     def __init__(
@@ -436,7 +436,7 @@ class Residuals(_message.Message):
     def mid_block_residual(self) -> _tensor_pb2.Tensor: ...
     @_builtins.property
     def block_residuals(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockResidual]:
-        """Transformer families: one residual a block, in order, so that early blocks need not wait for late ones."""
+        """Transformer families: one residual a block, in order."""
 
     def __init__(
         self,

@@ -389,12 +389,15 @@ Global___LinedStep: _TypeAlias = LinedStep  # noqa: Y015
 
 @_typing.final
 class LinedAnswer(_message.Message):
-    """Tensors that both ends agreed on, one after the other in one slot."""
+    """Tensors that both ends agreed on, one after the other in one slot; or the next ones of them, which `slot` says the place of."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BINDING_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
+    MORE_TO_COME_FIELD_NUMBER: _builtins.int
+    more_to_come: _builtins.bool
+    """Others follow in the same slot, behind these: it is not the step's last answer."""
     @_builtins.property
     def binding(self) -> Global___TensorBinding: ...
     @_builtins.property
@@ -404,10 +407,11 @@ class LinedAnswer(_message.Message):
         *,
         binding: Global___TensorBinding | None = ...,
         slot: Global___SharedMemorySlot | None = ...,
+        more_to_come: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "slot", b"slot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "more_to_come", b"more_to_come", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,7 +35,7 @@ BLOCKS, RESIDUALS = 8, 4
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
     """Of eight blocks; its ControlNets have four."""
-    path = write_flow_checkpoint(tmp_path_factory.mktemp("deep") / "deep", max_sequence_length=3, block_count=BLOCKS)
+    path = write_flow_checkpoint(tmp_path_factory.mktemp("deep") / "deep", max_sequence_length=3, num_layers=BLOCKS)
     return load_model(path, torch.device("cpu"), torch.float32)
 
 
