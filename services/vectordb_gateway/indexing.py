@@ -35,6 +35,7 @@ class Indexing:
         self._on_indexed = on_indexed
         self._lock = threading.Lock()
         self._thread = started_pool(1, "indexing")
+        self._reader = started_pool(1, "indexing-reader")
 
     async def make_findable(self) -> None:
         """`index_new`, waited for a second at most: raises TimeoutError then, and the work goes on."""
@@ -42,12 +43,20 @@ class Indexing:
             await asyncio.get_running_loop().run_in_executor(self._thread, self.index_new)
 
     def index_new(self) -> None:
-        """Put every live entry into the index that is not there yet, in batches."""
+        """Put every live entry into the index that is not there yet, in batches. While the index takes one, the next is
+        read and the one before is marked."""
         with self._lock:
             self._guard.prepare_index()
-            while batch := self._ledger.unindexed(_BATCH_COUNT):
+            batch, marked = self._ledger.unindexed(_BATCH_COUNT), None
+            while batch:
+                following = self._reader.submit(self._ledger.unindexed, _BATCH_COUNT, batch[-1].sequence)
                 self._index.upsert([_point(vectors) for vectors in batch])
-                self._ledger.mark_indexed([vectors.entry_id for vectors in batch]).result()
+                if marked is not None:
+                    marked.result()
+                marked = self._ledger.mark_indexed([vectors.entry_id for vectors in batch])
+                batch = following.result()
+            if marked is not None:
+                marked.result()
         self._on_indexed()
 
     def remove_doomed(self) -> None:
@@ -72,8 +81,9 @@ class Indexing:
             self._delete_unknown(sorted(present - self._ledger.entry_ids()))
 
     def close(self) -> None:
-        """Let go of the thread."""
+        """Let go of the threads."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+        self._reader.shutdown(wait=True, cancel_futures=True)
 
     def _mark_missing(self, missing: Sequence[str]) -> None:
         for batch in batches(missing, _BATCH_COUNT):

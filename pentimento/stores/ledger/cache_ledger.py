@@ -209,10 +209,11 @@ class CacheLedger:
         """Return those of the entries that are live, by their ids, with the objects they hold."""
         return self._live_entries.read(entry_ids)
 
-    def unindexed(self, limit_count: int) -> list[EntryVectors]:
-        """Return live entries that the index does not hold yet, oldest first."""
-        statement = select(_entries).where(_entries.c.indexed == 0, IS_LIVE).order_by(_entries.c.sequence)
+    def unindexed(self, limit_count: int, after: int = -1) -> list[EntryVectors]:
+        """Return live entries that the index does not hold yet and whose number is above `after`, oldest first."""
+        is_new = (_entries.c.indexed == 0, IS_LIVE, _entries.c.sequence > after)
         with self._reading() as connection:
+            statement = select(_entries).where(*is_new).order_by(_entries.c.sequence)
             rows = connection.execute(statement.limit(limit_count)).all()
             keys = _keys_of(connection, [row.entry_id for row in rows])
         return [_vectors(row, keys.get(row.entry_id, ())) for row in rows]
@@ -340,4 +341,4 @@ def _keys_of(connection: Connection, entry_ids: Sequence[str]) -> dict[str, tupl
 
 
 def _vectors(row: Row[Any], keys: tuple[str, ...]) -> EntryVectors:
-    return EntryVectors(row.entry_id, row.pool, keys, row.created_at, row.text_vector, row.image_vector)
+    return EntryVectors(row.sequence, row.entry_id, row.pool, keys, row.created_at, row.text_vector, row.image_vector)

@@ -107,8 +107,10 @@ class CachedEntry:
 
 @dataclass(frozen=True)
 class EntryVectors:
-    """What the index should hold of an entry: its vectors, and the keys of the objects that it holds."""
+    """What the index should hold of an entry: its vectors, and the keys of the objects that it holds. Entries are
+    numbered as they come."""
 
+    sequence: int
     entry_id: str
     pool: str
     compatibility_keys: tuple[str, ...]

@@ -110,10 +110,13 @@ def test_a_grant_that_never_was_is_not_found(ledger: CacheLedger) -> None:
 def test_new_entries_wait_for_the_index(ledger: CacheLedger) -> None:
     first, second = add(ledger, "g1"), add(ledger, "g2")
 
-    assert [vectors.entry_id for vectors in ledger.unindexed(10)] == [first, second]
+    new = ledger.unindexed(10)
+    assert [vectors.entry_id for vectors in new] == [first, second]
+    assert [vectors.entry_id for vectors in ledger.unindexed(10, after=new[0].sequence)] == [second]
     ledger.mark_indexed([first]).result()
 
-    assert ledger.unindexed(10) == [EntryVectors(second, "pool", ("adapted", "free"), 1000.0, VECTOR, None)]
+    number = new[1].sequence
+    assert ledger.unindexed(10) == [EntryVectors(number, second, "pool", ("adapted", "free"), 1000.0, VECTOR, None)]
     assert ledger.indexed_ids() == {first}
     ledger.mark_indexed([first], False).result()
     assert ledger.indexed_ids() == set()
@@ -194,7 +197,7 @@ def test_an_entry_is_found_under_the_key_of_each_object_that_it_holds(ledger: Ca
 def test_vectors_are_not_printed(ledger: CacheLedger) -> None:
     secret = replace(commit(), text_vector=b"secret", image_vector=b"secret")
 
-    printed = f"{secret} {EntryVectors('e', 'pool', ('free',), 0.0, b'secret', b'secret')}"
+    printed = f"{secret} {EntryVectors(1, 'e', 'pool', ('free',), 0.0, b'secret', b'secret')}"
 
     assert "secret" not in printed
 
