@@ -23,6 +23,8 @@ from pentimento.stores.ledger.prepared_write import run_by_driver
 _BUSY_TIMEOUT_S = 5
 # What the write-ahead log shrinks to after it had to grow.
 _WAL_BYTES = 16 << 20
+# Of each connection; the operating system has the file's pages as well. 2 MiB, as SQLite has, find rows no faster.
+_PAGE_CACHE_KIB = 512
 _POSTGRESQL_ARGUMENTS = {"connect_timeout": 5, "tcp_user_timeout": 10_000}
 # A process that stops in the middle of a transaction, as a frozen host does, holds its rows until the server ends it:
 # a standby could not take over.
@@ -122,6 +124,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
     connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KIB}")
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -47,6 +47,7 @@ def test_sqlite_writes_ahead_and_syncs_every_commit(tmp_path: Path) -> None:
                 "foreign_keys",
                 "auto_vacuum",
                 "journal_size_limit",
+                "cache_size",
                 "busy_timeout",
             )
         }
@@ -59,6 +60,7 @@ def test_sqlite_writes_ahead_and_syncs_every_commit(tmp_path: Path) -> None:
         "foreign_keys": 1,
         "auto_vacuum": 2,
         "journal_size_limit": 16 << 20,
+        "cache_size": -512,
         "busy_timeout": 5000,
     }
 
