@@ -1,8 +1,9 @@
 """Branch and bound over one linear program that the solver keeps: bounds change, and it goes on from its last basis.
 
 HiGHS's own search takes milliseconds to set up whatever the size of the program; programs of a fleet have relaxations
-that are nearly whole, and end after a few of them. A search ends by the gap or by relaxations solved, never by a clock:
-equal programs give equal values.
+that are nearly whole, and end after a few of them. Whole values come from rounding: the bound is good from the start,
+and what a search lacks is values that are near to it. A search ends by the gap or by relaxations solved, never by a
+clock: equal programs give equal values.
 """
 
 import heapq
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pentimento.policies.serving.whole_rounding import Bounds, Budget, moves, rounded
+
 if TYPE_CHECKING:
     import highspy
     import numpy as np
@@ -18,9 +21,17 @@ if TYPE_CHECKING:
 # How far from a whole number a value counts as whole.
 _WHOLE = 1e-6
 _OPTIONS: dict[str, bool | int | str] = {"output_flag": False, "threads": 1, "presolve": "off", "solver": "simplex"}
+# Units that a rounding may move, each at the cost of a relaxation.
+_MOST_MOVES = 10
 
-Bounds = tuple[tuple[float, float], ...]
-"""The least and the largest value of each whole variable, in their order."""
+
+@dataclass(frozen=True)
+class Relaxed:
+    """The best values where none has to be whole, and what one more of each variable would be worth."""
+
+    objective: float
+    values: "np.ndarray"
+    worths: "np.ndarray"
 
 
 @dataclass(frozen=True)
@@ -44,9 +55,10 @@ class _Node:
 
 
 class BranchAndBound:
-    """A program that is maximised. Its variables of `whole` take whole numbers; `model` says nothing of that."""
+    """A program that is maximised. Its variables of `whole` take whole numbers; `model` says nothing of that. What is
+    rounded keeps `budgets`, and is of no use where the model bounds whole variables together in other ways."""
 
-    def __init__(self, model: "highspy.HighsLp", whole: Sequence[int]) -> None:
+    def __init__(self, model: "highspy.HighsLp", whole: Sequence[int], budgets: Sequence[Budget]) -> None:
         import highspy
         import numpy as np
 
@@ -56,6 +68,7 @@ class BranchAndBound:
         self._optimal = highspy.HighsModelStatus.kOptimal
         self._whole = np.array(whole, dtype=np.int32)
         self._root: Bounds = tuple((float(model.col_lower_[one]), float(model.col_upper_[one])) for one in whole)
+        self.budgets = tuple(budgets)
         self._highs.passModel(model)
 
     def bound(self, columns: Sequence[int], highs: Sequence[float]) -> None:
@@ -66,8 +79,8 @@ class BranchAndBound:
         self._highs.changeColsBounds(len(columns), np.array(columns, dtype=np.int32), lows, np.array(highs))
 
     def search(self, gap: float, most_relaxations: int, above: float = -math.inf) -> SearchedProgram:
-        """Return values within the share `gap` of the best, and more than `above`. `most_relaxations` end the search
-        at the best that is known."""
+        """Return values within the share `gap` of the best, and more than `above`. After `most_relaxations`,
+        or a few more where values are just being rounded, the search ends at the best that is known."""
         search = _Search(self, gap, above)
         while search.count < most_relaxations and (node := search.next()) is not None:
             search.visit(node)
@@ -78,9 +91,9 @@ class BranchAndBound:
         """Return the bounds of the whole variables as the model has them."""
         return self._root
 
-    def relaxed(self, bounds: Bounds) -> "tuple[float, np.ndarray] | None":
-        """Return the objective and the values of all variables where none has to be whole; None where no values keep
-        all constraints."""
+    def relaxed(self, bounds: Bounds) -> Relaxed | None:
+        """Return the best values of all variables where none has to be whole; None where no values keep all
+        constraints."""
         import numpy as np
 
         table = np.array(bounds, dtype=np.double).reshape(-1, 2)
@@ -88,7 +101,13 @@ class BranchAndBound:
         self._highs.run()
         if self._highs.getModelStatus() != self._optimal:
             return None
-        return self._highs.getInfo().objective_function_value, np.array(self._highs.getSolution().col_value)
+        solution = self._highs.getSolution()
+        objective = self._highs.getInfo().objective_function_value
+        return Relaxed(objective, np.array(solution.col_value), np.array(solution.col_dual))
+
+    def own(self, of_all: "np.ndarray") -> list[float]:
+        """Return what is said of the whole variables, of what is said of all."""
+        return list(of_all[self._whole].tolist())
 
     def split(self, values: "np.ndarray", is_first: bool) -> int | None:
         """Return which whole variable to branch on, by its place; None where all are whole. On the way to a first
@@ -103,16 +122,13 @@ class BranchAndBound:
         chosen = np.argmin(off[open_]) if is_first else np.argmax(off[open_])
         return int(open_[chosen])
 
-    def value(self, values: "np.ndarray", place: int) -> float:
-        """Return the value of a whole variable."""
-        return float(values[self._whole[place]])
-
 
 class _Search:
     """The open parts of one search, and the best that is known."""
 
     def __init__(self, program: BranchAndBound, gap: float, above: float) -> None:
-        self._program, self._gap, self._enough = program, gap, above
+        self._program, self._gap = program, gap
+        self._least = self._enough = above
         self._open: list[_Node] = []
         self._dive: _Node | None = _Node(-math.inf, 0, program.root)
         self.values: tuple[float, ...] = ()
@@ -127,21 +143,54 @@ class _Search:
 
     def visit(self, node: _Node) -> None:
         """Close a part: its best values are known, or it is split in two. Changes state."""
-        if node is self._dive:
+        is_dive = node is self._dive
+        if is_dive:
             self._dive = None
         else:
             heapq.heappop(self._open)
-        self.count += 1
-        found = self._program.relaxed(node.bounds)
-        if found is None or found[0] <= self._enough:
+        found = self._relaxed(node.bounds)
+        if found is None or found.objective <= self._enough:
             return
-        objective, values = found
-        place = self._program.split(values, not self.values)
+        place = self._program.split(found.values, not self.values)
         if place is None:
-            self.values, self.objective = tuple(values.tolist()), objective
-            self._enough = objective + self._gap * abs(objective)
+            return self._keep(found)
+        if node.number == 0 or not is_dive:
+            self._round(node.bounds, found)
+        if found.objective > self._enough:
+            self._branch(node, found.objective, place, self._program.own(found.values)[place])
+
+    def _relaxed(self, bounds: Bounds) -> Relaxed | None:
+        self.count += 1
+        return self._program.relaxed(bounds)
+
+    def _keep(self, found: Relaxed) -> None:
+        """Changes state: nothing that is not better by more than the gap is looked at from here on."""
+        if found.objective > max(self.objective, self._least):
+            self.values, self.objective = tuple(found.values.tolist()), found.objective
+            self._enough = found.objective + self._gap * abs(found.objective)
+
+    def _round(self, bounds: Bounds, part: Relaxed) -> None:
+        """Keep the best whole values that are found near to a part's: units are moved, one at a time, to where they are
+        worth more, while that gains. Changes state."""
+        budgets, own = self._program.budgets, self._program.own
+        units = rounded(budgets, bounds, own(part.values))
+        best = self._fixed(units)
+        if best is None:
             return
-        self._branch(node, objective, place, self._program.value(values, place))
+        promising = moves(budgets, bounds, units, own(best.worths))
+        for _ in range(_MOST_MOVES):
+            if part.objective <= self._enough or (moved := next(promising, None)) is None:
+                return
+            found = self._fixed(moved)
+            if found is not None and found.objective > best.objective:
+                best, promising = found, moves(budgets, bounds, moved, own(found.worths))
+
+    def _fixed(self, units: Sequence[int]) -> Relaxed | None:
+        """Return the best values with these of the whole variables, which are kept where they are the best yet."""
+        found = self._relaxed(tuple((float(one), float(one)) for one in units))
+        if found is not None:
+            self._keep(found)
+        return found
 
     def _branch(self, node: _Node, objective: float, place: int, value: float) -> None:
         low, high = node.bounds[place]

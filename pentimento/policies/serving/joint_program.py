@@ -8,6 +8,7 @@ from pentimento.policies.serving.branch_and_bound import BranchAndBound
 from pentimento.policies.serving.joint_choices import batches_of, pools_in_time
 from pentimento.policies.serving.joint_problem import Component, Course, JointProblem, JointSolution, PlannedPool
 from pentimento.policies.serving.linear_program import LinearProgram
+from pentimento.policies.serving.whole_rounding import Budget
 
 # Of equal plans the one with fewer loads.
 _LOAD_WEIGHT = 1e-6
@@ -63,7 +64,8 @@ class JointProgram:
         """Return a plan within the share `gap` of the best, whose objective is more than `above`, or the best that was
         known when `most_relaxations` were solved; None where there is none."""
         if self._searched is None:
-            self._searched = BranchAndBound(self._program.relaxation(), list(self._columns.units.values()))
+            units = self._columns.units
+            self._searched = BranchAndBound(self._program.relaxation(), list(units.values()), self._budgets())
         new = list(self._columns.new.values())
         self._searched.bound(new, [math.inf if may_load else 0.0] * len(new))
         found = self._searched.search(gap, most_relaxations, above)
@@ -86,6 +88,14 @@ class JointProgram:
             sum(rate * worth(routes[course.route]) for course, rate in rates.items()),
             is_optimal,
         )
+
+    def _budgets(self) -> list[Budget]:
+        """The devices of each kind, which pools share."""
+        needed = {place: (p.kind, self._components[p.component].devices) for place, p in enumerate(self._pools)}
+        return [
+            Budget({place: devices for place, (of, devices) in needed.items() if of == kind}, count)
+            for kind, count in self._problem.devices.items()
+        ]
 
     def _most(self, pool: PlannedPool) -> int:
         return self._problem.devices[pool.kind] // self._components[pool.component].devices
