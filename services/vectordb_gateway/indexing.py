@@ -48,15 +48,18 @@ class Indexing:
         with self._lock:
             self._guard.prepare_index()
             batch, marked = self._ledger.unindexed(_BATCH_COUNT), None
-            while batch:
-                following = self._reader.submit(self._ledger.unindexed, _BATCH_COUNT, batch[-1].sequence)
-                self._index.upsert([_point(vectors) for vectors in batch])
+            try:
+                while batch:
+                    following = self._reader.submit(self._ledger.unindexed, _BATCH_COUNT, batch[-1].sequence)
+                    self._index.upsert([_point(vectors) for vectors in batch])
+                    if marked is not None:
+                        marked.result()
+                    marked = self._ledger.mark_indexed([vectors.entry_id for vectors in batch])
+                    batch = following.result()
+            finally:
+                # What the index took is marked before anybody hears that it refused the rest.
                 if marked is not None:
                     marked.result()
-                marked = self._ledger.mark_indexed([vectors.entry_id for vectors in batch])
-                batch = following.result()
-            if marked is not None:
-                marked.result()
         self._on_indexed()
 
     def remove_doomed(self) -> None:
