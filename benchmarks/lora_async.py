@@ -7,7 +7,9 @@ that takes a set time: 0.2 to 3 times K steps (for K = 0, of ten). A picture may
 before step K. Beside it, in every round, the same picture with the LoRA at hand. What a load may cost is what of it
 does not fit in K steps: the figure is what it costs beyond that, as a share of the load, in the worst of the loads.
 Clocks stop when the first step is done that must have the LoRA: all after it are alike. K is that of the zoo's bounds,
-and 10 of 50, which Katz (section 6) uses.
+and 10 of 50, which Katz (section 6) uses: with the zoo's model, whose steps take hundredths of a second, and with a
+network of Stable Diffusion 1.5's size with random weights, float32, 256 pixels, and a LoRA of rank 16. Threads take
+turns as often as a worker's do.
 
 Quality: held-out prompts with each LoRA from step K of the zoo's bounds on, and from Katz's K on (the latents with and
 without the LoRA are alike until there), against the same from the start: SSIM of the pictures, the share of the LoRA's
@@ -16,6 +18,8 @@ the style's probability.
 """
 
 import argparse
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +31,7 @@ from statistics import fmean, median
 import torch
 from torch import Tensor
 
+from benchmarks.lora_patch import ENDS, RANK
 from benchmarks.picture_judges import pixels_of
 from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from benchmarks.structural_similarity import structural_similarity
@@ -39,8 +44,12 @@ from pentimento.diffusion.reuse_painting import StudiedPicture
 from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.policies.lora_bounds import LoraBound, read_lora_bounds
+from pentimento.rpc.server import SWITCH_INTERVAL_S
+from pentimento.testing.full_size import write_full_size_checkpoint
 from pentimento.testing.latent_listener import LatentListener
+from pentimento.testing.lora_files import random_factors, write_diffusers_lora
 from services.unet_worker.models.lateness_study import LatenessStudy, strengths
+from services.unet_worker.models.reuse_study import StudyModel
 from services.unet_worker.models.selector_measuring import study_model
 from services.unet_worker.settings import StudyPaintingSettings
 from zoo.drawing.dataset import as_pixels
@@ -52,7 +61,9 @@ from zoo.train.style_judge import CLASSES, StyleJudge, style_scores
 
 LOADS = (0.2, 0.5, 1.0, 1.5, 2.0, 3.0)
 KATZ_STEPS = 10
+FULL_SIZE_ROUNDS = 5
 FIRST_PROMPT = 3000
+PROMPT = "a red star at night"
 
 
 @dataclass(frozen=True)
@@ -220,6 +231,35 @@ def _ratio_of_means(pairs: Sequence[tuple[float, float]]) -> float:
     return fmean(late for late, _ in pairs) / fmean(on_time for _, on_time in pairs)
 
 
+@dataclass(frozen=True)
+class LateSubject:
+    """A LoRA of a model, and the steps that may run without it."""
+
+    name: str
+    study: StudyModel
+    file: Path
+    steps: int
+    rounds: int
+
+    def figures(self) -> Iterator[Figure]:
+        """Measure the latencies."""
+        painter = LatePainter(self.study.painter.model, self.file, self.study.request(PROMPT, 0, NoiseStart()))
+        painter.paint(None, self.steps)
+        step_s = min(painter.paint(None, self.steps).latency_s for _ in range(3)) / (self.steps + 1)
+        rounds = [one_round(painter, self.steps, step_s) for _ in range(self.rounds)]
+        painter.close()
+        return latency_figures(self.name, self.steps, rounds, self.study.step_count)
+
+
+def full_size_subject(folder: Path) -> LateSubject:
+    """Return a LoRA of a network of Stable Diffusion 1.5's size."""
+    study = study_model(write_full_size_checkpoint(folder / "model"), StudyPaintingSettings(max_batch=1))
+    model = study.painter.model
+    factors = random_factors(layers_of(model.info.family, model.adaptable), rank=RANK, ends=ENDS)
+    file = write_diffusers_lora(folder, factors, alpha=8.0)
+    return LateSubject("SD 1.5's size, as Katz", study, file, KATZ_STEPS, FULL_SIZE_ROUNDS)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", type=Path, default=WORK, help="where the style judge is; without it there is none")
     parser.add_argument("--rounds", type=int, default=15)
@@ -230,21 +270,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main() -> int:
     options: Options = parse_options("lora_async", __doc__, add_options)
     torch.set_num_threads(1)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     study = study_model(WEIGHTS / "tiny-heavy", StudyPaintingSettings(max_batch=16))
     model, bounds = study.painter.model, read_lora_bounds(options.rest["bounds"])
     base = layers_of(model.info.family, model.adaptable)
     files = {bound.lora: file for bound in bounds if (file := lora_file_in(WEIGHTS / bound.lora)) is not None}
-    request = study.request("a red star at night", 0, NoiseStart())
     figures: list[Figure] = []
     allowed = {bound.lora: round(bound.latest_start_fraction * bound.step_count) for bound in bounds}
-    arms = [*allowed.items(), (f"{bounds[0].lora}, as Katz", KATZ_STEPS)]
-    for name, steps in arms:
-        painter = LatePainter(model, files[name.partition(",")[0]], request)
-        painter.paint(None, steps)
-        step_s = min(painter.paint(None, steps).latency_s for _ in range(3)) / (steps + 1)
-        rounds = [one_round(painter, steps, step_s) for _ in range(2 if options.quick else options.rest["rounds"])]
-        painter.close()
-        figures += latency_figures(name, steps, rounds, study.step_count)
+    rounds = 2 if options.quick else options.rest["rounds"]
+    for name, steps in [*allowed.items(), (f"{bounds[0].lora}, as Katz", KATZ_STEPS)]:
+        figures += LateSubject(name, study, files[name.partition(",")[0]], steps, rounds).figures()
+    if not options.quick:
+        with tempfile.TemporaryDirectory(prefix="lora-async") as folder:
+            figures += full_size_subject(Path(folder)).figures()
     prompts = examination_prompts(4 if options.quick else options.rest["prompts"], FIRST_PROMPT).captions
     tried = sorted({steps for bound in bounds for steps in (allowed[bound.lora], bound.alike_steps) if steps})
     gallery = LateGallery(LatenessStudy.begin(study, prompts, tuple(tried), FIRST_PROMPT), options.rest["work"])

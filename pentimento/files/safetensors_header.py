@@ -24,10 +24,12 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class SafetensorsHeader:
-    """The tensors of a file by name, and the texts that its writer left."""
+    """The tensors of a file by name, in the order in which they lie one behind the other from byte `start` of the file
+    to its end, and the texts that its writer left."""
 
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
+    start: int
 
 
 def judge_safetensors(data: bytes) -> SafetensorsHeader:
@@ -57,9 +59,9 @@ def read_header(path: Path) -> SafetensorsHeader:
 
 def _judged(text: bytes, data_bytes: int) -> SafetensorsHeader:
     header, metadata = _parse(text)
-    _check_tensors(header, data_bytes)
-    tensors = {name: TensorEntry(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
-    return SafetensorsHeader(tensors, metadata)
+    names = _in_order(header, data_bytes)
+    tensors = {name: TensorEntry(header[name]["dtype"], tuple(header[name]["shape"])) for name in names}
+    return SafetensorsHeader(tensors, metadata, 8 + len(text))
 
 
 def _parse(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
@@ -75,15 +77,17 @@ def _parse(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     return header, {name: text for name, text in texts if isinstance(text, str)}
 
 
-def _check_tensors(header: dict[str, Any], data_bytes: int) -> None:
-    spans = sorted(_span(name, entry) for name, entry in header.items())
+def _in_order(header: dict[str, Any], data_bytes: int) -> list[str]:
+    """The tensors' names in the order of their bytes, of which each has its own."""
+    spans = sorted((*_span(name, entry), name) for name, entry in header.items())
     end = 0
-    for start, stop in spans:
+    for start, stop, _ in spans:
         if start != end:
             raise ValueError("its tensors overlap or leave gaps")
         end = stop
     if end != data_bytes:
         raise ValueError(f"it holds {data_bytes} bytes of tensors, its header says {end}")
+    return [name for _, _, name in spans]
 
 
 def _span(name: str, entry: Any) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class LoraFile:
     data: bytes
     config: bytes = b""
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """sha256 of all that changes a picture; see `digest_lora`."""
         return _digest(hashlib.sha256(self.data).hexdigest(), self.config)

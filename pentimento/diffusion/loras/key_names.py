@@ -13,6 +13,7 @@ has those.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pentimento.diffusion.loras.lora import BaseLayers
 from pentimento.diffusion.loras.original_layout import original_names
@@ -56,6 +57,13 @@ class KeyNames:
                 if module is not None:
                     return FactorKey(component, module, part)
         return None
+
+
+@lru_cache(maxsize=8)
+def key_names(base: BaseLayers) -> KeyNames:
+    """Return the names for a base model's layers; it takes longer to write them down than to look all of a LoRA's keys
+    up."""
+    return KeyNames(base)
 
 
 def _spellings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:

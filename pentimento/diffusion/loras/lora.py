@@ -70,10 +70,10 @@ def set_key(adapters: AdapterSet, component: str | None = None) -> tuple[tuple[s
     return tuple(one.key for one in adapters if one.weight and (component is None or component in one.lora.components))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BaseLayers:
     """Weight shapes of the layers of a base model that a LoRA may change, by component and name of the module.
-    `denoiser` names the component that denoises."""
+    `denoiser` names the component that denoises. Equal to itself alone."""
 
     family: str
     denoiser: str

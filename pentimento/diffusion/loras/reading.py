@@ -7,20 +7,23 @@ meanwhile. Before that its header says whether it fits.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pentimento.diffusion.loras.alphas import StatedAlphas, stated_in_config, stated_in_metadata
 from pentimento.diffusion.loras.files import LoraFile, config_of, open_header, open_lora
-from pentimento.diffusion.loras.key_names import FactorKey, KeyNames
+from pentimento.diffusion.loras.key_names import FactorKey, key_names
 from pentimento.diffusion.loras.lora import BadLora, BaseLayers, Lora, LowRankFactors
 from pentimento.files.lora_headers import MAX_RANK, FactorPart
 from pentimento.files.safetensors_header import SafetensorsHeader, judge_safetensors
 
 _NAMED_KEYS = 3
+_Shape = tuple[int, ...]
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -55,12 +58,12 @@ def lora_of(file: LoraFile, base: BaseLayers, dtype: torch.dtype, expected_diges
     except ValueError as error:
         raise BadLora(f"{file.name}: {error}") from None
     judged = _judge(file.name, header, file.config, base)
-    tensors = _tensors(file.data, header)
+    numbers = _Numbers.of(file.data, header, dtype)
     components: dict[str, dict[str, LowRankFactors]] = {}
     for (component, module), keys in judged.layers.items():
-        given = {part: tensors[key] for part, key in keys.items()}
-        shape, alphas = base.shapes[component][module], judged.stated[component]
-        factors = _factors(f"{file.name}: {component}.{module}", given, shape, alphas, module, dtype)
+        rank = header.tensors[keys[FactorPart.DOWN]].shape[0]
+        shapes, alpha = _factor_shapes(rank, base.shapes[component][module]), judged.stated[component].of(module, rank)
+        factors = _factors(f"{file.name}: {component}.{module}", keys, numbers, shapes, alpha)
         components.setdefault(component, {})[module] = factors
     return Lora(file.digest, len(file.data), components)
 
@@ -97,7 +100,7 @@ def _by_layer(
     file_name: str, header: SafetensorsHeader, base: BaseLayers
 ) -> dict[tuple[str, str], dict[FactorPart, str]]:
     """The file's keys by layer and part. Every key must have its place, every layer both factors, and no place two."""
-    names = KeyNames(base)
+    names = key_names(base)
     found: dict[tuple[str, str], dict[FactorPart, str]] = {}
     strangers = []
     for key in header.tensors:
@@ -129,14 +132,41 @@ def _refuse_strangers(file_name: str, strangers: list[str], key_count: int, base
     raise BadLora(f"{message}{named}{rest}", "LORA_MISMATCH")
 
 
-def _tensors(data: bytes, header: SafetensorsHeader) -> dict[str, Tensor]:
-    """Views of the file's bytes: tensors lie one behind the other in the order of the header's offsets."""
-    from safetensors.torch import load
+@dataclass(frozen=True)
+class _Numbers:
+    """A file's tensors, flat, as they are stored and as they were converted, and whether all of the latter are finite.
+    They are copied, converted and looked at together: a call for each of thousands of them would hold the interpreter
+    for as long as a step of the engine takes."""
 
-    return load(data) if header.tensors else {}
+    stored: Mapping[str, Tensor]
+    made: Mapping[str, Tensor]
+    finite: bool
+
+    @classmethod
+    def of(cls, data: bytes, header: SafetensorsHeader, dtype: torch.dtype) -> "_Numbers":
+        stored: dict[str, Tensor] = {}
+        made: dict[str, Tensor] = {}
+        finite, start = True, header.start
+        for name, run in groupby(header.tensors.items(), key=lambda item: item[1].dtype):
+            counts = {key: math.prod(entry.shape) for key, entry in run}
+            together = torch.empty(sum(counts.values()), dtype=_DTYPES[name])
+            place = together.view(torch.uint8).numpy()
+            # Unlike a copy by Python this one lets others run.
+            np.copyto(place, np.frombuffer(data, np.uint8, place.size, start))
+            start += place.size
+            converted = together.to(dtype)
+            finite = finite and _all_finite(converted)
+            stored.update(zip(counts, together.split(list(counts.values())), strict=True))
+            made.update(zip(counts, converted.split(list(counts.values())), strict=True))
+        return cls(stored, made, finite)
 
 
-def _check_shapes(where: str, down: tuple[int, ...], up: tuple[int, ...], shape: tuple[int, ...]) -> None:
+def _all_finite(numbers: Tensor) -> bool:
+    """Whether no number is infinite or none at all; without memory for an answer each."""
+    return not len(numbers) or all(math.isfinite(end.item()) for end in torch.aminmax(numbers))
+
+
+def _check_shapes(where: str, down: _Shape, up: _Shape, shape: _Shape) -> None:
     """Whether factors of these shapes make a change of a weight of `shape`."""
     rank = down[0] if down else 0
     if not 1 <= rank <= MAX_RANK:
@@ -147,46 +177,31 @@ def _check_shapes(where: str, down: tuple[int, ...], up: tuple[int, ...], shape:
         raise BadLora(message, "LORA_MISMATCH")
 
 
-def _factor_shapes(rank: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _factor_shapes(rank: int, shape: _Shape) -> tuple[_Shape, _Shape]:
     return (rank, *shape[1:]), (shape[0], rank, *(1 for _ in shape[2:]))
 
 
 def _factors(
-    where: str,
-    given: Mapping[FactorPart, Tensor],
-    shape: tuple[int, ...],
-    stated: StatedAlphas,
-    module: str,
-    dtype: torch.dtype,
+    where: str, keys: Mapping[FactorPart, str], numbers: _Numbers, shapes: tuple[_Shape, _Shape], stated_alpha: float
 ) -> LowRankFactors:
     """Factors whose shapes were judged."""
-    down, up = given[FactorPart.DOWN], given[FactorPart.UP]
-    wanted = _factor_shapes(down.shape[0], shape)
-    alpha = _alpha(where, given, stated, module, down.shape[0])
-    factors = LowRankFactors(_made(down, wanted[0], dtype), _made(up, wanted[1], dtype), alpha)
-    if not (torch.isfinite(factors.down).all() and torch.isfinite(factors.up).all()):
+    down, up = (numbers.made[keys[part]] for part in (FactorPart.DOWN, FactorPart.UP))
+    if not (numbers.finite or (_all_finite(down) and _all_finite(up))):
         raise BadLora(f"{where}: holds numbers that are not finite")
-    return factors
+    alpha = _alpha(where, numbers.stored[keys[FactorPart.ALPHA]]) if FactorPart.ALPHA in keys else stated_alpha
+    return LowRankFactors(down.view(shapes[0]), up.view(shapes[1]), alpha)
 
 
-def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+def _fits(shape: _Shape, wanted: _Shape) -> bool:
     """Whether the shape is the one wanted; 1x1 convolutions and linear layers are written either way."""
     return shape == wanted or _without_ones(shape) == _without_ones(wanted)
 
 
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _without_ones(shape: _Shape) -> _Shape:
     return shape[:2] if all(side == 1 for side in shape[2:]) else shape
 
 
-def _made(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of its own: what it came from may be the file's bytes."""
-    return tensor.reshape(shape).to(dtype, copy=True).contiguous()
-
-
-def _alpha(where: str, given: Mapping[FactorPart, Tensor], stated: StatedAlphas, module: str, rank: int) -> float:
-    if FactorPart.ALPHA not in given:
-        return stated.of(module, rank)
-    stored = given[FactorPart.ALPHA]
+def _alpha(where: str, stored: Tensor) -> float:
     if stored.numel() != 1 or not math.isfinite(stored.item()):
         raise BadLora(f"{where}: its alpha is no finite number")
     return float(stored.item())

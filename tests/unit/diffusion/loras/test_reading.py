@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pentimento.diffusion.checkpoint import file_sum
 from pentimento.diffusion.families import load_model
-from pentimento.diffusion.loras import BaseLayers, Lora, check_lora, digest_lora, layers_of, read_lora
+from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, check_lora, digest_lora, layers_of, read_lora
 from pentimento.diffusion.loras.original_layout import original_names
 from pentimento.testing.lora_files import (
     EVERYWHERE,
@@ -135,6 +135,47 @@ def test_a_flow_transformers_file(flow_base: BaseLayers, flow_checkpoint: Path, 
 
     assert any(name.startswith("transformer.") for name in read)
     assert_same_deltas(read, deltas_of_diffusers("StableDiffusion3Pipeline", flow_checkpoint, file))
+
+
+def written_by_hand(path: Path, tensors: list[tuple[str, Tensor]]) -> Path:
+    """A safetensors file whose bytes lie in this order, which the library does not keep, under a header in the other
+    one."""
+    entries, end = {}, 0
+    for name, tensor in tensors:
+        dtype = {torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}[tensor.dtype]
+        entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [end, end + tensor.nbytes]}
+        end += tensor.nbytes
+    header = json.dumps(dict(reversed(entries.items()))).encode()
+    data = b"".join(tensor.numpy().tobytes() for _, tensor in tensors)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return path
+
+
+def test_types_may_change_from_tensor_to_tensor_wherever_they_lie(base: BaseLayers, tmp_path: Path) -> None:
+    (down_name, down), (up_name, up) = pair(base).items()
+    alpha = torch.tensor(1.5, dtype=torch.float16)
+    tensors = [(f"unet.{LAYER}.alpha", alpha), (down_name, down), (up_name, up.double())]
+    file = written_by_hand(tmp_path / "it.safetensors", tensors)
+
+    read = read_lora(file, base, F32).components["unet"][LAYER]
+
+    assert (read.alpha, read.down.dtype, read.up.dtype) == (1.5, F32, F32)
+    assert torch.equal(read.down, down) and torch.equal(read.up, up)
+
+
+def test_an_alpha_is_not_rounded_to_the_models_precision(base: BaseLayers, tmp_path: Path) -> None:
+    file = write_tensors(tmp_path / "it.safetensors", {**pair(base), f"unet.{LAYER}.alpha": torch.tensor(70_001.0)})
+
+    assert read_lora(file, base, torch.float16).components["unet"][LAYER].alpha == 70_001.0
+
+
+def test_numbers_that_the_models_precision_does_not_hold_are_refused(base: BaseLayers, tmp_path: Path) -> None:
+    large = pair(base, up=torch.full((32, 3), 1e6))
+    file = write_tensors(tmp_path / "it.safetensors", large)
+
+    assert read_lora(file, base, F32).components["unet"][LAYER].up.max() == 1e6
+    with pytest.raises(BadLora, match=f"{LAYER}: holds numbers that are not finite"):
+        read_lora(file, base, torch.float16)
 
 
 def test_alphas_of_single_modules(base: BaseLayers, checkpoint: Path, tmp_path: Path) -> None:
