@@ -1,5 +1,6 @@
 """TLS and mTLS from PEM files. Unix sockets are never wrapped: they are guarded by their file mode."""
 
+import ssl
 from pathlib import Path
 
 import grpc
@@ -15,6 +16,24 @@ def server_credentials(settings: RpcServerSettings) -> grpc.ServerCredentials | 
     pair = (read_pem(settings.tls_key_file), read_pem(settings.tls_cert_file))
     authorities = read_pem(settings.tls_client_ca_file) if settings.tls_client_ca_file else None
     return grpc.ssl_server_credentials([pair], authorities, require_client_auth=authorities is not None)
+
+
+def server_tls(settings: RpcServerSettings) -> ssl.SSLContext | None:
+    """Return the same for connections whose TLS ends before gRPC. SettingsError when a file does not hold what it
+    should."""
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    try:
+        context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
+        if settings.tls_client_ca_file is not None:
+            context.load_verify_locations(settings.tls_client_ca_file)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"{settings.tls_cert_file}, {settings.tls_key_file}: {error}") from error
+    return context
 
 
 def channel_credentials(settings: RpcChannelSettings) -> grpc.ChannelCredentials | None:

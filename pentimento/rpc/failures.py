@@ -1,7 +1,7 @@
 """What a failed call is answered with, and what the log learns of it."""
 
 import logging
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 
@@ -54,11 +54,14 @@ def first_of(group: ExceptionGroup[Exception]) -> Exception:
     return group
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PentimentoError) -> NoReturn:
-    """Ends the call with the error's status, its details, and the id to ask for in the logs."""
+def answer_with(context: grpc.aio.ServicerContext[Any, Any], error: PentimentoError) -> None:
+    """Let the call end with the error's status, its details, and the id to ask for in the logs, once its handler
+    returns. `context.abort` would say the same by an exception that refers to itself: fifty objects of each refused
+    call would wait for the garbage collector."""
     status = to_status(error)
-    trailing = ((STATUS_DETAILS, status.SerializeToString()), (REQUEST_ID, request_id.get()))
-    await context.abort(code_of(error), status.message, trailing)
+    context.set_code(code_of(error))
+    context.set_details(status.message)
+    context.set_trailing_metadata(((STATUS_DETAILS, status.SerializeToString()), (REQUEST_ID, request_id.get())))
 
 
 def shutting_down() -> Unavailable:

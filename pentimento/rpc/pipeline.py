@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -27,10 +27,11 @@ from pentimento.rpc import context as call_context
 from pentimento.rpc.access import DEFAULT_REQUEST_BYTES, Access, authorise
 from pentimento.rpc.call_shaping import CallShaper
 from pentimento.rpc.errors import code_of
-from pentimento.rpc.failures import abort, explain, shutting_down
+from pentimento.rpc.failures import answer_with, explain, shutting_down
 from pentimento.rpc.intake import Intake
 from pentimento.rpc.metadata import AUTHORIZATION, REQUEST_ID
 from pentimento.rpc.meter import CALLS, MethodMeter
+from pentimento.rpc.relay import CallTurns, is_relayed, relayed_peer
 from pentimento.rpc.seats import Seats
 from pentimento.rpc.tokens import Identities, OpenDoor
 from pentimento.telemetry.request_id import accept_request_id, request_id
@@ -43,6 +44,8 @@ LAST_ANSWER_S = 3.0
 OPEN_CALLS = 256
 OPEN_CALLS_OF_A_PEER = 64
 UNIX_PEER = "unix"
+# gRPC sends no message of a call that ends with another status than OK.
+NO_ANSWER = b""
 # A grpc.RpcMethodHandler; its stub makes every attribute optional, where the two flags say which one is set.
 Handler = Any
 
@@ -106,8 +109,10 @@ Receive = Callable[[Call, Context], Awaitable[Any]]
 class Pipeline:
     """Wraps handlers; knows the calls they are serving."""
 
-    def __init__(self, identities: Identities, limits: ServerLimits) -> None:
+    def __init__(self, identities: Identities, limits: ServerLimits, turns: CallTurns | None = None) -> None:
+        """`turns` hear of each relayed call that is begun with."""
         self._identities = identities
+        self._turns = turns
         self._limits = limits
         # Without a token file there is but one tenant, who shares with nobody.
         self._shared = not isinstance(identities, OpenDoor)
@@ -146,6 +151,11 @@ class Pipeline:
         while self._begun_count != before and time.monotonic() < end:
             before = self._begun_count
             await asyncio.sleep(quiet_s if before == first_count else 4 * quiet_s)
+
+    @property
+    def activity(self) -> tuple[int, int]:
+        """How many calls were begun so far, and how many are being served: it changes with each that begins or ends."""
+        return self._begun_count, len(self._unary) + len(self._streams) + len(self._exempt)
 
     @property
     def largest_request_bytes(self) -> int:
@@ -196,8 +206,7 @@ class Pipeline:
         self, method: Method, receive: Receive, behaviour: Callable[..., Any]
     ) -> Callable[[Any, Context], Awaitable[bytes]]:
         async def answer(_: object, context: Context) -> bytes:
-            call = Call(method)
-            self._begun_count += 1
+            call = self._begin(method, context)
             try:
                 await self._admit(call, context)
                 answering = behaviour(await receive(call, context), context)
@@ -205,7 +214,9 @@ class Pipeline:
                     answering = self._within_our_deadline(answering)
                 return method.encode(await answering)
             except BaseException as error:
-                await self._fail(call, context, error)
+                if not self._answers(call, context, error):
+                    raise
+                return NO_ANSWER
             finally:
                 call.end()
 
@@ -215,8 +226,7 @@ class Pipeline:
         self, method: Method, receive: Receive, behaviour: Callable[..., Any]
     ) -> Callable[[Any, Context], Awaitable[None]]:
         async def answer(_: object, context: Context) -> None:
-            call = Call(method)
-            self._begun_count += 1
+            call = self._begin(method, context)
             try:
                 await self._admit(call, context)
                 # Closed here and not by the garbage collector: a cancel must run the handler's `finally` now.
@@ -224,11 +234,18 @@ class Pipeline:
                     async for one in answers:
                         await context.write(one if isinstance(one, bytes) else method.encode(one))
             except BaseException as error:
-                await self._fail(call, context, error)
+                if not self._answers(call, context, error):
+                    raise
             finally:
                 call.end()
 
         return answer
+
+    def _begin(self, method: Method, context: Context) -> Call:
+        self._begun_count += 1
+        if self._turns is not None and is_relayed(context.peer()):
+            self._turns.taken()
+        return Call(method)
 
     async def _admit(self, call: Call, context: Context) -> None:
         """Request id, authentication, deadline, shaping, limits: raises what refuses the call, else fills the call's
@@ -282,22 +299,27 @@ class Pipeline:
                 raise DeadlineExceeded("DEADLINE_EXCEEDED", "the call took longer than this server allows") from None
             raise
 
-    async def _fail(self, call: Call, context: Context, error: BaseException) -> NoReturn:
-        """Answers with the error's status; what is no answer (a cancel, an exit) is raised again."""
+    def _answers(self, call: Call, context: Context, error: BaseException) -> bool:
+        """Return whether the call ends with the error's status; what is no answer (a cancel, an exit) is not for its
+        caller. It is raised again where it was caught: raised here it would refer to itself by this frame."""
         if isinstance(error, asyncio.CancelledError):
             if self._closed and not context.cancelled():
                 call.code = grpc.StatusCode.UNAVAILABLE.name
-                await abort(context, shutting_down())
+                answer_with(context, shutting_down())
+                return True
             call.code = cancellation_code()
-            raise error
+            return False
         if isinstance(error, NotImplementedError):
             call.code = grpc.StatusCode.UNIMPLEMENTED.name
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{call.method.path} is not implemented here")
+            context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+            context.set_details(f"{call.method.path} is not implemented here")
+            return True
         if not isinstance(error, Exception):
-            raise error
+            return False
         known = explain(error, call.method.path)
         call.code = code_of(known).name
-        await abort(context, known)
+        answer_with(context, known)
+        return True
 
 
 def cancellation_code() -> str:
@@ -313,7 +335,8 @@ async def finished(tasks: Tasks, timeout_s: float) -> None:
 
 
 def host_of(peer: str) -> str:
-    """Of "ipv4:1.2.3.4:5" the address without its port, "unix" of any Unix socket."""
+    """Of "ipv4:1.2.3.4:5" the address without its port, relayed or not; "unix" of any other Unix socket."""
+    peer = relayed_peer(peer)
     return UNIX_PEER if peer.startswith(UNIX_PEER) else peer.rpartition(":")[0]
 
 

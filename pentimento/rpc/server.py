@@ -17,14 +17,16 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from pentimento.domain.identity import Role
 from pentimento.rpc import health
 from pentimento.rpc.access import ANY_TOKEN, Access, declared_access
-from pentimento.rpc.credentials import server_credentials
+from pentimento.rpc.credentials import server_credentials, server_tls
 from pentimento.rpc.freed_memory import give_back_freed_memory
+from pentimento.rpc.full_collections import collect_in_quiet_moments
 from pentimento.rpc.lifecycle import StopSignals, completes
 from pentimento.rpc.pipeline import Handler, Pipeline, ServerLimits
+from pentimento.rpc.relay import Relay
 from pentimento.rpc.settings import RpcServerSettings, is_local, is_unix
 from pentimento.rpc.tokens import OtherKeys, open_identities
 from pentimento.rpc.transport import server_options
-from pentimento.rpc.unix_sockets import claimed_socket
+from pentimento.rpc.unix_sockets import claimed_socket, private_directory
 from pentimento.settings import SettingsError
 from pentimento.telemetry import MetricsServer, configure_logging, start_metrics_server
 
@@ -56,19 +58,28 @@ class Registrar:
 class RpcServer:
     """A process's gRPC side: `add` services, then `run_until_stopped`; tests call `start` and `stop` instead."""
 
-    def __init__(self, settings: RpcServerSettings, service: str, keys: OtherKeys | None = None) -> None:
-        """`service` is the name in logs and instance id; `keys` are taken beside the tokens of the file. SettingsError
-        when tokens or certificates cannot be read."""
+    def __init__(
+        self, settings: RpcServerSettings, service: str, keys: OtherKeys | None = None, *, takes_turns: bool = False
+    ) -> None:
+        """`service` is the name in logs and instance id; `keys` are taken beside the tokens of the file; `takes_turns`:
+        calls of host:port connections are taken by turns, so that none of these has to wait for another's (Linux).
+        SettingsError when tokens or certificates cannot be read."""
         self.settings = settings
         self.service = service
         self.instance_id = settings.instance_id or f"{service}-{secrets.token_hex(4)}"
         self.bound_addresses: tuple[str, ...] = ()
         self._identities = open_identities(settings.token_file, keys)
         self._credentials = server_credentials(settings)
-        self._pipeline = Pipeline(self._identities, limits_of(settings))
+        self._relay: Relay | None = None
+        if takes_turns and sys.platform == "linux":
+            self._relay = Relay(server_tls(settings), settings.max_connections)
+        turns = self._relay.turns if self._relay is not None else None
+        self._pipeline = Pipeline(self._identities, limits_of(settings), turns)
         self._health = health.HealthServicer()
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._server: grpc.aio.Server | None = None
+        # Where gRPC takes what is relayed.
+        self._relayed_at: Path | None = None
         self._names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._metrics: MetricsServer | None = None
         self._stopping = asyncio.Lock()
@@ -119,7 +130,10 @@ class RpcServer:
         try:
             for address in self.settings.listen:
                 self.bound_addresses += (self._bind(self._server, address),)
+            self._bind_relayed(self._server)
             await self._server.start()
+            if self._relay is not None and self._relayed_at is not None:
+                self._relay.start(self._relayed_at)
             self._metrics = open_metrics(self.settings.metrics_listen)
         except BaseException:
             await self.stop()
@@ -138,6 +152,8 @@ class RpcServer:
                 with claimed_socket(unix_path(address)):
                     server.add_insecure_port(address)
                 return address
+            if self._relay is not None:
+                return self._relay.listen(address)
             if self._credentials is not None:
                 port = server.add_secure_port(address, self._credentials)
             else:
@@ -145,6 +161,18 @@ class RpcServer:
         except (RuntimeError, OSError) as error:
             raise SettingsError(f"--listen {address}: cannot be bound; is it in use?") from error
         return f"{address.rpartition(':')[0]}:{port}"
+
+    def _bind_relayed(self, server: grpc.aio.Server) -> None:
+        """Beside the socket of the processes around, where there is one: whoever clears that away clears this."""
+        relayed = [address for address in self.bound_addresses if not is_unix(address)]
+        if self._relay is None or not relayed:
+            return
+        beside = [unix_path(address).parent for address in self.bound_addresses if is_unix(address)]
+        directory = beside[0] if beside else private_directory("pentimento-relay")
+        path = directory / f"{relayed[0].rpartition(':')[2]}.relay"
+        with claimed_socket(path):
+            server.add_insecure_port(f"unix:{path}")
+        self._relayed_at = path
 
     def set_serving(self) -> None:
         """Health SERVING, for the process and each of its services."""
@@ -161,23 +189,29 @@ class RpcServer:
     async def stop(self, grace_s: float = 0.0) -> None:
         """Takes no more calls, waits up to `grace_s` for unary ones, then ends what is left and removes sockets."""
         self.set_not_serving()
+        if self._relay is not None:
+            await self._relay.stop_listening()
         await self._pipeline.close(grace_s, STREAM_GRACE_S)
         await self._pipeline.refuse_waiting(QUIET_S, REFUSE_S)
         # One at a time: grpc.aio crashes when two stops overlap.
         async with self._stopping:
             if self._server is not None:
                 await self._server.stop(FLUSH_S)
+        if self._relay is not None:
+            await self._relay.close(FLUSH_S)
         self._release()
 
     def _release(self) -> None:
         """Gives back what outlives the gRPC server; once, since a successor may own the paths already."""
-        bound, self.bound_addresses = self.bound_addresses, ()
+        paths = [unix_path(address) for address in self.bound_addresses if is_unix(address)]
+        if self._relayed_at is not None:
+            paths.append(self._relayed_at)
+        self.bound_addresses, self._relayed_at = (), None
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             metrics.close()
-        for address in bound:
-            if is_unix(address):
-                unix_path(address).unlink(missing_ok=True)
+        for path in paths:
+            path.unlink(missing_ok=True)
 
     async def run_until_stopped(
         self, warm: Callable[[], Awaitable[None]], drain: Callable[[], Awaitable[None]]
@@ -194,7 +228,10 @@ class RpcServer:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         with StopSignals(self.reload_tokens) as signals:
             await self.start()
-            housekeeping = asyncio.create_task(give_back_freed_memory())
+            housekeeping = (
+                asyncio.create_task(give_back_freed_memory()),
+                asyncio.create_task(collect_in_quiet_moments(lambda: self._pipeline.activity)),
+            )
             try:
                 if await completes(warm, signals.asked):
                     self.set_serving()
@@ -202,7 +239,8 @@ class RpcServer:
                     await signals.asked.wait()
                     await completes(lambda: self._drain(drain), signals.insisted)
             finally:
-                housekeeping.cancel()
+                for task in housekeeping:
+                    task.cancel()
                 await self.stop()
                 logger.info("stopped")
 

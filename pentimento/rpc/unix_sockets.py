@@ -4,8 +4,9 @@ import fcntl
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pentimento.settings import SettingsError
@@ -28,6 +29,18 @@ def claimed_socket(path: Path) -> Iterator[None]:
             yield
         finally:
             os.umask(previous)
+
+
+def private_directory(name: str) -> Path:
+    """Return the directory of that name among the temporary ones, made for this user alone. SettingsError when somebody
+    else has made it."""
+    directory = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise SettingsError(f"{directory} must be a directory of this user alone; remove it")
+    return directory
 
 
 @contextmanager

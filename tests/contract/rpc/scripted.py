@@ -1,5 +1,6 @@
 """A real servicer of real contracts whose answers a test scripts, and servers and channels to reach it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -65,18 +66,18 @@ class Scripted:
         return self.server.bound_addresses[0]
 
 
-def scripted(settings: RpcServerSettings) -> Scripted:
+def scripted(settings: RpcServerSettings, *, takes_turns: bool = False) -> Scripted:
     """Both servicers on a server that is not started."""
-    made = Scripted(RpcServer(settings, "scripted"))
+    made = Scripted(RpcServer(settings, "scripted", takes_turns=takes_turns))
     made.server.add(embedder_grpc.add_EmbedderServiceServicer_to_server, made.embedder, EMBEDDER)
     made.server.add(worker_grpc.add_UnetWorkerServiceServicer_to_server, made.worker, WORKER)
     return made
 
 
 @asynccontextmanager
-async def serving(settings: RpcServerSettings) -> AsyncIterator[Scripted]:
+async def serving(settings: RpcServerSettings, *, takes_turns: bool = False) -> AsyncIterator[Scripted]:
     """The same, started and SERVING."""
-    made = scripted(settings)
+    made = scripted(settings, takes_turns=takes_turns)
     await made.server.start()
     made.server.set_serving()
     try:
@@ -103,3 +104,10 @@ async def embed(channel: grpc.aio.Channel, *texts: str, **options: object) -> st
     """The scripted answer to EmbedText of these texts."""
     answer = await embedder_stub(channel).EmbedText(embedder.EmbedTextRequest(texts=texts), **options)
     return answer.encoder_digest
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once it holds. TimeoutError when it never does."""
+    async with asyncio.timeout(60.0):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -51,8 +51,9 @@ async def send(target: Scripted, data: bytes) -> bytes:
     ],
     ids=["http/1.1", "zeros", "ones", "preface", "preface and ones", "ping flood"],
 )
-async def test_bytes_that_are_no_grpc_leave_the_server_serving(data: bytes) -> None:
-    async with serving(RpcServerSettings()) as target, channel_to(target) as channel:
+@pytest.mark.parametrize("relayed", [False, True], ids=["direct", "relayed"])
+async def test_bytes_that_are_no_grpc_leave_the_server_serving(data: bytes, relayed: bool) -> None:
+    async with serving(RpcServerSettings(), takes_turns=relayed) as target, channel_to(target) as channel:
         await send(target, data)
 
         assert await embed(channel, "next") == "next"
@@ -73,9 +74,10 @@ async def test_pickled_bytes_are_never_loaded(tmp_path: Path) -> None:
     assert not touched.exists()
 
 
-async def test_a_half_open_connection_does_not_keep_the_server_from_stopping() -> None:
+@pytest.mark.parametrize("relayed", [False, True], ids=["direct", "relayed"])
+async def test_a_half_open_connection_does_not_keep_the_server_from_stopping(relayed: bool) -> None:
     with socket.socket() as idle:
-        async with serving(RpcServerSettings()) as target:
+        async with serving(RpcServerSettings(), takes_turns=relayed) as target:
             host, _, port = target.address.rpartition(":")
             idle.connect((host, int(port)))
             idle.send(PREFACE)

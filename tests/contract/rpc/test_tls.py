@@ -1,5 +1,7 @@
 """TLS and mTLS by configuration: who trusts whom."""
 
+import ssl
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -8,6 +10,7 @@ import pytest
 from pentimento.domain import errors
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, error_from_rpc
 from pentimento.testing.certificates import Authority, Pair
+from pentimento.testing.raw_http2 import open_streams
 from tests.contract.rpc.scripted import channel_to, embed, serving
 
 
@@ -39,43 +42,58 @@ def tls_client(authority: Authority, pair: Pair | None = None) -> RpcChannelSett
     )
 
 
-async def answer_or_error(server: RpcServerSettings, client: RpcChannelSettings) -> str | errors.PentimentoError:
-    async with serving(server) as target, channel_to(target, client) as channel:
-        try:
-            return await embed(channel, "hello")
-        except grpc.aio.AioRpcError as error:
-            return error_from_rpc(error)
+@dataclass
+class Asked:
+    """What a call of a server is answered with; its connections are gRPC's own, or relayed."""
+
+    relayed: bool
+
+    async def __call__(self, server: RpcServerSettings, client: RpcChannelSettings) -> str | errors.PentimentoError:
+        async with serving(server, takes_turns=self.relayed) as target, channel_to(target, client) as channel:
+            try:
+                return await embed(channel, "hello")
+            except grpc.aio.AioRpcError as error:
+                return error_from_rpc(error)
 
 
-async def test_a_server_is_trusted_by_its_authority(authority: Authority) -> None:
+@pytest.fixture(params=[False, True], ids=["direct", "relayed"])
+def answer_or_error(request: pytest.FixtureRequest) -> Asked:
+    return Asked(request.param)
+
+
+async def test_a_server_is_trusted_by_its_authority(answer_or_error: Asked, authority: Authority) -> None:
     assert await answer_or_error(tls_server(authority), tls_client(authority)) == "hello"
 
 
-async def test_a_server_of_another_authority_is_refused(authority: Authority, stranger: Authority) -> None:
+async def test_a_server_of_another_authority_is_refused(
+    answer_or_error: Asked, authority: Authority, stranger: Authority
+) -> None:
     refused = await answer_or_error(tls_server(stranger), tls_client(authority))
 
     assert type(refused) is errors.Unavailable
 
 
-async def test_a_plain_client_cannot_reach_a_tls_server(authority: Authority) -> None:
+async def test_a_plain_client_cannot_reach_a_tls_server(answer_or_error: Asked, authority: Authority) -> None:
     refused = await answer_or_error(tls_server(authority), RpcChannelSettings())
 
     assert type(refused) is errors.Unavailable
 
 
-async def test_mutual_tls_lets_a_known_client_in(authority: Authority) -> None:
+async def test_mutual_tls_lets_a_known_client_in(answer_or_error: Asked, authority: Authority) -> None:
     server = tls_server(authority, client_ca=authority.certificate)
 
     assert await answer_or_error(server, tls_client(authority, authority.issue("client"))) == "hello"
 
 
-async def test_mutual_tls_refuses_a_client_without_a_certificate(authority: Authority) -> None:
+async def test_mutual_tls_refuses_a_client_without_a_certificate(answer_or_error: Asked, authority: Authority) -> None:
     refused = await answer_or_error(tls_server(authority, client_ca=authority.certificate), tls_client(authority))
 
     assert type(refused) is errors.Unavailable
 
 
-async def test_mutual_tls_refuses_a_client_of_another_authority(authority: Authority, stranger: Authority) -> None:
+async def test_mutual_tls_refuses_a_client_of_another_authority(
+    answer_or_error: Asked, authority: Authority, stranger: Authority
+) -> None:
     server = tls_server(authority, client_ca=authority.certificate)
 
     refused = await answer_or_error(server, tls_client(authority, stranger.issue("client")))
@@ -83,10 +101,24 @@ async def test_mutual_tls_refuses_a_client_of_another_authority(authority: Autho
     assert type(refused) is errors.Unavailable
 
 
-async def test_a_unix_socket_beside_it_stays_plain(authority: Authority, socket_path: Path) -> None:
+async def test_a_unix_socket_beside_it_stays_plain(
+    answer_or_error: Asked, authority: Authority, socket_path: Path
+) -> None:
     pair = authority.issue("server")
     settings = RpcServerSettings(
         listen=(f"unix:{socket_path}", "127.0.0.1:0"), tls_cert_file=pair.certificate, tls_key_file=pair.key
     )
 
     assert await answer_or_error(settings, tls_client(authority)) == "hello"
+
+
+async def test_a_relayed_connection_that_agrees_on_another_protocol_is_closed(authority: Authority) -> None:
+    context = ssl.create_default_context(cafile=authority.certificate)
+    context.set_alpn_protocols(["http/1.1"])
+
+    async with serving(tls_server(authority), takes_turns=True) as target:
+        reader, writer = await open_streams(target.address, context)
+        heard = await reader.read()
+        writer.close()
+
+    assert heard == b""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.rpc.unix_sockets import claimed_socket, is_answered
+from pentimento.rpc.unix_sockets import claimed_socket, is_answered, private_directory
 from pentimento.settings import SettingsError
 
 
@@ -89,3 +89,29 @@ def test_two_cannot_look_and_bind_at_once(path: Path) -> None:
         os.close(descriptor)
     with claimed_socket(path):
         pass
+
+
+def test_a_directory_among_the_temporary_ones_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    made = private_directory("some")
+    again = private_directory("some")
+
+    assert made == again == tmp_path / f"some-{os.getuid()}"
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("how", ["open to others", "a link", "a file"])
+def test_what_somebody_else_may_have_made_is_refused(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    directory, other = tmp_path / f"some-{os.getuid()}", tmp_path / "other"
+    other.mkdir(mode=0o700)
+    if how == "open to others":
+        directory.mkdir(mode=0o755)
+    elif how == "a link":
+        directory.symlink_to(other)
+    else:
+        directory.touch(mode=0o600)
+
+    with pytest.raises(SettingsError, match="must be a directory of this user alone"):
+        private_directory("some")

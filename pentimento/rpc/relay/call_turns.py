@@ -1,0 +1,91 @@
+"""Whose call is the next that goes to gRPC: each connection's in turn, and few at a time. One event loop; no locks."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+# Calls that gRPC holds and has not handed over: enough that it never waits for one. Whoever comes waits for these.
+MOST_UNTAKEN = 8
+# Calls that are reset, late or without a method are never handed over. When for so long none was, none is left.
+QUIET_S = 0.002
+# What gRPC does to hand a call over takes the event loop a few rounds.
+QUIET_ROUNDS = 6
+
+CallLater = Callable[[float, Callable[[], None]], object]
+
+
+class Waiting(Protocol):
+    """A connection whose next call waits for its turn."""
+
+    def let_in(self) -> None:
+        """Pass the call on."""
+
+
+def _call_later(delay_s: float, act: Callable[[], None]) -> object:
+    loop = asyncio.get_running_loop()
+    return loop.call_later(delay_s, act) if delay_s else loop.call_soon(act)
+
+
+class CallTurns:
+    """Counts the calls between the connections and the handlers, and lets the next ones in as those are taken."""
+
+    def __init__(self, most_untaken: int = MOST_UNTAKEN, call_later: CallLater = _call_later) -> None:
+        self._most_untaken = most_untaken
+        self._call_later = call_later
+        self._waiting: OrderedDict[Waiting, None] = OrderedDict()
+        self._untaken_count = 0
+        self._taken_count = 0
+        self._is_watched = False
+        self._is_open = False
+
+    def begin(self, connection: Waiting) -> bool:
+        """Return whether the connection's next call may go on now; if not, it is let in when it is its turn."""
+        if self._is_open or (not self._waiting and self._untaken_count < self._most_untaken):
+            self._untaken_count += 1
+            return True
+        self._waiting[connection] = None
+        self._watch()
+        return False
+
+    def leave(self, connection: Waiting) -> None:
+        """Forget a connection that has ended, waiting or not."""
+        self._waiting.pop(connection, None)
+
+    def taken(self) -> None:
+        """Note that a handler has begun with one of the calls."""
+        self._taken_count += 1
+        self._untaken_count = max(self._untaken_count - 1, 0)
+        self._let_in()
+
+    def open(self) -> None:
+        """Let all in, now and from now on: whoever waits is to hear that the server stops."""
+        self._is_open = True
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting and (self._is_open or self._untaken_count < self._most_untaken):
+            connection, _ = self._waiting.popitem(last=False)
+            self._untaken_count += 1
+            connection.let_in()
+
+    def _watch(self) -> None:
+        if not self._is_watched:
+            self._is_watched = True
+            self._look_later(QUIET_S, self._taken_count, QUIET_ROUNDS)
+
+    def _look_later(self, delay_s: float, taken_before: int, rounds: int) -> None:
+        self._call_later(delay_s, lambda: self._look(taken_before, rounds))
+
+    def _look(self, taken_before: int, rounds: int) -> None:
+        """Count calls as gone that nobody has taken while gRPC had the time to hand them over."""
+        quiet = self._taken_count == taken_before
+        if quiet and rounds:
+            self._look_later(0.0, taken_before, rounds - 1)
+            return
+        if quiet:
+            self._untaken_count = 0
+            self._let_in()
+        self._is_watched = False
+        if self._waiting:
+            self._watch()

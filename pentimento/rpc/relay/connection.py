@@ -1,0 +1,166 @@
+"""One relayed connection: bytes both ways, and calls that wait for their turn."""
+
+import asyncio
+from typing import cast
+
+from pentimento.rpc.relay.call_frames import CallFrames
+from pentimento.rpc.relay.call_turns import CallTurns
+
+# Read at once; a connection that waits holds no more than that, and asyncio's buffers.
+READ_BYTES = 32 * 1024
+# Of a peer that reads slowly.
+UNSENT_BYTES = 64 * 1024
+# For what gRPC has said last to a peer that reads it.
+FLUSH_S = 3.0
+
+
+class Connection:
+    """What the two ends know of each other. A call, and what follows it on its connection, waits for its turn."""
+
+    def __init__(self, turns: CallTurns) -> None:
+        self._turns = turns
+        self._frames = CallFrames()
+        self._client: asyncio.Transport | None = None
+        self._server: asyncio.Transport | None = None
+        # What came and did not go on: from a call that waits on, or a piece of a frame header.
+        self._held = b""
+        self._is_waiting = False
+        self._server_is_full = False
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def client_made(self, transport: asyncio.Transport) -> None:
+        """Take the client's end, which is not read until there is the other one."""
+        self._client = transport
+        transport.pause_reading()
+        transport.set_write_buffer_limits(UNSENT_BYTES)
+
+    def server_made(self, transport: asyncio.Transport) -> None:
+        """Take gRPC's end: bytes begin to go both ways, unless the client has left already."""
+        self._server = transport
+        transport.set_write_buffer_limits(UNSENT_BYTES)
+        if self._client is None:
+            transport.abort()
+        else:
+            self._read_or_wait()
+
+    def from_client(self, data: bytes) -> None:
+        """Pass on what may go on."""
+        self._held += data
+        if not self._is_waiting:
+            self._go_on()
+
+    def let_in(self) -> None:
+        """Pass on the call that waited, and what follows it up to the next one."""
+        self._is_waiting = False
+        self._frames.begin_call()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        data, at = self._held, 0
+        while True:
+            at, call_begins = self._frames.next_call(data, at)
+            if not call_begins:
+                break
+            if not self._turns.begin(self):
+                self._is_waiting = True
+                break
+            self._frames.begin_call()
+        self._held = data[at:]
+        if at and self._server is not None:
+            self._server.write(data[:at])
+        self._read_or_wait()
+
+    def from_server(self, data: bytes) -> None:
+        """Pass an answer on."""
+        if self._client is not None:
+            self._client.write(data)
+
+    def server_full(self, full: bool) -> None:
+        """Read nothing of the client while gRPC takes nothing."""
+        self._server_is_full = full
+        self._read_or_wait()
+
+    def client_full(self, full: bool) -> None:
+        """Read nothing of gRPC while the client takes nothing."""
+        if self._server is not None:
+            (self._server.pause_reading if full else self._server.resume_reading)()
+
+    def _read_or_wait(self) -> None:
+        if self._client is not None:
+            waits = self._is_waiting or self._server_is_full or self._server is None
+            (self._client.pause_reading if waits else self._client.resume_reading)()
+
+    def client_lost(self) -> None:
+        """End the calls of a client who left: gRPC hears it by the end of its own connection."""
+        self._client, self._held = None, b""
+        self._turns.leave(self)
+        if self._server is not None:
+            self._server.abort()
+        self._end()
+
+    def server_lost(self) -> None:
+        """Close after what gRPC has said last."""
+        self._server = None
+        if self._client is not None:
+            self._client.close()
+            asyncio.get_running_loop().call_later(FLUSH_S, self.abort)
+        self._end()
+
+    def abort(self) -> None:
+        """End both at once."""
+        for transport in (self._client, self._server):
+            if transport is not None:
+                transport.abort()
+        self._end()
+
+    def _end(self) -> None:
+        if not self.ended.done() and self._client is None:
+            self.ended.set_result(None)
+
+
+class ClientEnd(asyncio.BufferedProtocol):
+    """Reads into memory that all connections share, since what is read is passed on or copied at once."""
+
+    def __init__(self, connection: Connection, shared: memoryview) -> None:
+        self._connection = connection
+        self._shared = shared
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connection.client_made(cast("asyncio.Transport", transport))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._shared
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._connection.from_client(bytes(self._shared[:nbytes]))
+
+    def pause_writing(self) -> None:
+        self._connection.client_full(True)
+
+    def resume_writing(self) -> None:
+        self._connection.client_full(False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.client_lost()
+
+
+class ServerEnd(asyncio.Protocol):
+    """The connection to gRPC."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connection.server_made(cast("asyncio.Transport", transport))
+
+    def data_received(self, data: bytes) -> None:
+        self._connection.from_server(data)
+
+    def pause_writing(self) -> None:
+        self._connection.server_full(True)
+
+    def resume_writing(self) -> None:
+        self._connection.server_full(False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.server_lost()

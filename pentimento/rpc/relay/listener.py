@@ -1,0 +1,173 @@
+"""Listens on host:port in gRPC's place, and passes each connection on to gRPC through a Unix socket.
+
+gRPC sees who a connection is from by the name that our end of the Unix socket has: an abstract one (unix(7)), which
+leaves no file behind. TLS ends here, since calls are told apart by what they look like on the wire.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+import ssl
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from pentimento.rpc.relay.call_turns import CallTurns
+from pentimento.rpc.relay.connection import READ_BYTES, ClientEnd, Connection, ServerEnd
+
+logger = logging.getLogger(__name__)
+
+NAME = "pentimento-relay"
+ALPN = "h2"
+BACKLOG = 1024
+HANDSHAKE_TIMEOUT_S = 10.0
+# Descriptors or gRPC's backlog have run out: others end meanwhile.
+RETRY_S = 0.05
+CONNECT_TRIES = 20
+WILDCARDS = frozenset({"0.0.0.0", "[::]", "::", ""})
+
+
+class Relay:
+    """The connections of one server's host:port addresses, at most so many for each address."""
+
+    def __init__(self, tls: ssl.SSLContext | None, max_connections: int) -> None:
+        self.turns = CallTurns()
+        self._target = ""
+        self._tls = tls
+        self._max_connections = max_connections
+        self._listeners: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._serving: dict[asyncio.Task[None], Connection] = {}
+        self._names = (f"\0{NAME}/{secrets.token_hex(4)}/{number}/" for number in count())
+        self._shared = memoryview(bytearray(READ_BYTES))
+
+    def listen(self, address: str) -> str:
+        """Bind host:port and return it with the port that it got. OSError when it cannot be had."""
+        host, _, port = address.rpartition(":")
+        bound = bound_sockets(host.strip("[]"), int(port))
+        self._listeners += bound
+        return f"{host}:{bound[0].getsockname()[1]}"
+
+    def start(self, target: Path) -> None:
+        """Accept connections from now on; gRPC listens at the Unix socket `target`."""
+        self._target = str(target)
+        self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self._listeners]
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop, connections = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        while True:
+            try:
+                client, peer = await loop.sock_accept(listener)
+            except OSError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            if len(connections) >= self._max_connections:
+                client.close()
+                continue
+            connection = Connection(self.turns)
+            task = loop.create_task(self._serve(connection, client, peer_name(client.family, peer)))
+            self._serving[task] = connection
+            connections.add(task)
+            task.add_done_callback(connections.discard)
+            task.add_done_callback(self._serving.pop)
+
+    async def _serve(self, connection: Connection, client: socket.socket, peer: str) -> None:
+        """Return when both ends are closed. What the peer does wrong ends its connection, no more."""
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: ClientEnd(connection, self._shared),
+                client,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._tls else None,
+            )
+            if speaks_http2(transport):
+                ours = await connected(self._target, next(self._names) + peer)
+                await loop.create_unix_connection(lambda: ServerEnd(connection), sock=ours)
+                await connection.ended
+        except OSError as error:
+            logger.debug("connection ended", extra={"peer": peer, "error": str(error)})
+        finally:
+            connection.abort()
+
+    async def stop_listening(self) -> None:
+        """Accept no more, and let all that waits go on to gRPC, which refuses it."""
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        for listener in self._listeners:
+            listener.close()
+        self._accepting, self._listeners = [], []
+        self.turns.open()
+
+    async def close(self, flush_s: float) -> None:
+        """Return once all connections have ended, which gRPC has closed: cut off after `flush_s`."""
+        if self._serving:
+            await asyncio.wait(tuple(self._serving), timeout=flush_s)
+        for task in (left := tuple(self._serving)):
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+def bound_sockets(host: str, port: int) -> list[socket.socket]:
+    """Return a listening socket for each address of `host`, all of one port. OSError when one cannot be had."""
+    if host in WILDCARDS and socket.has_dualstack_ipv6():
+        with suppress(OSError):
+            return [_bound("::", port, socket.AF_INET6, dualstack=True)]
+    bound: list[socket.socket] = []
+    try:
+        for family, *_, target in socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM):
+            bound.append(_bound(str(target[0]), port, family, dualstack=False))
+            port = bound[0].getsockname()[1]
+    except OSError:
+        if not bound or not port:
+            raise
+    return bound
+
+
+def _bound(host: str, port: int, family: int, *, dualstack: bool) -> socket.socket:
+    made = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dualstack)
+    made.setblocking(False)
+    return made
+
+
+async def connected(path: str, name: str) -> socket.socket:
+    """Return a socket named `name` that is connected to the one at `path`. OSError when there is none."""
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        ours.bind(name)
+        for _ in range(CONNECT_TRIES):
+            with suppress(BlockingIOError):  # Its backlog is full.
+                ours.connect(path)
+                return ours
+            await asyncio.sleep(RETRY_S)
+        raise TimeoutError("gRPC accepts no more connections")
+    except BaseException:
+        ours.close()
+        raise
+
+
+def speaks_http2(transport: asyncio.BaseTransport) -> bool:
+    """Return whether the peer agreed to HTTP/2 where TLS asks for it (RFC 9113, section 3.3)."""
+    secured = transport.get_extra_info("ssl_object")
+    return secured is None or secured.selected_alpn_protocol() == ALPN
+
+
+def peer_name(family: int, peer: Any) -> str:
+    """Return "ipv4:1.2.3.4:5" or "ipv6:[::1]:5", as gRPC names a peer."""
+    host, port = peer[0], peer[1]
+    if host.startswith("::ffff:"):
+        return f"ipv4:{host.removeprefix('::ffff:')}:{port}"
+    return f"ipv6:[{host}]:{port}" if family == socket.AF_INET6 else f"ipv4:{host}:{port}"
+
+
+def is_relayed(peer: str) -> bool:
+    """Return whether gRPC's name of a call's peer is that of a relayed connection."""
+    return peer.startswith(f"unix-abstract:{NAME}/")
+
+
+def relayed_peer(peer: str) -> str:
+    """Return the name of the peer behind a relayed connection; any other as it is."""
+    return peer.split("/", 3)[3] if is_relayed(peer) else peer

@@ -1,0 +1,57 @@
+"""Calls that end without an answer leave next to nothing to the garbage collector, which would hold up others."""
+
+import asyncio
+import gc
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder
+from pentimento.domain import errors
+from pentimento.rpc import RpcServerSettings
+from tests.contract.rpc.scripted import Scripted, channel_to, embed, serving, until
+
+CALLS = 20
+# gRPC's server leaves five of each itself; an exception that refers to itself would leave forty to fifty.
+OBJECTS_OF_A_CALL = 10
+
+
+async def refuse(request: embedder.EmbedTextRequest) -> str:
+    raise errors.ResourceExhausted("BUSY", "come back later")
+
+
+async def wait(request: embedder.EmbedTextRequest) -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+async def is_missing(request: embedder.EmbedTextRequest) -> str:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("behaviour", [refuse, wait, is_missing])
+async def test_a_call_that_is_refused_cut_off_or_missing_leaves_a_handful_of_objects(
+    behaviour: object, socket_path: Path
+) -> None:
+    async with serving(RpcServerSettings(listen=(f"unix:{socket_path}",))) as target:
+        target.embedder.embed = behaviour  # type: ignore[assignment]
+        await refused_calls(target)
+        gc.collect()
+        gc.disable()
+        try:
+            await refused_calls(target)
+            left_count = gc.collect()
+        finally:
+            gc.enable()
+
+    assert left_count < CALLS * OBJECTS_OF_A_CALL
+
+
+async def refused_calls(target: Scripted) -> None:
+    """Return when the server, too, is done with them."""
+    async with channel_to(target) as channel:
+        for _ in range(CALLS):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await embed(channel, "x", timeout=0.05 if target.embedder.embed is wait else 60.0)
+    await until(lambda: not target.server._pipeline.activity[1])

@@ -1,0 +1,176 @@
+"""Calls of host:port connections go to gRPC by turns: what one connection sends holds up no other."""
+
+import asyncio
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from pathlib import Path
+
+import grpc
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+
+from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder
+from pentimento.domain.identity import Role
+from pentimento.rpc import RpcServerSettings, new_token
+from pentimento.rpc import token_entry as entry
+from pentimento.rpc.call_shaping import BURST_CALLS
+from pentimento.rpc.relay.call_turns import MOST_UNTAKEN
+from pentimento.testing.raw_http2 import framed, raw_connection
+from tests.contract.rpc.scripted import EMBED_TEXT, EMBEDDER, Scripted, channel_to, embed, embedder_stub, serving, until
+
+STORM = 400
+MEBIBYTE = 1 << 20
+SETTLED_S = 0.2
+
+
+def relayed() -> AbstractAsyncContextManager[Scripted]:
+    """A server whose one address is relayed."""
+    return serving(RpcServerSettings(listen=("127.0.0.1:0",)), takes_turns=True)
+
+
+@contextmanager
+def sent(address: str, texts: list[str]) -> Iterator[None]:
+    """A connection that has sent a call for each text, and whose bytes gRPC's own threads have had the time to read,
+    where it is theirs: the event loop had no turn meanwhile."""
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    for text in texts:
+        stream = client.get_next_available_stream_id()
+        headers = [(":method", "POST"), (":scheme", "http"), (":path", EMBED_TEXT), (":authority", "x")]
+        client.send_headers(stream, [*headers, ("content-type", "application/grpc"), ("te", "trailers")])
+        message = embedder.EmbedTextRequest(texts=[text]).SerializeToString()
+        client.send_data(stream, framed(message), end_stream=True)
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port))) as made:
+        made.sendall(client.data_to_send())
+        time.sleep(SETTLED_S)
+        yield
+
+
+async def test_a_call_behind_a_storm_of_another_connection_is_taken_within_a_few() -> None:
+    begun: list[str] = []
+
+    async def note(request: embedder.EmbedTextRequest) -> str:
+        begun.extend(request.texts)
+        return ""
+
+    async with relayed() as target:
+        target.embedder.embed = note
+        with sent(target.address, ["storm"] * STORM), sent(target.address, ["bystander"]):
+            await until(lambda: "bystander" in begun)
+
+    # gRPC holds so many; while the second connection is accepted some more are taken.
+    assert begun.index("bystander") <= 4 * MOST_UNTAKEN
+
+
+async def test_messages_of_any_size_pass_both_ways_unchanged() -> None:
+    pictures = [bytes([number]) * MEBIBYTE for number in range(6)]
+
+    async with relayed() as target, channel_to(target) as channel:
+        answer = await embedder_stub(channel).EmbedImage(embedder.EmbedImageRequest(images=pictures))
+
+    assert [embedding.values for embedding in answer.embeddings] == pictures
+
+
+async def test_calls_that_wait_for_their_turn_are_told_that_the_server_stops() -> None:
+    held = asyncio.Event()
+
+    async def hold(request: embedder.EmbedTextRequest) -> str:
+        await held.wait()
+        return ""
+
+    async with relayed() as target:
+        target.embedder.embed = hold
+        async with channel_to(target) as channel:
+            calls = [asyncio.ensure_future(embed(channel, "x")) for _ in range(STORM)]
+            await until(lambda: target.server._pipeline.activity[0] >= MOST_UNTAKEN)
+            await target.server.stop()
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+
+    assert {answer.code() for answer in answers if isinstance(answer, grpc.aio.AioRpcError)} == {
+        grpc.StatusCode.UNAVAILABLE
+    }
+
+
+async def test_calls_without_a_method_keep_nobody_from_his_turn() -> None:
+    async with relayed() as target, channel_to(target) as channel:
+        unknown = channel.unary_unary(f"/{EMBEDDER}/Unheard")
+        answers = await asyncio.gather(*(unknown(b"") for _ in range(100)), return_exceptions=True)
+
+        assert {answer.code() for answer in answers} == {grpc.StatusCode.UNIMPLEMENTED}  # type: ignore[union-attr]
+        assert await embed(channel, "next") == "next"
+
+
+async def test_streams_that_are_reset_at_once_keep_nobody_from_his_turn() -> None:
+    async with relayed() as target, raw_connection(target.address) as resetting, channel_to(target) as channel:
+        for _ in range(300):
+            await resetting.reset(await resetting.headers(EMBED_TEXT))
+
+        assert await embed(channel, "next") == "next"
+
+
+async def test_connections_beyond_the_limit_are_closed() -> None:
+    settings = RpcServerSettings(listen=("127.0.0.1:0",), max_connections=1)
+    async with serving(settings, takes_turns=True) as target, channel_to(target) as channel:
+        await embed(channel, "first")
+        async with raw_connection(target.address) as second:
+            await second.closing()
+
+        assert await embed(channel, "still") == "still"
+
+
+async def test_a_connection_that_ended_makes_room_for_another() -> None:
+    settings = RpcServerSettings(listen=("127.0.0.1:0",), max_connections=1)
+    async with serving(settings, takes_turns=True) as target:
+        for text in ("first", "second", "third"):
+            async with channel_to(target) as channel:
+                assert await embed(channel, text) == text
+            assert target.server._relay is not None
+            await until(lambda relay=target.server._relay: not relay._serving)  # type: ignore[misc]
+
+
+async def test_a_client_that_leaves_ends_its_calls() -> None:
+    cancelled = asyncio.Event()
+
+    async def hold(request: embedder.EmbedTextRequest) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return ""
+
+    async with relayed() as target:
+        target.embedder.embed = hold
+        with sent(target.address, ["x"]):
+            await until(lambda: target.server._pipeline.activity == (1, 1))
+        async with asyncio.timeout(60.0):
+            await cancelled.wait()
+
+
+async def test_the_socket_between_is_private_and_goes_with_the_server(socket_path: Path) -> None:
+    settings = RpcServerSettings(listen=(f"unix:{socket_path}", "127.0.0.1:0"))
+    async with serving(settings, takes_turns=True) as target:
+        port = target.server.bound_addresses[1].rpartition(":")[2]
+        between = socket_path.parent / f"{port}.relay"
+        mode = stat.S_IMODE(between.lstat().st_mode)
+
+    assert mode == 0o600
+    assert list(socket_path.parent.iterdir()) == []
+
+
+async def test_strangers_are_told_apart_by_their_own_address(socket_path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text(entry(new_token(), "alice", frozenset({Role.SERVICE})))
+    settings = RpcServerSettings(listen=("127.0.0.1:0",), token_file=file, tenant_calls_per_s=1 / 3600)
+    async with serving(settings, takes_turns=True) as target, channel_to(target) as channel:
+        calls = [asyncio.ensure_future(embed(channel, "x")) for _ in range(2 * BURST_CALLS)]
+        await until(lambda: sum(call.done() for call in calls) >= BURST_CALLS)
+        keys = set(target.server._pipeline._shaper._lines)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    assert keys == {"peer ipv4:127.0.0.1"}

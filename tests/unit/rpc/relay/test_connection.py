@@ -1,0 +1,160 @@
+"""A relayed connection: what is passed on, what waits, and how each end hears of the other's."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from pentimento.rpc.relay.call_turns import CallTurns
+from pentimento.rpc.relay.connection import Connection
+from tests.unit.rpc.relay.test_call_frames import written
+
+
+@dataclass(eq=False)
+class End:
+    """A transport that notes what is asked of it."""
+
+    sent: bytes = b""
+    paused: bool = False
+    told: list[str] = field(default_factory=list)
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+    def close(self) -> None:
+        self.told.append("close")
+
+    def abort(self) -> None:
+        self.told.append("abort")
+
+
+@dataclass
+class Made:
+    """A connection between two such ends, of turns that let one untaken call in."""
+
+    turns: CallTurns
+    connection: Connection
+    client: End
+    server: End
+
+
+@pytest.fixture
+async def made() -> AsyncIterator[Made]:
+    turns = CallTurns(1)
+    made = Made(turns, Connection(turns), End(), End())
+    made.connection.client_made(made.client)  # type: ignore[arg-type]
+    made.connection.server_made(made.server)  # type: ignore[arg-type]
+    yield made
+    turns.leave(made.connection)
+
+
+def calls(count: int) -> tuple[bytes, list[int]]:
+    found = written(["call"] * count)
+    return found.data, [*found.calls_at, len(found.data)]
+
+
+async def test_nothing_is_read_before_grpc_is_connected() -> None:
+    client, connection = End(), Connection(CallTurns())
+
+    connection.client_made(client)  # type: ignore[arg-type]
+    before = client.paused
+    connection.server_made(End())  # type: ignore[arg-type]
+
+    assert (before, client.paused) == (True, False)
+
+
+async def test_a_call_waits_and_nothing_more_is_read(made: Made) -> None:
+    data, ends = calls(3)
+
+    made.connection.from_client(data)
+
+    assert made.server.sent == data[: ends[1]]
+    assert made.client.paused
+
+
+async def test_each_call_goes_on_when_one_is_taken(made: Made) -> None:
+    data, ends = calls(3)
+    made.connection.from_client(data)
+
+    lengths = []
+    for _ in range(2):
+        made.turns.taken()
+        lengths.append(len(made.server.sent))
+
+    assert lengths == ends[2:]
+    assert made.server.sent == data
+    assert not made.client.paused
+
+
+async def test_bytes_come_in_their_order_whatever_the_pieces(made: Made) -> None:
+    data, _ = calls(4)
+
+    for start, end in pairwise(range(0, len(data) + 7, 7)):
+        made.connection.from_client(data[start:end])
+    for _ in range(4):
+        made.turns.taken()
+
+    assert made.server.sent == data
+
+
+async def test_a_client_is_not_read_while_grpc_takes_nothing(made: Made) -> None:
+    made.connection.server_full(True)
+    full = made.client.paused
+    made.connection.server_full(False)
+
+    assert (full, made.client.paused) == (True, False)
+
+
+async def test_grpc_is_not_read_while_a_client_takes_nothing(made: Made) -> None:
+    made.connection.client_full(True)
+    full = made.server.paused
+    made.connection.client_full(False)
+
+    assert (full, made.server.paused) == (True, False)
+
+
+async def test_answers_go_to_the_client(made: Made) -> None:
+    made.connection.from_server(b"answer")
+
+    assert made.client.sent == b"answer"
+
+
+async def test_a_client_that_leaves_ends_grpcs_connection_and_its_turn(made: Made) -> None:
+    data, ends = calls(2)
+    made.connection.from_client(data)
+
+    made.connection.client_lost()
+    made.turns.taken()
+
+    assert made.server.told == ["abort"]
+    assert made.server.sent == data[: ends[1]]
+    assert made.connection.ended.done()
+
+
+async def test_a_client_hears_what_grpc_said_last(made: Made) -> None:
+    made.connection.server_lost()
+    told = list(made.client.told)
+    made.connection.client_lost()
+
+    assert told == ["close"]
+    assert made.connection.ended.done()
+
+
+async def test_a_client_that_left_before_grpc_was_connected_leaves_nothing_open() -> None:
+    connection, server = Connection(CallTurns()), End()
+    connection.client_made(End())  # type: ignore[arg-type]
+
+    connection.client_lost()
+    connection.server_made(server)  # type: ignore[arg-type]
+
+    assert server.told == ["abort"]

@@ -1,0 +1,92 @@
+"""Full garbage collections: when it is quiet, or when nobody can wait for that any more."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+
+import pytest
+
+from pentimento.rpc import full_collections
+from pentimento.rpc.full_collections import DUE_AFTER, OVERDUE_AFTER, collect_in_quiet_moments
+
+MIDDLE = 1
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(full_collections, "LOOK_S", 0.0)
+    monkeypatch.setattr(full_collections, "QUIET_S", 0.0)
+
+
+@pytest.fixture
+def full() -> Iterator[list[int]]:
+    """Grows with each full collection."""
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            seen.append(info["collected"])
+
+    gc.callbacks.append(note)
+    yield seen
+    gc.callbacks.remove(note)
+
+
+@asynccontextmanager
+async def collecting(activity: Callable[[], object]) -> AsyncIterator[None]:
+    gc.collect()
+    task = asyncio.create_task(collect_in_quiet_moments(activity))
+    await asyncio.sleep(0)
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def look_often() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_what_is_due_is_collected_in_a_quiet_moment(full: list[int]) -> None:
+    async with collecting(lambda: "nothing happens"):
+        full.clear()
+        for _ in range(DUE_AFTER):
+            gc.collect(MIDDLE)
+        await look_often()
+
+        assert len(full) == 1
+
+
+async def test_nothing_is_collected_before_it_is_due(full: list[int]) -> None:
+    async with collecting(lambda: "nothing happens"):
+        full.clear()
+        for _ in range(DUE_AFTER - 1):
+            gc.collect(MIDDLE)
+        await look_often()
+
+        assert full == []
+
+
+@pytest.mark.parametrize(("waited_for", "is_collected"), [(OVERDUE_AFTER - 1, False), (OVERDUE_AFTER, True)])
+async def test_a_busy_server_collects_when_it_is_overdue(
+    waited_for: int, is_collected: bool, full: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = count()
+    async with collecting(lambda: next(changes)):
+        full.clear()
+        monkeypatch.setattr(gc, "get_count", lambda: (0, 0, waited_for))
+        await look_often()
+
+        assert bool(full) is is_collected
+
+
+async def test_the_interpreter_collects_by_itself_again_afterwards() -> None:
+    before = gc.get_threshold()
+
+    async with collecting(lambda: 0):
+        meanwhile = gc.get_threshold()
+
+    assert meanwhile == (*before[:2], 1 << 30)
+    assert gc.get_threshold() == before
