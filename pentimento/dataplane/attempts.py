@@ -2,7 +2,7 @@
 
 from pentimento.dataplane.cascade import on_picture
 from pentimento.dataplane.commits import release_picture, resume_commit
-from pentimento.dataplane.credits import give_back, refresh, take, yield_credit
+from pentimento.dataplane.credits import end_preparing, give_back, may_prepare, refresh, take, yield_credit
 from pentimento.dataplane.effects import (
     DeliverRecorded,
     Effect,
@@ -35,17 +35,22 @@ _DOUBTFUL = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.
 
 
 def start_attempt(state: State, now: float, request: Request, worker: Worker) -> PersistAttempt:
-    """Bind a request to a free credit; it runs once the attempt is journalled."""
+    """Bind a request to a free credit, or to a place to prepare its inputs; it runs once the attempt is journalled."""
     settle_thinning(state, now, request, worker)
-    state.begin(request, now, now + expected_service_s(state.pool(request.pool), worker, request.attempt_work))
+    preparing = request.has_inputs and may_prepare(worker)
+    state.begin(request, now, None if preparing else _expected_end(state, now, request, worker))
     request.attempt_number += 1
     request.fencing_token = max(request.fencing_token + 1, state.first_token)
     request.worker_id = worker.worker_id
     state.unpersisted[request.attempt_key] = None
-    take(state, worker, request.attempt_key)
+    take(state, worker, request.attempt_key, preparing=preparing)
     number, token = request.attempt_number, request.fencing_token
     stage, option = request.cascade_stage, request.option
     return PersistAttempt(request.request_id, number, token, worker.worker_id, stage, option)
+
+
+def _expected_end(state: State, now: float, request: Request, worker: Worker) -> float:
+    return now + expected_service_s(state.pool(request.pool), worker, request.attempt_work)
 
 
 def on_attempt_persisted(state: State, now: float, event: AttemptPersisted) -> list[Effect]:
@@ -99,12 +104,25 @@ def _leave_to_others(state: State, request: Request) -> list[Effect]:
 
 
 def on_attempt_started(state: State, now: float, event: AttemptStarted) -> list[Effect]:
-    """Note that the worker has begun with the attempt: from here on its loss counts."""
+    """Note that the worker has begun with the attempt: from here on its loss counts, and it holds a credit."""
     key = (event.request_id, event.fencing_token)
     worker_id = state.attempt_workers.get(key)
-    if worker_id is not None:
-        state.workers[worker_id].begun[key] = None
+    if worker_id is None:
+        return []
+    worker = state.workers[worker_id]
+    worker.begun[key] = None
+    if key in worker.preparing:
+        _begin_prepared(state, now, worker, key)
     return []
+
+
+def _begin_prepared(state: State, now: float, worker: Worker, key: AttemptKey) -> None:
+    """Its time counts from here on: what it came with says nothing of how fast the worker paints."""
+    end_preparing(state, worker, key)
+    request = state.requests.get(key[0])
+    if request is not None and request.attempt_key == key and request.phase is Phase.RUNNING:
+        state.begin(request, now, _expected_end(state, now, request, worker))
+        request.started_load = worker.used_credits
 
 
 def on_attempt_yielded(state: State, now: float, event: AttemptYielded) -> list[Effect]:

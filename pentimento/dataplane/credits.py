@@ -7,9 +7,16 @@ from pentimento.dataplane.pools import Pool, Worker
 from pentimento.dataplane.state import State
 
 
-def take(state: State, worker: Worker, key: AttemptKey) -> None:
-    """Take a credit of the worker for an attempt."""
+def may_prepare(worker: Worker) -> bool:
+    """Return whether the worker would prepare the inputs of one more attempt, which holds no credit meanwhile."""
+    return len(worker.preparing) < worker.preparing_count
+
+
+def take(state: State, worker: Worker, key: AttemptKey, *, preparing: bool = False) -> None:
+    """Take a credit of the worker for an attempt, or a place to prepare its inputs."""
     worker.in_flight[key] = None
+    if preparing:
+        worker.preparing[key] = None
     state.attempt_workers[key] = worker.worker_id
     state.requests[key[0]].live += (key[1],)
     refresh(state, worker)
@@ -22,8 +29,15 @@ def take_as_peer(state: State, worker: Worker, key: AttemptKey) -> None:
     refresh(state, worker)
 
 
+def end_preparing(state: State, worker: Worker, key: AttemptKey) -> None:
+    """Have an attempt whose inputs are prepared hold a credit, as it is at the device, whether there is one or not."""
+    del worker.preparing[key]
+    refresh(state, worker)
+
+
 def yield_credit(state: State, worker: Worker, key: AttemptKey) -> None:
     """Free the attempt's credit while it goes on, so that another one may come already."""
+    worker.preparing.pop(key, None)
     worker.yielded[key] = None
     refresh(state, worker)
 
@@ -40,6 +54,7 @@ def give_back(state: State, key: AttemptKey) -> Worker | None:
         request.live = tuple(token for token in request.live if token != key[1])
     worker = state.workers[worker_id]
     del worker.in_flight[key]
+    worker.preparing.pop(key, None)
     worker.begun.pop(key, None)
     worker.yielded.pop(key, None)
     refresh(state, worker)
@@ -64,10 +79,18 @@ def is_eligible(state: State, worker: Worker) -> bool:
 
 
 def refresh(state: State, worker: Worker) -> None:
-    """Offer the worker in its lanes exactly while it has a free credit, or a reserve and nothing but that."""
+    """Offer the worker in its lanes exactly while it has a free credit, or a reserve and nothing but that; and to
+    requests with inputs while it would prepare them."""
     beyond = worker.used_credits - worker.credit_count if is_eligible(state, worker) else math.inf
+    prepares = _prepares(worker, beyond)
     for key in worker.lane_keys:
         lane = state.lanes[key]
+        if prepares:
+            lane.preparers.set(worker.worker_id, _cost(state.pools[key[0]], worker))
+        else:
+            lane.preparers.discard(worker.worker_id)
+        if prepares and lane.inputs:
+            state.dirty[key] = None
         if beyond < 0:
             lane.ready.set(worker.worker_id, _cost(state.pools[key[0]], worker))
             lane.reserve.discard(worker.worker_id)
@@ -81,14 +104,22 @@ def refresh(state: State, worker: Worker) -> None:
             lane.reserve.discard(worker.worker_id)
 
 
+def _prepares(worker: Worker, beyond: float) -> bool:
+    """Whether it would take a request with inputs: one that knows no such places needs a free credit for it. While some
+    that were prepared are beyond its credits, no more are: they would take turns that are not theirs."""
+    if not worker.preparing_count:
+        return beyond < 0
+    return may_prepare(worker) and worker.credit_count > 0 and beyond <= 0
+
+
 def latest_deadline(state: State, worker: Worker) -> float:
-    """Return the latest deadline of what the worker has, those that are about to end left out; -inf where that is
+    """Return the latest deadline of what the worker paints, those that are about to end left out; -inf where that is
     nothing."""
     return max(
         (
             state.requests[key[0]].deadline
             for key in worker.in_flight
-            if key not in worker.yielded and key[0] in state.requests
+            if key not in worker.yielded and key not in worker.preparing and key[0] in state.requests
         ),
         default=-math.inf,
     )
@@ -120,7 +151,7 @@ def _add(pool: Pool, credits: int, throughput: float) -> None:
 def _cost(pool: Pool, worker: Worker) -> float:
     """Return what the next request would cost there: its load or, where speeds are known, the seconds of a batch one
     larger. Rounded, so that the noise of measured speeds does not decide who rests."""
-    load = worker.used_credits
+    load = worker.used_credits + len(worker.preparing)
     if pool.speed.profile is None:
         return load
     slowdown = worker.slowdown if worker.slowdown is not None else 1.0

@@ -1,10 +1,12 @@
-"""Late binding: a request leaves the queue only when a worker that holds its model has a free credit."""
+"""Late binding: a request leaves the queue only when a worker that holds its model has room for it: a free credit, or
+a place to prepare what it came with."""
 
 from pentimento.dataplane.attempts import start_attempt
 from pentimento.dataplane.cascade import stand_in_pool
 from pentimento.dataplane.credits import latest_deadline, take_as_peer
 from pentimento.dataplane.effects import Effect
 from pentimento.dataplane.endings import drop_late
+from pentimento.dataplane.fair_queue import FairQueue
 from pentimento.dataplane.pools import Lane, Worker
 from pentimento.dataplane.predictions import predicted_service_s, service_s
 from pentimento.dataplane.requests import LaneKey, Phase, Request
@@ -22,12 +24,12 @@ def dispatch(state: State, now: float) -> list[Effect]:
         key = next(iter(state.dirty))
         del state.dirty[key]
         lane = state.lanes[key]
-        if lane.ready and lane.reruns:
+        if lane.reruns:
             effects += _dispatch_reruns(state, now, lane)
         if lane.set_aside:
             effects += _dispatch_set_aside(state, now, key, lane, own=True)
-        while lane.ready and (lane.fresh or lane.spare):
-            effects += _dispatch_next(state, now, key, lane)
+        while (queue := _queue_in_turn(state, lane)) is not None:
+            effects += _dispatch_next(state, now, key, lane, *queue)
         if lane.set_aside:
             effects += _dispatch_set_aside(state, now, key, lane, own=False)
         while lane.reserve and lane.fresh and (urgent := _dispatch_urgent(state, now, lane)):
@@ -35,10 +37,26 @@ def dispatch(state: State, now: float) -> list[Effect]:
     return effects
 
 
+def _queue_in_turn(state: State, lane: Lane) -> tuple[FairQueue, str] | None:
+    """Return the queue that is next, and the request whose turn it is of those that somebody has room for. Who needs a
+    place to prepare inputs is passed over while there is none: nobody else's turn waits for that."""
+    if not lane.ready and not (lane.preparers and lane.inputs):
+        return None
+    for queue in (lane.fresh, lane.spare):
+        found = queue.first_of(lambda request_id: bool(lane.takers(state.requests[request_id])))
+        if found is not None:
+            return queue, found
+    return None
+
+
 def _dispatch_urgent(state: State, now: float, lane: Lane) -> Effect | None:
     """No credit is free: who is due before the least urgent of those that run may take its place in the batch."""
-    request = state.requests[lane.fresh.first()]
     worker = state.workers[lane.reserve.first()]
+    # Inputs that nobody can prepare now would be waited for in a place of the batch.
+    request_id = lane.fresh.first_of(lambda name: not worker.preparing_count or name not in lane.inputs)
+    if request_id is None:
+        return None
+    request = state.requests[request_id]
     if not suits(request, worker) or request.deadline >= latest_deadline(state, worker):
         return None
     if _would_miss_deadline(state, now, lane, request, worker):
@@ -47,11 +65,12 @@ def _dispatch_urgent(state: State, now: float, lane: Lane) -> Effect | None:
     return start_attempt(state, now, request, worker)
 
 
-def _dispatch_next(state: State, now: float, key: LaneKey, lane: Lane) -> list[Effect]:
+def _dispatch_next(
+    state: State, now: float, key: LaneKey, lane: Lane, queue: FairQueue, request_id: str
+) -> list[Effect]:
     """Start the request whose turn it is on the worker where it costs least, or drop it, or set it aside until a worker
-    that suits it has a credit."""
-    queue = lane.fresh or lane.spare
-    request = state.requests[queue.first()]
+    that suits it has room for it."""
+    request = state.requests[request_id]
     worker = cheapest_worker(state, key, request)
     if worker is not None and _would_miss_deadline(state, now, lane, request, worker):
         return _drop(state, now, key, request, worker)
@@ -68,7 +87,7 @@ def _dispatch_set_aside(state: State, now: float, key: LaneKey, lane: Lane, *, o
     effects: list[Effect] = []
     unmet: set[AdapterNeeds] = set()
     for request_id in tuple(lane.set_aside):
-        if not lane.ready:
+        if not lane.ready and not lane.preparers:
             break
         request = state.requests[request_id]
         if (request.lane_key == key) is not own:
@@ -155,7 +174,7 @@ def _idle_partner(state: State, key: LaneKey, request: Request, worker: Worker) 
 def _dispatch_reruns(state: State, now: float, lane: Lane) -> list[Effect]:
     effects: list[Effect] = []
     for request_id in tuple(lane.reruns):
-        if not lane.ready:
+        if not lane.ready and not lane.preparers:
             break
         request = state.requests[request_id]
         worker = _worker_for_rerun(state, now, lane, request)
@@ -172,7 +191,8 @@ def _worker_for_rerun(state: State, now: float, lane: Lane, request: Request) ->
     holders = [worker for worker in others if worker.holds(request.model_digest) and suits(request, worker)]
     if len(holders) < 2 and now < request.suspect_until:
         return None
-    ready = [worker for worker in (state.workers[name] for name in lane.ready) if suits(request, worker)]
+    takers = lane.takers(request)
+    ready = [worker for worker in (state.workers[name] for name in takers) if suits(request, worker)]
     preferred = next((worker for worker in ready if not _is_excluded(request, worker)), None)
     if preferred is not None or not all(_is_excluded(request, worker) for worker in holders):
         return preferred

@@ -42,7 +42,8 @@ class RequestArrived:
     `cascade`: pools in order, beginning with `pool` (DiffServe, section 3.1); none or one is no cascade; `cascade_name`
     is the plan's. `needs`: what its LoRAs and ControlNets ask of a worker, the same at every stage. `thinning`: which
     of its steps may be left out in `pool` where it starts from noise. `others`: further requests that differ from it by
-    their seeds alone (several pictures of one call), which are admitted with it or refused with it.
+    their seeds alone (several pictures of one call), which are admitted with it or refused with it. `has_inputs`: it
+    came with images, which its worker has to fetch and decode before it can begin.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class RequestArrived:
     thinning: ThinningOffer = WHOLE
     others: tuple[str, ...] = ()
     cascade_name: str = ""
+    has_inputs: bool = False
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -228,7 +230,8 @@ class CancelRequested:
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
     """What a worker holds and how much it will take: `credit_count` attempts, and `reserve_count` more that are due
-    before one that it has. `pinned`: named by the operator, so no plan is needed;
+    before one that it has; `preparing_count`: attempts besides that prepare their inputs, 0 where those hold a credit
+    meanwhile. `pinned`: named by the operator, so no plan is needed;
     `pairable`: it can compute one half of the guidance for another worker. `holdings`: what it has for LoRAs and
     ControlNets; None where that is as it was told before."""
 
@@ -243,6 +246,7 @@ class WorkerReported:
     pairable: bool = False
     reserve_count: int = 0
     holdings: AdapterHoldings | None = None
+    preparing_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +314,7 @@ class RecoveredRequest:
     cascade_name: str = ""
     start: str = "noise"
     needs: AdapterNeeds = NO_NEEDS
+    has_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

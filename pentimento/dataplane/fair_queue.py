@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 # Heaps are swept when so many entries more than live ones are in them.
@@ -59,19 +59,37 @@ class FairQueue:
         """Return the request whose turn it is. Changes the round, not what waits; IndexError when nothing does."""
         if not self._waiting:
             raise IndexError("nothing waits")
-        passed = 0
-        while True:
+        return self._first(_anybody) or ""
+
+    def first_of(self, may_go: Callable[[str], bool]) -> str | None:
+        """As `first`, of the tenants whose own first request may go; None where nobody's may. Who is passed over saves
+        up no more than that request."""
+        return self._first(may_go) if self._waiting else None
+
+    def _first(self, may_go: Callable[[str], bool]) -> str | None:
+        passed = held_up = 0
+        while held_up < len(self._backlogs):
             tenant, backlog = next(iter(self._backlogs.items()))
+            request_id, work = self._head(backlog)
+            if not may_go(request_id):
+                held_up += 1
+                backlog.deficit = min(backlog.deficit, work)
+                self._pass_on(tenant)
+                continue
+            held_up = 0
             if tenant != self._visiting:
                 self._begin_visit(tenant, backlog)
-            request_id, work = self._head(backlog)
             if work <= backlog.deficit:
                 return request_id
-            self._backlogs.move_to_end(tenant)
-            self._visiting = None
+            self._pass_on(tenant)
             passed += 1
             if passed > len(self._backlogs):
-                self._skip_rounds()
+                self._skip_rounds(may_go)
+        return None
+
+    def _pass_on(self, tenant: str) -> None:
+        self._backlogs.move_to_end(tenant)
+        self._visiting = None
 
     def serve(self, request_id: str) -> None:
         """Take out the first request, at its tenant's expense."""
@@ -104,11 +122,14 @@ class FairQueue:
         self._visiting = tenant
         backlog.deficit += self._quantum * self._weights.get(tenant, 1.0)
 
-    def _skip_rounds(self) -> None:
-        """Every head is larger than its tenant's deficit: give all of them at once the rounds that are lacking."""
+    def _skip_rounds(self, may_go: Callable[[str], bool]) -> None:
+        """Every head that may go is larger than its tenant's deficit: give those at once the rounds that are
+        lacking."""
+        found = [(self._head(backlog), backlog, tenant) for tenant, backlog in self._backlogs.items()]
         heads = [
-            (self._head(backlog)[1], backlog, self._weights.get(tenant, 1.0))
-            for tenant, backlog in self._backlogs.items()
+            (work, backlog, self._weights.get(tenant, 1.0))
+            for (request_id, work), backlog, tenant in found
+            if may_go(request_id)
         ]
         if not self._quantum > 0.0:
             # What is left of a sum after many subtractions may be nothing at all.
@@ -127,3 +148,7 @@ class FairQueue:
     def _is_live(self, item: tuple[float, int, str]) -> bool:
         entry = self._waiting.get(item[2])
         return entry is not None and entry[0] == item[1]
+
+
+def _anybody(request_id: str) -> bool:
+    return True

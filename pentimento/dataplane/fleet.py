@@ -148,6 +148,7 @@ def _update(state: State, worker: Worker, event: WorkerReported) -> None:
     worker.worker_generation = event.worker_generation
     worker.credit_count = min(max(event.credit_count, 0), _MAX_CREDITS)
     worker.reserve_count = min(max(event.reserve_count, 0), _MAX_CREDITS)
+    worker.preparing_count = min(max(event.preparing_count, 0), _MAX_CREDITS)
     worker.draining = event.draining
     worker.pinned = event.pinned
     worker.pairable = event.pairable
@@ -178,8 +179,7 @@ def _place(state: State, worker: Worker, model: str, model_digest: str) -> None:
 
 def _withdraw(state: State, worker: Worker) -> None:
     for key in worker.lane_keys:
-        state.lane(key).ready.discard(worker.worker_id)
-        state.lane(key).reserve.discard(worker.worker_id)
+        state.lane(key).withdraw(worker.worker_id)
         state.pool(key[0]).workers.pop(worker.worker_id, None)
 
 

@@ -17,9 +17,10 @@ from pentimento.policies.adapter_needs import NO_HOLDINGS, AdapterHoldings
 class Worker:
     """A worker as it last described itself. `abandoned`: attempts we gave up that it may still be running.
 
-    Of those in flight, `begun` are the ones that it has started on, and `yielded` those that hold no credit any more,
-    about to end. `lost_begun`: one of them was lost with this process, so those that only waited behind it are not to
-    blame. `slowdown` as in `Speed`; None before its first picture.
+    Of those in flight, `preparing` hold no credit yet: their inputs are fetched and decoded beside what is painted, at
+    most `preparing_count` at once. `begun` are the ones that it has started on, and `yielded` those that hold no credit
+    any more, about to end. `lost_begun`: one of them was lost with this process, so those that only waited behind it
+    are not to blame. `slowdown` as in `Speed`; None before its first picture.
     """
 
     worker_id: str
@@ -28,6 +29,7 @@ class Worker:
     worker_generation: int
     credit_count: int
     reserve_count: int = 0
+    preparing_count: int = 0
     draining: bool = False
     pinned: bool = False
     pairable: bool = False
@@ -36,6 +38,7 @@ class Worker:
     # False from a refusal until the worker's next word: what we believed of it was stale.
     confirmed: bool = True
     in_flight: dict[AttemptKey, None] = field(default_factory=dict)
+    preparing: dict[AttemptKey, None] = field(default_factory=dict)
     begun: dict[AttemptKey, None] = field(default_factory=dict)
     yielded: dict[AttemptKey, None] = field(default_factory=dict)
     lost_begun: bool = False
@@ -50,8 +53,8 @@ class Worker:
 
     @property
     def used_credits(self) -> int:
-        """The credits that are taken: those in flight and abandoned, less those about to end."""
-        return len(self.in_flight) + len(self.abandoned) - len(self.yielded)
+        """The credits that are taken: those in flight and abandoned, less those that prepare or are about to end."""
+        return len(self.in_flight) + len(self.abandoned) - len(self.preparing) - len(self.yielded)
 
     def holds(self, model_digest: str) -> bool:
         """Return whether the worker is connected and holds that model."""
@@ -62,15 +65,32 @@ class Worker:
 class Lane:
     """Requests of one pool pinned to one digest, and the workers that could take them now. Reruns go first, then those
     `set_aside`: their turn has come, and no worker with a free credit had the LoRAs or ControlNets that they need;
-    `spare` are other lanes' requests, which go last. `reserve`: workers without a credit that would take somebody more
-    urgent than one that they have, the least urgent of theirs first."""
+    `spare` are other lanes' requests, which go last. `preparers`: workers that would take a request with inputs.
+    `reserve`: workers without a credit that would take somebody more urgent than one that they have, the least urgent
+    of theirs first. `inputs`: those of its requests that have inputs."""
 
     reruns: OrderedDict[str, None] = field(default_factory=OrderedDict)
     set_aside: OrderedDict[str, None] = field(default_factory=OrderedDict)
     fresh: FairQueue = field(default_factory=FairQueue)
     spare: FairQueue = field(default_factory=FairQueue)
     ready: ReadyWorkers = field(default_factory=ReadyWorkers)
+    preparers: ReadyWorkers = field(default_factory=ReadyWorkers)
     reserve: ReadyWorkers = field(default_factory=ReadyWorkers)
+    inputs: dict[str, None] = field(default_factory=dict)
+
+    def takers(self, request: Request) -> ReadyWorkers:
+        """Return the workers that have room for such a request now."""
+        return self.preparers if request.has_inputs else self.ready
+
+    def withdraw(self, worker_id: str) -> None:
+        """Offer the worker no longer."""
+        for workers in (self.ready, self.preparers, self.reserve):
+            workers.discard(worker_id)
+
+    def note_inputs(self, request: Request) -> None:
+        """Remember a request that is about to wait here, if it has inputs."""
+        if request.has_inputs:
+            self.inputs[request.request_id] = None
 
     def discard(self, request_id: str) -> None:
         """Take a request out of all queues of the lane."""
@@ -78,6 +98,7 @@ class Lane:
         self.set_aside.pop(request_id, None)
         self.fresh.discard(request_id)
         self.spare.discard(request_id)
+        self.inputs.pop(request_id, None)
 
 
 @dataclass(slots=True)
@@ -140,7 +161,7 @@ class Pool:
             del self.ends[bisect_left(self.ends, request.ends_at)]
 
     def expect_credit(self, request: Request, at: float) -> None:
-        """Expect a running request to give its credit back at another time; nothing where it has already."""
+        """Expect a running request to give its credit back at another time; nothing where it has none."""
         if request.ends_at is not None:
             del self.ends[bisect_left(self.ends, request.ends_at)]
             request.ends_at = at

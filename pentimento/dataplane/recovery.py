@@ -71,6 +71,7 @@ def _take_over(state: State, now: float, recovered: RecoveredRequest) -> list[Ef
         cascade_name=recovered.cascade_name,
         start=recovered.start,
         needs=recovered.needs,
+        has_inputs=recovered.has_inputs,
         phase=Phase.ORPHANED,
         model_digest=recovered.model_digest,
         attempt_number=recovered.attempt_number,

@@ -41,6 +41,7 @@ class Request:
     `live`: tokens of its attempts that hold a credit, the newest last. `picture_token`: the attempt whose picture is
     scored or committed, 0 before; `fallback_token`: the one whose picture an earlier stage of the cascade leaves.
     `cascade_name` is the plan's, empty for the operator's own; `start` the kind of start of the stage that it is in.
+    `has_inputs`: it came with images, which are fetched and decoded before an attempt begins.
     """
 
     request_id: str
@@ -55,6 +56,7 @@ class Request:
     cascade_name: str = ""
     start: str = NOISE
     needs: AdapterNeeds = NO_NEEDS
+    has_inputs: bool = False
     phase: Phase = Phase.ACCEPTING
     model_digest: str = ""
     spare: tuple[RouteOption, ...] = ()
@@ -64,9 +66,10 @@ class Request:
     fencing_token: int = 0
     live: tuple[int, ...] = ()
     worker_id: str = ""
+    # Of its newest attempt; never while that prepares its inputs.
     started_at: float = 0.0
     started_load: int = 1
-    # When its attempt is expected to give its credit back; None once it has.
+    # When its attempt is expected to give its credit back; None while it has none.
     ends_at: float | None = None
     picture_token: int = 0
     fallback_token: int = 0

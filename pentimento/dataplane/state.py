@@ -153,13 +153,14 @@ class State:
         request.phase = phase
         self._count(request, +1)
 
-    def begin(self, request: Request, now: float, ends_at: float) -> None:
-        """Count an attempt that starts: the first of a request that waits, or another one of one that is hedged."""
+    def begin(self, request: Request, now: float, ends_at: float | None) -> None:
+        """Count an attempt that starts: the first of a request that waits, another one of one that is hedged, or one
+        that has prepared its inputs. `ends_at` None: it holds no credit yet."""
         self._count(request, -1)
         if request.phase is Phase.QUEUED:
             self._leave_lanes(request)
             request.phase = Phase.STARTING
-        request.started_at, request.ends_at = now, ends_at
+        request.started_at, request.ends_at = math.inf if ends_at is None else now, ends_at
         self._count(request, +1)
 
     def move(self, request: Request, pool: str, work: float, thinning: ThinningOffer = WHOLE) -> None:
@@ -183,6 +184,7 @@ class State:
         self.enter(request, Phase.QUEUED)
         key = request.lane_key
         lane = self.lane(key)
+        lane.note_inputs(request)
         self.dirty[key] = None
         if rerun:
             lane.reruns[request.request_id] = None
@@ -191,6 +193,7 @@ class State:
         lane.fresh.push(request.request_id, request.tenant, due, request.work)
         for option in request.spare:
             key = (option.pool, option.model_digest)
+            self.lane(key).note_inputs(request)
             self.lane(key).spare.push(request.request_id, request.tenant, due, option.work)
             self.dirty[key] = None
 

@@ -16,13 +16,15 @@ def suits(request: Request, worker: Worker) -> bool:
 
 
 def cheapest_worker(state: State, key: LaneKey, request: Request) -> Worker | None:
-    """Return the ready worker of the lane that suits the request and on which it costs least, with what it would have
-    to load; None where none suits. IndexError where none is ready. O(log n) in the ready workers for a request without
-    adapters, O(n) for one with."""
-    lane = state.lanes[key]
+    """Return the worker of the lane that has room for the request, suits it, and on which it costs least, with what it
+    would have to load; None where there is none. O(log n) in the workers with room for a request without adapters, O(n)
+    for one with."""
+    takers = state.lanes[key].takers(request)
+    if not takers:
+        return None
     if not request.needs:
-        return _least_missed(state, lane.ready)
-    costs = lane.ready.costs()
+        return _least_missed(state, takers)
+    costs = takers.costs()
     suited = [state.workers[worker_id] for worker_id in costs if suits(request, state.workers[worker_id])]
     profiled = state.pool(key[0]).speed.profile is not None
     # Costs are seconds for each unit of work; before speeds are known they are the requests that a worker has.

@@ -37,7 +37,8 @@ class LatentParallelPeer:
 @dataclass(frozen=True)
 class WorkerCredits:
     """`credit_count` bounds the attempts that the worker holds at once, without those that have yielded their place. It
-    takes `reserve_count` more that are due before one that it holds, which then steps back. `known_adapters`: LoRAs
+    takes `reserve_count` more that are due before one that it holds, which then steps back, and `preparing_count` more
+    that came with images: those are fetched and decoded before the attempt holds a credit. `known_adapters`: LoRAs
     that it can paint with, None for those that it told before; `resident_components` names what need not be loaded."""
 
     worker_id: str
@@ -51,6 +52,7 @@ class WorkerCredits:
     attempts: tuple[RunningAttempt, ...] = ()
     reserve_count: int = 0
     known_adapters: tuple[Adapter, ...] | None = None
+    preparing_count: int = 0
 
 
 @dataclass(frozen=True)

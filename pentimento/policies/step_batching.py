@@ -19,6 +19,8 @@ from typing import Any, Protocol, TypeVar
 Urgency = tuple[float, int]
 
 RESERVE_SHARE = 0.25
+# Images are fetched and decoded one after the other: while one picture's are, the next one's are on their way.
+PREPARING_SHARE = 0.25
 # From a place that falls free to a request that takes it: journal, network, preparation.
 ON_ITS_WAY_S = 0.05
 # Groups whose step time is remembered: more than a worker has at once.
@@ -57,6 +59,12 @@ def due_at(arrived_at: float, deadline: float | None, aging_limit_s: float) -> f
 def reserve_count(batch_limit: int) -> int:
     """Return how many attempts a worker takes beyond a full batch, when they are due before one of those in it."""
     return math.ceil(batch_limit * RESERVE_SHARE)
+
+
+def preparing_count(batch_limit: int) -> int:
+    """Return how many attempts a worker takes beyond a full batch to prepare the images that they came with, so that no
+    place of the batch waits for those."""
+    return math.ceil(batch_limit * PREPARING_SHARE)
 
 
 def yielding_steps(step_s: float) -> int:

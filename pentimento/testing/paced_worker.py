@@ -71,6 +71,7 @@ class PacedWorker(UnetWorkerServiceServicer):
     def __init__(self, worker_id: str, credit_count: int = 1, step_s: float = 0.0) -> None:
         self.worker_id = worker_id
         self.credit_count = credit_count
+        self.preparing_count = 0
         self.step_s = step_s
         self.held: HeldModel = HELD
         self.capabilities = frozenset(Capability)
@@ -129,6 +130,7 @@ class PacedWorker(UnetWorkerServiceServicer):
             attempts=attempts,
             known_adapters=self.known_adapters,
             resident_components=self.resident,
+            preparing_count=self.preparing_count,
         )
 
     async def Execute(self, request: pb.ExecuteRequest, context: Any) -> AsyncIterator[pb.ExecuteResponse]:
@@ -153,7 +155,7 @@ class PacedWorker(UnetWorkerServiceServicer):
             raise FailedPrecondition("WORKER_GENERATION_MISMATCH", "another generation")
         if request.route.model_digest != self.held.model_digest:
             raise FailedPrecondition("MODEL_DIGEST_MISMATCH", "another model")
-        if len(self.running) >= self.credit_count:
+        if len(self.running) >= self.credit_count + self.preparing_count:
             raise ResourceExhausted("NO_CREDIT", "no credit left")
 
     async def Attach(self, request: pb.AttachRequest, context: Any) -> AsyncIterator[pb.AttachResponse]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability
-from pentimento.policies.step_batching import reserve_count
+from pentimento.policies.step_batching import preparing_count, reserve_count
 from services.unet_worker.attempts.attempt_book import AttemptBook, StreamEvent
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.validation import AttemptLimits, check_order
@@ -39,7 +39,7 @@ class UnetWorker:
         self.capacity = CapacityFeed(self.credits)
         self.attempts = AttemptBook(
             lambda order, emit: self.loaded.run(order, emit),
-            lambda: self._credit_count() + self._reserve_count(),
+            lambda: self._credit_count() + self._reserve_count() + self._preparing_count(),
             orphan_s,
             self.capacity.changed,
         )
@@ -65,6 +65,11 @@ class UnetWorker:
         steps_back = Capability.STEP_BATCHING in self.loaded.capabilities
         return reserve_count(self.loaded.batch_limit) if steps_back and not self._fixed_credits else 0
 
+    def _preparing_count(self) -> int:
+        """None where whole requests are batched, as for reserves: a batch is made up at once there."""
+        steps = Capability.STEP_BATCHING in self.loaded.capabilities
+        return preparing_count(self.loaded.batch_limit) if steps else 0
+
     def credits(self) -> WorkerCredits:
         loaded, running = self.loaded, self.attempts.running()
         denoising = loaded.running_count
@@ -80,6 +85,7 @@ class UnetWorker:
             attempts=tuple(held.describe() for held in running),
             reserve_count=0 if self.attempts.draining else self._reserve_count(),
             known_adapters=loaded.adapters.known,
+            preparing_count=0 if self.attempts.draining else self._preparing_count(),
         )
 
     def watch_credits(

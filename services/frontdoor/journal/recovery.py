@@ -66,6 +66,7 @@ def _recovered(job: Job, record: JournalledRequest) -> RecoveredRequest:
         cascade_name=request.stages[0].cascade,
         start=kind_of(route.start) if route else NOISE,
         needs=needs_of(request.resolved.spec.loras, request.resolved.spec.controlnets),
+        has_inputs=bool(request.resolved.inputs),
     )
 
 

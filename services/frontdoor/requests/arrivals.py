@@ -159,6 +159,7 @@ class Arrivals:
             thinning=expected_thinning(self._parts, painted, first),
             others=others,
             cascade_name=judged.stages[0].cascade,
+            has_inputs=bool(request.resolved.inputs),
         )
         self._parts.submit(arrived)
         return listeners

@@ -242,6 +242,7 @@ def _reported(credits: WorkerCredits, pinned: bool, holdings: AdapterHoldings | 
         worker_generation=credits.held.worker_generation,
         credit_count=credits.credit_count,
         reserve_count=credits.reserve_count,
+        preparing_count=credits.preparing_count,
         draining=credits.draining,
         pinned=pinned,
         pairable=Capability.LATENT_PARALLEL in credits.capabilities,

@@ -159,6 +159,26 @@ async def test_a_request_whose_image_cannot_be_read_makes_room_for_others_and_ma
     assert not [spec for spec in worker.executed if spec.init_image]
 
 
+async def test_an_image_goes_to_a_worker_that_prepares_it_while_another_picture_has_the_credit(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
+    worker.preparing_count = 1
+    worker.change()
+    await until(lambda: all(one.preparing_count for one in suite.frontdoor.parts.dataplane.state.workers.values()))
+    worker.hold.clear()
+    running = suite.client.generate(ImageRequest("x", num_inference_steps=1))
+    await suite.accepted(running)
+    await worker.wait_until(lambda: worker.running)
+
+    stream = suite.client.generate(REQUEST)
+    await suite.accepted(stream)
+    await worker.wait_until(lambda: len(worker.running) == 2)
+    worker.hold.set()
+    _ = [event async for event in stream]
+
+    assert worker.executed[1].init_image == InitImage(IMAGE, 0.5)
+
+
 async def test_an_image_that_is_gone_is_never_painted_without(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     running = suite.client.generate(ImageRequest("x", num_inference_steps=1))

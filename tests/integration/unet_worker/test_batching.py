@@ -112,13 +112,13 @@ async def test_a_picture_above_the_memory_budget_is_refused_and_the_next_one_pai
     assert (await result_of(execute(worker, attempt=attempt(2)))).image
 
 
-async def test_a_worker_without_batches_holds_one_attempt_and_one_that_is_more_urgent(
+async def test_a_worker_without_batches_holds_one_attempt_one_more_urgent_and_one_to_prepare(
     checkpoint: Path, directory: Path
 ) -> None:
     async with serve(checkpoint, directory, max_batch=1) as worker:
         credits = await anext(worker.client.watch_credits("frontdoor", 1))
 
-    assert (credits.credit_count, credits.reserve_count) == (1, 1)
+    assert (credits.credit_count, credits.reserve_count, credits.preparing_count) == (1, 1, 1)
 
 
 async def test_a_place_is_yielded_once_before_the_picture_is_there(worker: Served) -> None:

@@ -40,7 +40,7 @@ async def started(worker: Served, **options: Any) -> AsyncIterator[Any]:
 async def test_the_first_credits_come_at_once_and_tell_what_is_held(worker: Served) -> None:
     credits = await anext(worker.client.watch_credits("frontdoor", 1))
 
-    assert (credits.credit_count, credits.reserve_count) == (8, 2)
+    assert (credits.credit_count, credits.reserve_count, credits.preparing_count) == (8, 2, 2)
     assert (credits.running_count, credits.queued_count, credits.draining) == (0, 0, False)
     assert credits.held == worker.held
     assert credits.capabilities == {

@@ -96,19 +96,22 @@ def _check_queues(key: LaneKey, lane: Lane, state: State) -> None:
     }
     others_aside = lane.set_aside.keys() - own
     assert others_aside <= others
+    assert lane.inputs.keys() == {name for name in own | others if state.requests[name].has_inputs}
     assert len(lane.spare) == len(others - others_aside)
     assert all(name in lane.spare for name in others - others_aside)
 
 
 def _check_offers(key: LaneKey, lane: Lane, state: State) -> None:
-    ready, reserve = set(lane.ready), set(lane.reserve)
+    ready, preparers, reserve = set(lane.ready), set(lane.preparers), set(lane.reserve)
     for name, worker in state.workers.items():
         there = worker.connected and key in worker.lane_keys and is_eligible(state, worker)
         free = worker.credit_count - worker.used_credits
         assert (name in ready) == (there and free > 0)
+        prepares = len(worker.preparing) < worker.preparing_count and worker.credit_count > 0 and free >= 0
+        assert (name in preparers) == (there and (prepares if worker.preparing_count else free > 0))
         spare = free <= 0 < free + worker.reserve_count and bool(worker.in_flight)
         assert (name in reserve) == (there and spare)
-    assert ready | reserve <= state.workers.keys()
+    assert ready | preparers | reserve <= state.workers.keys()
 
 
 def _check_attempts(state: State) -> None:
@@ -117,7 +120,8 @@ def _check_attempts(state: State) -> None:
         helps = {key for key, helper in state.peers.items() if helper == name}
         assert worker.in_flight.keys() == holds | helps
         assert not holds & helps
-        assert worker.begun.keys() | worker.yielded.keys() <= holds
+        assert worker.begun.keys() | worker.yielded.keys() | worker.preparing.keys() <= holds
+        assert worker.preparing.keys().isdisjoint(worker.begun.keys() | worker.yielded.keys())
         _check_used(worker)
     for request in state.requests.values():
         held = {token for name, token in state.attempt_workers if name == request.request_id}

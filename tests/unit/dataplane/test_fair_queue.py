@@ -69,6 +69,48 @@ def test_one_huge_request_does_not_make_turns_long_for_ever() -> None:
     assert abs(served.count("a") - served.count("b")) <= 3
 
 
+def test_a_tenant_whose_first_request_may_not_go_is_passed_over() -> None:
+    queue = FairQueue()
+    queue.push("held up", "a", 0.0, 1.0)
+    queue.push("free", "b", 0.0, 100.0)
+
+    assert queue.first_of(lambda name: name == "free") == "free"
+    assert queue.first_of(lambda name: False) is None
+    assert FairQueue().first_of(lambda name: True) is None
+
+
+def test_turns_that_a_tenant_could_not_use_are_not_saved_up() -> None:
+    queue = FairQueue()
+    for number in range(100):
+        queue.push(f"a{number}", "a", 0.0, 1.0)
+        queue.push(f"b{number}", "b", 0.0, 1.0)
+    for _ in range(40):
+        name = queue.first_of(lambda name: name.startswith("b"))
+        assert name is not None
+        queue.serve(name)
+
+    served = [serve(queue)[0] for _ in range(20)]
+
+    assert abs(served.count("a") - served.count("b")) <= 3
+
+
+def test_what_is_left_of_turns_that_were_broken_off_is_not_saved_up() -> None:
+    queue = FairQueue()
+    for number in range(200):
+        queue.push(f"a{number}", "a", 0.0, 1.0)
+        queue.push(f"b{number}", "b", 0.0, 9.0)
+    for _ in range(20):
+        # One of a's, after which its turn is broken off.
+        for may_go in (lambda name: name[0] == "a", lambda name: name[0] == "b"):
+            name = queue.first_of(may_go)
+            assert name is not None
+            queue.serve(name)
+
+    served = "".join(serve(queue)[0] for _ in range(30))
+
+    assert "b" in served[:15]
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), works, st.floats(0, 10), st.integers(0, 3)), max_size=60))
 def test_everything_is_served_once_whatever_leaves_meanwhile(

@@ -51,7 +51,8 @@ class Walk:
         deadline = self.world.now + rng.choice([1.0, 7.0, 30.0, 1000.0])
         lanes = (rng.random() < 0.3, rng.random() < 0.3)
         needs = rng.choice([NO_NEEDS, NO_NEEDS, NO_NEEDS, *STYLES])
-        self.world.arrive(Wish(rng.choice("aab"), deadline, cascade, *lanes, needs, count=rng.choice([1, 1, 1, 2, 3])))
+        count, has_inputs = rng.choice([1, 1, 1, 2, 3]), rng.random() < 0.3
+        self.world.arrive(Wish(rng.choice("aab"), deadline, cascade, *lanes, needs, count, has_inputs))
 
     def _deliver(self) -> None:
         if self.world.replies:

@@ -27,6 +27,8 @@ COUNTED_EVERY = 4
 CONFIDENCES = (0.9, 0.1, None, math.nan)
 # One worker of each model paints with LoRAs.
 TAKES_LORAS = ("w2", "w3")
+# One worker of each model prepares inputs beside what it paints; for the others' a credit is taken.
+PREPARERS = ("w1", "w3")
 HOLDINGS = AdapterHoldings(frozenset({Capability.LORA}), frozenset({"neon", "mosaic"}), frozenset({"neon"}))
 STYLES = tuple(AdapterNeeds(frozenset({Capability.LORA}), frozenset({style})) for style in ("neon", "mosaic"))
 
@@ -51,6 +53,8 @@ class World:
         self.workers = {name: WorldWorker(name, model) for name, model in models.items()}
         for name in TAKES_LORAS:
             self.workers[name].holdings = HOLDINGS
+        for name in PREPARERS:
+            self.workers[name].preparing_count = 1
         # The stage and the model that each attempt paints.
         self.paints: dict[AttemptKey, tuple[int, str]] = {}
         self.replies: list[events.Event] = []
@@ -104,6 +108,7 @@ class World:
             cascade=wish.cascade,
             cascade_stage=row.cascade_stage,
             needs=wish.needs,
+            has_inputs=wish.has_inputs,
         )
 
     # -- what the test does to the world -------------------------------------------------------------------------
@@ -127,7 +132,8 @@ class World:
             if request.phase in WAITING and request.pool == LIGHT
         ]
         asked = (request_id, wish.tenant, LIGHT, 1.0, wish.deadline)
-        self.send(events.RequestArrived(*asked, cascade=wish.cascade, needs=wish.needs, others=tuple(others)))
+        wanted = {"cascade": wish.cascade, "needs": wish.needs, "has_inputs": wish.has_inputs}
+        self.send(events.RequestArrived(*asked, **wanted, others=tuple(others)))  # type: ignore[arg-type]
         share = QUEUE_LIMIT // len({*waiting, wish.tenant})
         full = waiting.count(wish.tenant) + wish.count > share or len(waiting) + wish.count > 2 * QUEUE_LIMIT
         reason = self.rejected.get(request_id, "")
@@ -173,6 +179,7 @@ class World:
                 pairable=True,
                 reserve_count=worker.reserve_count,
                 holdings=holdings,
+                preparing_count=worker.preparing_count,
             )
         )
 
@@ -305,14 +312,13 @@ class World:
         assert effect.fencing_token > row.newest_token
         assert self.now < wish.deadline
         seen, real = self.dataplane.state.workers[effect.worker_id], self.workers[effect.worker_id]
-        assert seen.used_credits <= seen.credit_count + seen.reserve_count
-        if seen.used_credits > seen.credit_count:
-            deadlines = [
-                self.wishes[request_id].deadline for request_id, _ in seen.in_flight.keys() - seen.yielded.keys()
-            ]
+        assert seen.used_credits <= seen.credit_count + seen.reserve_count + seen.preparing_count
+        painted = seen.in_flight.keys() - seen.yielded.keys() - seen.preparing.keys()
+        if seen.used_credits > seen.credit_count and (effect.request_id, effect.fencing_token) in painted:
+            deadlines = [self.wishes[request_id].deadline for request_id, _ in painted]
             assert min(deadlines) < max(deadlines)
         held = {*seen.in_flight, *real.running} - real.yielded
-        assert not real.heard or len(held) <= real.credit_count + real.reserve_count
+        assert not real.heard or len(held) <= real.most_attempts
         # The stage's route is pinned by its first attempt.
         pinned = row.attempt_number > 0 and row.cascade_stage == effect.cascade_stage
         planned = HEAVY if effect.option else (wish.cascade[effect.cascade_stage] if wish.cascade else LIGHT)
@@ -338,7 +344,7 @@ class World:
             self.replies.append(events.AttemptFailed(*key, FailureKind.WORKER_LOST))
         elif worker.generation != effect.worker_generation:
             self.replies.append(events.AttemptFailed(*key, FailureKind.NOT_HELD))
-        elif len(worker.running.keys() - worker.yielded) >= worker.credit_count + worker.reserve_count:
+        elif len(worker.running.keys() - worker.yielded) >= worker.most_attempts:
             self.replies.append(events.AttemptFailed(*key, FailureKind.NO_CREDIT))
         else:
             worker.running[key] = None

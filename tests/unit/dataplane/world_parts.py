@@ -21,9 +21,15 @@ class WorldWorker:
     # Those whose place may be taken already.
     yielded: set[AttemptKey] = field(default_factory=set)
     reserve_count: int = 1
+    preparing_count: int = 0
     holdings: AdapterHoldings = NO_HOLDINGS
     # The start of it that has told this frontdoor its holdings.
     told: int = 0
+
+    @property
+    def most_attempts(self) -> int:
+        """How many it holds at once, those left out whose place may be taken."""
+        return self.credit_count + self.reserve_count + self.preparing_count
 
 
 @dataclass
@@ -48,3 +54,4 @@ class Wish:
     pair: bool = False
     needs: AdapterNeeds = NO_NEEDS
     count: int = 1
+    has_inputs: bool = False

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
+from pentimento.domain.generation import (
+    ControlNetSelection,
+    GenerationSpec,
+    LoraSelection,
+    ObjectReference,
+    Scheduler,
+    SpecInput,
+)
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
@@ -73,6 +80,19 @@ async def test_a_recovered_request_is_asked_as_it_was_accepted_with_its_adapters
     await recover(journal, jobs, inputs, SetClock(ACCEPTED_AT, NOW), default_deadline_s=600.0)
 
     assert jobs.get("r1").request.resolved == asked
+
+
+@pytest.mark.parametrize("parts", [(), (SpecInput("init_image.image", ObjectReference("k", "sha256:0", 1)),)])
+async def test_of_a_recovered_request_it_is_known_whether_it_came_with_images(
+    journal: Journal, inputs: Inputs, parts: tuple[SpecInput, ...]
+) -> None:
+    accept(journal, body=resolved_to_bytes(replace(RESOLVED, inputs=parts)))
+
+    recovered = await recover(
+        journal, Jobs(lambda event: None), inputs, SetClock(ACCEPTED_AT, NOW), default_deadline_s=600.0
+    )
+
+    assert [request.has_inputs for request in recovered.requests] == [bool(parts)]
 
 
 @pytest.mark.parametrize("route", [None, b"\xff", b""], ids=["request", "route", "route of a newer kind"])

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.policies.step_batching import GroupTurns, Urgency, choose_batch, due_at, reserve_count, yielding_steps
+from pentimento.policies.step_batching import (
+    GroupTurns,
+    Urgency,
+    choose_batch,
+    due_at,
+    preparing_count,
+    reserve_count,
+    yielding_steps,
+)
 
 AGING_LIMIT_S = 20.0
 
@@ -251,7 +259,7 @@ def test_a_long_step_does_not_get_ahead_of_short_urgent_work_before_it_has_saved
 
 @pytest.mark.parametrize(("limit", "reserve"), [(1, 1), (2, 1), (4, 1), (5, 2), (8, 2)])
 def test_a_worker_takes_a_quarter_of_a_batch_beyond_it_rounded_up(limit: int, reserve: int) -> None:
-    assert reserve_count(limit) == reserve
+    assert (reserve_count(limit), preparing_count(limit)) == (reserve, reserve)
 
 
 def test_in_a_group_s_turn_its_most_urgent_go_ahead_of_those_that_have_begun() -> None:

@@ -174,6 +174,12 @@ def test_attempt_survives_its_message():
     assert generation.attempt_from_proto(generation.attempt_to_proto(attempt)) == attempt
 
 
+def test_places_beyond_the_credits_survive_their_message():
+    credits = replace(_credits(), reserve_count=2, preparing_count=3)
+
+    assert fleet.credits_from_proto(fleet.credits_to_proto(credits)) == credits
+
+
 @pytest.mark.parametrize("known", [None, ()])
 def test_a_worker_that_knows_no_adapters_is_told_from_one_that_has_told_before(known):
     credits = replace(_credits(), known_adapters=known)

@@ -180,6 +180,7 @@ class WatchCreditsResponse(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     RESERVE_COUNT_FIELD_NUMBER: _builtins.int
     KNOWN_ADAPTERS_FIELD_NUMBER: _builtins.int
+    PREPARING_COUNT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     credit_count: _builtins.int
     """Attempts of this frontdoor that the worker is ready to hold at once, running ones included but for those that have
@@ -190,6 +191,10 @@ class WatchCreditsResponse(_message.Message):
     draining: _builtins.bool
     reserve_count: _builtins.int
     """As many more, each due before one that the worker holds, which steps back for it."""
+    preparing_count: _builtins.int
+    """As many more with images of their own, which hold no credit until they have started. 0: those hold one from the
+    beginning.
+    """
     @_builtins.property
     def held(self) -> Global___HeldModel: ...
     @_builtins.property
@@ -218,10 +223,11 @@ class WatchCreditsResponse(_message.Message):
         attempts: _abc.Iterable[Global___RunningAttempt] | None = ...,
         reserve_count: _builtins.int = ...,
         known_adapters: Global___KnownAdapters | None = ...,
+        preparing_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters", "held", b"held", "known_adapters", b"known_adapters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters", "attempts", b"attempts", "capabilities", b"capabilities", "credit_count", b"credit_count", "draining", b"draining", "held", b"held", "known_adapters", b"known_adapters", "queued_count", b"queued_count", "reserve_count", b"reserve_count", "resident_components", b"resident_components", "running_count", b"running_count", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters", "attempts", b"attempts", "capabilities", b"capabilities", "credit_count", b"credit_count", "draining", b"draining", "held", b"held", "known_adapters", b"known_adapters", "preparing_count", b"preparing_count", "queued_count", b"queued_count", "reserve_count", b"reserve_count", "resident_components", b"resident_components", "running_count", b"running_count", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__known_adapters: _TypeAlias = _typing.Literal["known_adapters"]  # noqa: Y015
     _WhichOneofArgType__known_adapters: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters"]  # noqa: Y015
