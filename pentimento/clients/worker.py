@@ -15,7 +15,7 @@ from pentimento.wire.generation import (
     attempt_to_proto,
     grant_to_proto,
     route_to_proto,
-    spec_to_proto,
+    write_spec,
 )
 
 
@@ -68,7 +68,6 @@ class WorkerClient:
         of it are left out. `omit_progress`: progress without a preview comes at most once a second."""
         request = pb.ExecuteRequest(
             attempt=attempt_to_proto(attempt),
-            spec=spec_to_proto(spec),
             route=route_to_proto(route),
             worker_generation=worker_generation,
             deadline_remaining_ms=deadline_remaining_ms,
@@ -82,6 +81,7 @@ class WorkerClient:
             cache_thinned_picture=cache_thinned_picture,
             omit_progress=omit_progress,
         )
+        write_spec(spec, request.spec)
         call = self._stub.Execute(request)
         try:
             with domain_errors():

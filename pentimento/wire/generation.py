@@ -29,6 +29,7 @@ from pentimento.domain.generation import (
     Start,
 )
 from pentimento.domain.retrieval import Neighbour
+from pentimento.domain.spec_inputs import take_inputs
 from pentimento.wire.enumerations import CONTROLNET_MODES, NOISE_FORMS, SCHEDULERS
 
 
@@ -48,6 +49,17 @@ def spec_to_proto(spec: GenerationSpec) -> pb.GenerationSpec:
         controlnets=[controlnet_to_proto(controlnet) for controlnet in spec.controlnets],
         init_image=init_image_to_proto(spec.init_image) if spec.init_image else None,
     )
+
+
+def write_spec(spec: GenerationSpec, message: pb.GenerationSpec) -> None:
+    """Write a spec into an empty message of its own or another's, its images once. A message that is handed to the
+    constructor of another is copied twice for it: of 8 MiB that takes 8 ms more of an event loop."""
+    bare, _ = take_inputs(spec)
+    message.CopyFrom(spec_to_proto(bare))
+    if spec.init_image is not None:
+        message.init_image.image, message.init_image.mask = spec.init_image.image, spec.init_image.mask
+    for part, controlnet in zip(message.controlnets, spec.controlnets, strict=True):
+        part.conditioning_image = controlnet.conditioning_image
 
 
 def spec_from_proto(message: pb.GenerationSpec) -> GenerationSpec:

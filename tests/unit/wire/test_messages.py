@@ -10,6 +10,7 @@ from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.image.v1 import image_service_pb2 as image_pb
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
@@ -172,6 +173,16 @@ def test_attempt_survives_its_message():
     attempt = Attempt("request", 2, 7, "frontdoor-0", 3, "tenant")
 
     assert generation.attempt_from_proto(generation.attempt_to_proto(attempt)) == attempt
+
+
+@settings(deadline=None)
+@given(st.from_type(GenerationSpec))
+def test_a_spec_written_into_a_message_is_the_one_made_for_it(spec):
+    request = worker_pb.ExecuteRequest()
+
+    generation.write_spec(spec, request.spec)
+
+    assert request == worker_pb.ExecuteRequest(spec=generation.spec_to_proto(spec))
 
 
 def test_places_beyond_the_credits_survive_their_message():
