@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -15,7 +15,7 @@ from pentimento.domain.image_request import ResolvedRequest
 from pentimento.domain.reasons import Reason
 from pentimento.domain.spec_inputs import put_inputs, take_inputs
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
-from pentimento.stores.objects.store import refer_to
+from pentimento.stores.objects.store import digest_of
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Job
 
@@ -24,6 +24,8 @@ PREFIX = "inputs"
 _RETRY_COUNT = 6
 _RETRIES = Backoff(first_s=0.05, max_s=1.6)
 INPUT_RETRY_MS = 5000
+# A digest of so many bytes takes no longer than to ask a thread for it.
+_AT_ONCE_BYTES = 128 * 1024
 
 
 @dataclass
@@ -36,6 +38,16 @@ class _Held:
     storing: "asyncio.Task[ObjectReference] | None" = None
 
 
+async def input_digests(spec: GenerationSpec) -> dict[str, str]:
+    """Return the digests of the images in a spec, by their place. A large one's is taken in a thread: the event loop,
+    which serves all tenants, would do nothing else for milliseconds."""
+    return {place: await _digest_of(data) for place, data in take_inputs(spec)[1].items()}
+
+
+async def _digest_of(data: bytes) -> str:
+    return digest_of(data) if len(data) <= _AT_ONCE_BYTES else await asyncio.to_thread(digest_of, data)
+
+
 class Inputs:
     """Counts in memory which unfinished request uses what: the journal names them, and is read at the start."""
 
@@ -44,10 +56,15 @@ class Inputs:
         self._spawn = spawn
         self._held: dict[tuple[str, str], _Held] = {}
 
-    def claim(self, tenant: str, request_id: str, resolved: ResolvedRequest) -> ResolvedRequest:
-        """Changes state: the request without the bytes it came with, which are held for it until `release`."""
+    def claim(
+        self, tenant: str, request_id: str, resolved: ResolvedRequest, digests: Mapping[str, str]
+    ) -> ResolvedRequest:
+        """Changes state: the request without the bytes it came with, which are held for it until `release`. `digests`
+        are those of `input_digests`."""
         spec, parts = take_inputs(resolved.spec)
-        inputs = tuple(SpecInput(place, self._claim(tenant, request_id, data)) for place, data in parts.items())
+        inputs = tuple(
+            SpecInput(place, self._claim(tenant, request_id, data, digests[place])) for place, data in parts.items()
+        )
         return replace(resolved, spec=spec, inputs=inputs)
 
     def adopt(self, tenant: str, request_id: str, resolved: ResolvedRequest) -> None:
@@ -96,8 +113,8 @@ class Inputs:
         """Of everything that an unfinished request uses."""
         return {held.reference.key for held in self._held.values()}
 
-    def _claim(self, tenant: str, request_id: str, data: bytes) -> ObjectReference:
-        found = refer_to(_new_key(tenant), data)
+    def _claim(self, tenant: str, request_id: str, data: bytes, digest: str) -> ObjectReference:
+        found = ObjectReference(_new_key(tenant), digest, len(data))
         held = self._held.setdefault((tenant, found.digest), _Held(found, data=data))
         held.users.add(request_id)
         return held.reference

@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pentimento.dataplane.events import RequestArrived
 from pentimento.domain.errors import PentimentoError
@@ -30,12 +30,14 @@ SEED_BITS = 32
 @dataclass(frozen=True)
 class Judged:
     """What is painted, the stages whose models can paint it, and the request's draw for the shares of plans.
-    `seed_drawn`: its client named no seed."""
+    `seed_drawn`: its client named no seed. `digests`: of the images that it came with, by their place; needed before it
+    arrives."""
 
     resolved: ResolvedRequest
     stages: tuple[Stage, ...]
     draw: float
     seed_drawn: bool = False
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def picture(self, index: int) -> ResolvedRequest:
         """Return what is painted of one of several pictures: the seeds alone differ, drawn where nobody named one."""
@@ -176,7 +178,7 @@ class Arrivals:
         return ClientRequest(
             request_id=picture.request_id,
             tenant=call.tenant,
-            resolved=self._parts.inputs.claim(call.tenant, picture.request_id, resolved),
+            resolved=self._parts.inputs.claim(call.tenant, picture.request_id, resolved, judged.digests),
             stages=judged.stages,
             arrived_at=now,
             accepted_at=wall,
