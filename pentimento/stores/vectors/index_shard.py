@@ -28,6 +28,7 @@ from pentimento.files.private_files import make_private_directory
 from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame
 from pentimento.stores.vectors.generations import LOCK_SUFFIX
 from pentimento.stores.vectors.index import floats
+from pentimento.stores.vectors.point_filters import filter_of, has_digests, index_fields, with_digests
 
 logger = logging.getLogger("index_shard")
 
@@ -51,6 +52,7 @@ class IndexShard:
     def __init__(self, directory: Path, dimension_count: int, shape: dict[str, int] | None = None) -> None:
         self._dimension_count = dimension_count
         self._shard = _open_shard(directory, dimension_count, shape)
+        self._by_digests = has_digests(self._shard)
         self._operations: dict[str, Callable[[Frame], Frame]] = {
             "search": self._search,
             "upsert": self._upsert,
@@ -85,7 +87,7 @@ class IndexShard:
         request = edge.QueryRequest(
             limit=header["limit"],
             query=edge.Query.Nearest(floats(frame.body), using=header["space"]),
-            filter=edge.Filter(must=[_match(name, values) for name, values in header["conditions"].items()]),
+            filter=filter_of(header["conditions"], self._by_digests),
             with_payload=False,
             params=_search_parameters(header["candidates"]),
         )
@@ -157,10 +159,6 @@ def _exported(records: "Sequence[edge.Record]") -> Frame:
     return Frame({"points": points}, bytes(body))
 
 
-def _match(name: str, values: list[str]) -> "edge.FieldCondition":
-    return edge.FieldCondition(name, match=edge.MatchAny(values))
-
-
 def _search_parameters(candidates_count: int) -> "edge.SearchParams":
     again = edge.QuantizationSearchParams(rescore=True, oversampling=_COMPARED_AGAIN)
     return edge.SearchParams(hnsw_ef=candidates_count, quantization=again)
@@ -169,7 +167,7 @@ def _search_parameters(candidates_count: int) -> "edge.SearchParams":
 def _point(described: dict[str, Any], vectors: Iterator[list[float]]) -> "edge.Point":
     """Vectors follow one another in the body in the order of the points and of their `spaces`."""
     named: Any = {space: next(vectors) for space in described["spaces"]}
-    return edge.Point(uuid.UUID(described["id"]), named, described["payload"])
+    return edge.Point(uuid.UUID(described["id"]), named, with_digests(described["payload"]))
 
 
 def _open_shard(directory: Path, dimension_count: int, shape: dict[str, int] | None) -> "edge.EdgeShard":
@@ -190,9 +188,7 @@ def _create_shard(directory: Path, dimension_count: int, shape: dict[str, int] |
     unfinished = directory.with_name(f"{directory.name}.unfinished-{os.getpid()}")
     unfinished.mkdir(parents=True)
     shard = edge.EdgeShard.create(str(unfinished), _configuration(dimension_count, shape))
-    tenant = edge.KeywordIndexParams(is_tenant=True)
-    shard.update(edge.UpdateOperation.create_field_index("tenant", tenant))
-    shard.update(edge.UpdateOperation.create_field_index("compatibility_key", edge.PayloadSchemaType.Keyword))
+    index_fields(shard)
     shard.close()
     unfinished.rename(directory)
     return edge.EdgeShard.load(str(directory))
