@@ -96,7 +96,8 @@ def insert_unless_present_in(dialect: str, table: Table) -> Executable:
 def _open_sqlite(url: URL) -> Engine:
     _make_private_file(Path(str(url.database)))
     arguments = {} if "timeout" in url.query else {"timeout": _BUSY_TIMEOUT_S}
-    engine = create_engine(url, connect_args=arguments, pool_size=4)
+    # The connection that was used last: it has the pages that are read again and again.
+    engine = create_engine(url, connect_args=arguments, pool_size=4, pool_use_lifo=True)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

@@ -276,3 +276,17 @@ def test_a_file_system_that_cannot_write_ahead_is_refused(tmp_path: Path) -> Non
         pytest.raises(SchemaMismatch, match="cannot use write-ahead logging"),
     ):
         database._prepare_sqlite(connection, None)
+
+
+def test_a_reader_gets_the_connection_that_was_used_last(tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path}/ledger.sqlite")
+    first, last = engine.raw_connection(), engine.raw_connection()
+    wanted = last.driver_connection
+    first.close()
+    last.close()
+
+    with closing(engine.raw_connection()) as connection:
+        got = connection.driver_connection
+    engine.dispose()
+
+    assert got is wanted
