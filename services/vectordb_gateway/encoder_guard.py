@@ -8,7 +8,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EncoderBinding
 from pentimento.stores.vectors import VectorIndex
-from pentimento.stores.vectors.index import check_vector
+from pentimento.stores.vectors.unit_vectors import check_vector
 
 MAX_DIMENSION_COUNT = 8192
 

@@ -17,13 +17,14 @@ from typing import Any
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
 from pentimento.stores.vectors.frames import Frame
 from pentimento.stores.vectors.generations import Generations
-from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, check_vector
+from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery
 from pentimento.stores.vectors.index_building import IndexBuilding, IndexCounts
 from pentimento.stores.vectors.rebuild import OnPhase, Rebuild
 from pentimento.stores.vectors.rebuild_schedule import RebuildSchedule
 from pentimento.stores.vectors.serving_shard import ServingShard, batches
 from pentimento.stores.vectors.shard_process import DEFAULT_TIMING, ShardProcess, ShardTiming, without_error
 from pentimento.stores.vectors.snapshots import SnapshotManifest, take_snapshot
+from pentimento.stores.vectors.unit_vectors import check_vector
 
 logger = logging.getLogger(__name__)
 

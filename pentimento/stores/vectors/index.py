@@ -1,6 +1,5 @@
 """The interface of vector indexes, and what all of them agree on: whose vectors a search sees, and what a vector is."""
 
-import math
 import uuid
 from array import array
 from collections.abc import Iterator, Sequence
@@ -9,9 +8,6 @@ from enum import Enum
 from typing import Protocol, runtime_checkable
 
 from pentimento.domain.errors import InvalidArgument
-
-# float32 rounding of an encoder in half precision stays far below it.
-_UNIT_TOLERANCE = 1e-2
 
 
 class Space(Enum):
@@ -107,16 +103,6 @@ class AwaitedSearches(Protocol):
     async def search_soon(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch] | None:
         """Return what `VectorIndex.search` does, without ever blocking; None where even beginning would. The caller
         keeps the time. Raises StoreUnavailable."""
-
-
-def check_vector(name: str, values: bytes, dimension_count: int) -> None:
-    """Raise InvalidArgument unless `values` are `dimension_count` finite float32 of about unit length."""
-    if len(values) != 4 * dimension_count:
-        raise InvalidArgument.of(name, f"must be {dimension_count} float32 values, got {len(values)} bytes")
-    length = math.hypot(*floats(values))
-    # Written so that NaN fails too; zero and infinite vectors fail by their length.
-    if not abs(length - 1) <= _UNIT_TOLERANCE:
-        raise InvalidArgument.of(name, f"must be finite and of unit length, got length {length:.4g}")
 
 
 def floats(values: bytes) -> list[float]:

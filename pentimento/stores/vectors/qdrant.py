@@ -13,8 +13,9 @@ from qdrant_client import QdrantClient, models
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
-from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, check_vector, floats
+from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, floats
 from pentimento.stores.vectors.qdrant_layout import QdrantLayout
+from pentimento.stores.vectors.unit_vectors import check_vector
 
 _OPTIONS = frozenset({"collection", "tls", "api_key_file", "quantised", "shard_groups", "replicas"})
 _TIMEOUT_S = 10

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.vectors import Space, VectorPoint, VectorQuery, open_vectors
-from pentimento.stores.vectors.index import check_vector
+from pentimento.stores.vectors.unit_vectors import check_vector
 
 ONE = struct.pack("<2f", 1, 0)
 ID = "00000000-0000-4000-8000-000000000000"

@@ -1,0 +1,23 @@
+"""What a vector is to every index. Apart from the interface: the embedded index's process, which compares what was
+checked, does without numpy."""
+
+import math
+
+import numpy as np
+
+from pentimento.domain.errors import InvalidArgument
+
+# float32 rounding of an encoder in half precision stays far below it.
+_UNIT_TOLERANCE = 1e-2
+
+
+def check_vector(name: str, values: bytes, dimension_count: int) -> None:
+    """Raise InvalidArgument unless `values` are `dimension_count` finite float32 of about unit length."""
+    if len(values) != 4 * dimension_count:
+        raise InvalidArgument.of(name, f"must be {dimension_count} float32 values, got {len(values)} bytes")
+    # In double precision no square of a float32 overflows.
+    read = np.frombuffer(values, np.float32).astype(np.float64)
+    length = math.sqrt(np.dot(read, read))
+    # Written so that NaN fails too; zero and infinite vectors fail by their length.
+    if not abs(length - 1) <= _UNIT_TOLERANCE:
+        raise InvalidArgument.of(name, f"must be finite and of unit length, got length {length:.4g}")
