@@ -9,6 +9,7 @@ of a key: the index filters by tenant beside it.
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,34 @@ class CacheScope:
     control_digest: str = ""
     shared_pool: bool = False
 
+    @cached_property
+    def key_of_plain_latents(self) -> str:
+        """Return the key of latents that were captured before any adapter took effect. A lookup compares it with that
+        of each latent that it finds."""
+        return self._latent_digest("")
+
+    @cached_property
+    def key_of_adapted_latents(self) -> str:
+        """Return the key of those that were captured after."""
+        return self._latent_digest(self.adapters_digest)
+
+    def _latent_digest(self, adapters_digest: str) -> str:
+        return _digest(
+            "latent",
+            self.model_digest,
+            self.vae_digest,
+            self.scheduler_digest,
+            self.prediction_type,
+            self.width_px,
+            self.height_px,
+            self.guidance_scale,
+            self.negative_prompt,
+            self.num_inference_steps,
+            # Both or neither: without ControlNets the key is what it was before there were any.
+            self.conditioning_digest + self.control_digest,
+            adapters_digest,
+        )
+
 
 @dataclass(frozen=True)
 class CacheHolding:
@@ -52,22 +81,7 @@ CACHE_FORMAT_VERSION = 2
 def latent_key(scope: CacheScope, resume_step: int) -> str:
     """Return the hex digest that a latent of x_K, K = `resume_step`, is kept and found under. One that was captured
     before any adapter took effect is nobody's own: requests with other adapters, or without, find it too."""
-    adapters = scope.adapters_digest if resume_step > scope.adapters_from_step else ""
-    return _digest(
-        "latent",
-        scope.model_digest,
-        scope.vae_digest,
-        scope.scheduler_digest,
-        scope.prediction_type,
-        scope.width_px,
-        scope.height_px,
-        scope.guidance_scale,
-        scope.negative_prompt,
-        scope.num_inference_steps,
-        # Both or neither: without ControlNets the key is what it was before there were any.
-        scope.conditioning_digest + scope.control_digest,
-        adapters,
-    )
+    return scope.key_of_adapted_latents if resume_step > scope.adapters_from_step else scope.key_of_plain_latents
 
 
 def latent_keys(scope: CacheScope) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from pentimento.policies.match_prediction import Ruling
 from pentimento.policies.reuse_rules import ReuseSource
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CachedEntry
-from pentimento.stores.vectors import AwaitedSearches, VectorIndex, VectorQuery
+from pentimento.stores.vectors import AwaitedSearches, VectorIndex, VectorMatch, VectorQuery
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.entry_rows import EntryRows
@@ -85,6 +85,8 @@ class Lookup:
         self._guard = guard
         self._watch = watch
         self._index = index
+        # Told apart once: whether an object keeps a protocol takes as long to find out as a vector to check.
+        self._awaited = index if isinstance(index, AwaitedSearches) else None
         self._rows = EntryRows(ledger, bounds.row_age_s)
         self._reuse = reuse
         self._bounds = bounds
@@ -187,21 +189,28 @@ class Lookup:
     async def _nearest_soon(self, question: Question) -> Searched | None:
         """What `_nearest` does, with no thread but for a read of the ledger: handing it over and back takes as long as
         some searches. None where a part of it could keep the event loop waiting."""
-        index = self._index
-        if self._watch.rules or not isinstance(index, AwaitedSearches):
+        if self._watch.rules or self._awaited is None:
             return None
         wanted = _queries(question)
         forecast = self._watch.forecast(question.pools, question.vector) if wanted else None
         if forecast is not None and forecast.ruling is Ruling.SKIP:
             return Searched(forecast, None)
         began_s = time.perf_counter()
-        gathered = await asyncio.gather(*(index.search_soon(query, self._timeout_s) for query in wanted))
-        found = {query: matches for query, matches in zip(wanted, gathered, strict=True) if matches is not None}
+        found = await self._found_soon(self._awaited, wanted)
         if len(found) < len(wanted):
             return None
         rows = await self._read_soon([match.entry_id for matches in found.values() for match in matches])
         answer = self._decide(question, found.__getitem__, lambda _: rows)
         return Searched(forecast, answer, time.perf_counter() - began_s)
+
+    async def _found_soon(
+        self, index: AwaitedSearches, wanted: Sequence[VectorQuery]
+    ) -> dict[VectorQuery, list[VectorMatch]]:
+        """What was found by those of the searches that could be sent at once. One alone, as most lookups make, needs no
+        task of its own."""
+        searches = [index.search_soon(query, self._timeout_s) for query in wanted]
+        gathered = [await searches[0]] if len(searches) == 1 else await asyncio.gather(*searches)
+        return {query: matches for query, matches in zip(wanted, gathered, strict=True) if matches is not None}
 
     async def _read_soon(self, found: list[str]) -> Mapping[str, CachedEntry]:
         """The live ones of the entries, by a thread unless all of them are in memory."""
