@@ -1,9 +1,10 @@
 """What the points of the embedded index are filtered by: a walk of the graph compares each one that it comes by.
 
 A tenant is compared as the text that it is. Compatibility keys are texts of 64 characters, each somewhere else in
-memory: to compare them took a quarter of a search's time at 100,000 entries. So a point has 128 bits of a digest of each of its
-keys beside them, and a shard that was made with an index of the digests is filtered by those. One that was made before
-is filtered by the keys until its next build. The keys themselves stay, for copies, and the ledger compares them again.
+memory: to compare them took a quarter of a search's time at 100,000 entries. So a point has 128 bits of a digest of
+each of its keys beside them, and a shard that was made with an index of the digests is filtered by those. One that was
+made before is filtered by the keys until its next build. The keys themselves stay, for copies, and the ledger compares
+them again.
 """
 
 import hashlib
