@@ -1,6 +1,9 @@
-"""Whose call is the next that goes to gRPC: each connection's in turn, and few at a time. One event loop; no locks."""
+"""Whose call is the next that goes to gRPC: each connection's in turn, and few at a time.
 
-import asyncio
+Connections are served by one thread, handlers by another: `taken` alone is called by these, and writes what nobody else
+writes. A wake-up that comes too early is made up for by the next one, or by the look that is taken while one waits.
+"""
+
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
@@ -22,27 +25,27 @@ class Waiting(Protocol):
         """Pass the call on."""
 
 
-def _call_later(delay_s: float, act: Callable[[], None]) -> object:
-    loop = asyncio.get_running_loop()
-    return loop.call_later(delay_s, act) if delay_s else loop.call_soon(act)
-
-
 class CallTurns:
-    """Counts the calls between the connections and the handlers, and lets the next ones in as those are taken."""
+    """Counts the calls between the connections and the handlers, and lets the next ones in as those are taken.
 
-    def __init__(self, most_untaken: int = MOST_UNTAKEN, call_later: CallLater = _call_later) -> None:
-        self._most_untaken = most_untaken
+    `wake` has the connections' thread call `let_in` soon. `call_later` has it act after so many seconds, or if these
+    are 0, after a round of the handlers' event loop."""
+
+    def __init__(self, call_later: CallLater, wake: Callable[[], object], most_untaken: int = MOST_UNTAKEN) -> None:
         self._call_later = call_later
+        self._wake = wake
+        self._most_untaken = most_untaken
         self._waiting: OrderedDict[Waiting, None] = OrderedDict()
-        self._untaken_count = 0
+        self._begun_count = 0
         self._taken_count = 0
+        self._is_woken = False
         self._is_watched = False
         self._is_open = False
 
     def begin(self, connection: Waiting) -> bool:
         """Return whether the connection's next call may go on now; if not, it is let in when it is its turn."""
-        if self._is_open or (not self._waiting and self._untaken_count < self._most_untaken):
-            self._untaken_count += 1
+        if not self._waiting and self._has_room():
+            self._begun_count += 1
             return True
         self._waiting[connection] = None
         self._watch()
@@ -55,19 +58,27 @@ class CallTurns:
     def taken(self) -> None:
         """Note that a handler has begun with one of the calls."""
         self._taken_count += 1
-        self._untaken_count = max(self._untaken_count - 1, 0)
-        self._let_in()
+        if self._waiting and not self._is_woken:
+            self._is_woken = True
+            self._wake()
 
     def open(self) -> None:
         """Let all in, now and from now on: whoever waits is to hear that the server stops."""
         self._is_open = True
-        self._let_in()
+        self.let_in()
 
-    def _let_in(self) -> None:
-        while self._waiting and (self._is_open or self._untaken_count < self._most_untaken):
+    def let_in(self) -> None:
+        """Let in those whose turn it is."""
+        self._is_woken = False
+        while self._waiting and self._has_room():
             connection, _ = self._waiting.popitem(last=False)
-            self._untaken_count += 1
+            self._begun_count += 1
             connection.let_in()
+
+    def _has_room(self) -> bool:
+        # What was counted as gone may be taken after all.
+        self._begun_count = max(self._begun_count, self._taken_count)
+        return self._is_open or self._begun_count - self._taken_count < self._most_untaken
 
     def _watch(self) -> None:
         if not self._is_watched:
@@ -84,8 +95,8 @@ class CallTurns:
             self._look_later(0.0, taken_before, rounds - 1)
             return
         if quiet:
-            self._untaken_count = 0
-            self._let_in()
+            self._begun_count = self._taken_count
+            self.let_in()
         self._is_watched = False
         if self._waiting:
             self._watch()

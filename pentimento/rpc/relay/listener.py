@@ -2,6 +2,9 @@
 
 gRPC sees who a connection is from by the name that our end of the Unix socket has: an abstract one (unix(7)), which
 leaves no file behind. TLS ends here, since calls are told apart by what they look like on the wire.
+
+All of it is one thread's, with an event loop of its own: a client that hears nothing of its pings for 1.5 s gives the
+connection up, however busy the handlers' event loop is.
 """
 
 import asyncio
@@ -9,9 +12,11 @@ import logging
 import secrets
 import socket
 import ssl
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from pentimento.rpc.relay.call_turns import CallTurns
@@ -33,11 +38,14 @@ class Relay:
     """The connections of one server's host:port addresses, at most so many for each address."""
 
     def __init__(self, tls: ssl.SSLContext | None, max_connections: int) -> None:
-        self.turns = CallTurns()
+        self.turns = CallTurns(self._later, self._wake)
         self._target = ""
         self._tls = tls
         self._max_connections = max_connections
         self._listeners: list[socket.socket] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread: Thread | None = None
+        self._handlers_loop: asyncio.AbstractEventLoop | None = None
         self._accepting: list[asyncio.Task[None]] = []
         self._serving: dict[asyncio.Task[None], Connection] = {}
         self._names = (f"\0{NAME}/{secrets.token_hex(4)}/{number}/" for number in count())
@@ -53,7 +61,19 @@ class Relay:
     def start(self, target: Path) -> None:
         """Accept connections from now on; gRPC listens at the Unix socket `target`."""
         self._target = str(target)
-        self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self._listeners]
+        self._handlers_loop = asyncio.get_running_loop()
+        self._accepting = [self._loop.create_task(self._accept(listener)) for listener in self._listeners]
+        self._thread = Thread(target=self._loop.run_forever, name="relay", daemon=True)
+        self._thread.start()
+
+    def _wake(self) -> object:
+        return self._loop.call_soon_threadsafe(self.turns.let_in)
+
+    def _later(self, delay_s: float, act: Callable[[], None]) -> object:
+        """A round of the handlers' event loop is through when what it was given last has come back."""
+        if delay_s or self._handlers_loop is None:
+            return self._loop.call_later(delay_s, act)
+        return self._handlers_loop.call_soon_threadsafe(self._loop.call_soon_threadsafe, act)
 
     async def _accept(self, listener: socket.socket) -> None:
         loop, connections = asyncio.get_running_loop(), set[asyncio.Task[None]]()
@@ -94,16 +114,35 @@ class Relay:
 
     async def stop_listening(self) -> None:
         """Accept no more, and let all that waits go on to gRPC, which refuses it."""
-        for task in self._accepting:
-            task.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await self._in_thread(self._stop_accepting())
         for listener in self._listeners:
             listener.close()
-        self._accepting, self._listeners = [], []
-        self.turns.open()
+        self._listeners = []
 
     async def close(self, flush_s: float) -> None:
         """Return once all connections have ended, which gRPC has closed: cut off after `flush_s`."""
+        await self._in_thread(self._finish_serving(flush_s))
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            await asyncio.to_thread(thread.join)
+        self._loop.close()
+
+    async def _in_thread(self, work: Coroutine[Any, Any, None]) -> None:
+        """Return when the thread has done it; nothing is left to do where there is none."""
+        if self._thread is None:
+            work.close()
+        else:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _stop_accepting(self) -> None:
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        self._accepting = []
+        self.turns.open()
+
+    async def _finish_serving(self, flush_s: float) -> None:
         if self._serving:
             await asyncio.wait(tuple(self._serving), timeout=flush_s)
         for task in (left := tuple(self._serving)):

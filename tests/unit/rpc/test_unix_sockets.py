@@ -107,7 +107,8 @@ def test_what_somebody_else_may_have_made_is_refused(how: str, tmp_path: Path, m
     directory, other = tmp_path / f"some-{os.getuid()}", tmp_path / "other"
     other.mkdir(mode=0o700)
     if how == "open to others":
-        directory.mkdir(mode=0o755)
+        directory.mkdir()
+        directory.chmod(0o755)
     elif how == "a link":
         directory.symlink_to(other)
     else:

@@ -48,9 +48,15 @@ class Line:
         self.log.append(self.name)
 
 
+def turns_of(most_untaken: int, clock: Clock | None = None) -> CallTurns:
+    """Turns whose waiting connections are woken at once."""
+    turns = CallTurns((clock or Clock()).call_later, lambda: turns.let_in(), most_untaken)
+    return turns
+
+
 def test_calls_beyond_the_bound_wait_until_others_are_taken() -> None:
     log: list[str] = []
-    turns = CallTurns(2, Clock().call_later)
+    turns = turns_of(2)
 
     Line("a", turns, log).offer(4)
     at_once = len(log)
@@ -61,7 +67,7 @@ def test_calls_beyond_the_bound_wait_until_others_are_taken() -> None:
 
 def test_connections_take_turns_whatever_they_have_waiting() -> None:
     log: list[str] = []
-    turns = CallTurns(1, Clock().call_later)
+    turns = turns_of(1)
     busy, modest = Line("busy", turns, log), Line("modest", turns, log)
 
     busy.offer(100)
@@ -74,7 +80,7 @@ def test_connections_take_turns_whatever_they_have_waiting() -> None:
 
 def test_a_connection_that_has_ended_gives_its_turn_on() -> None:
     log: list[str] = []
-    turns = CallTurns(1, Clock().call_later)
+    turns = turns_of(1)
     gone, next_one = Line("gone", turns, log), Line("next", turns, log)
     gone.offer(2)
     next_one.offer(1)
@@ -89,7 +95,7 @@ def test_a_connection_that_has_ended_gives_its_turn_on() -> None:
 def test_calls_that_nobody_takes_are_given_up_once_it_is_quiet() -> None:
     log: list[str] = []
     clock = Clock()
-    turns = CallTurns(2, clock.call_later)
+    turns = turns_of(2, clock)
     Line("a", turns, log).offer(5)
 
     first_delay_s = clock.run_next()
@@ -103,7 +109,7 @@ def test_calls_that_nobody_takes_are_given_up_once_it_is_quiet() -> None:
 def test_while_calls_are_taken_none_is_given_up() -> None:
     log: list[str] = []
     clock = Clock()
-    turns = CallTurns(2, clock.call_later)
+    turns = turns_of(2, clock)
     Line("a", turns, log).offer(9)
 
     for _ in range(3):
@@ -117,7 +123,7 @@ def test_while_calls_are_taken_none_is_given_up() -> None:
 def test_a_call_that_is_taken_between_two_looks_is_seen_before_any_is_given_up() -> None:
     log: list[str] = []
     clock = Clock()
-    turns = CallTurns(1, clock.call_later)
+    turns = turns_of(1, clock)
     Line("a", turns, log).offer(9)
 
     clock.run_next()
@@ -131,7 +137,7 @@ def test_a_call_that_is_taken_between_two_looks_is_seen_before_any_is_given_up()
 
 def test_nobody_is_watched_while_nobody_waits() -> None:
     clock = Clock()
-    turns = CallTurns(2, clock.call_later)
+    turns = turns_of(2, clock)
 
     Line("a", turns, []).offer(2)
 
@@ -140,7 +146,7 @@ def test_nobody_is_watched_while_nobody_waits() -> None:
 
 def test_all_are_let_in_once_the_server_stops() -> None:
     log: list[str] = []
-    turns = CallTurns(1, Clock().call_later)
+    turns = turns_of(1)
     waiting = Line("a", turns, log)
     waiting.offer(50)
 
@@ -152,10 +158,25 @@ def test_all_are_let_in_once_the_server_stops() -> None:
 
 def test_more_taken_than_let_in_does_not_raise_the_bound() -> None:
     log: list[str] = []
-    turns = CallTurns(2, Clock().call_later)
+    turns = turns_of(2)
 
     for _ in range(10):
         turns.taken()
     Line("a", turns, log).offer(5)
 
     assert len(log) == 2
+
+
+def test_many_that_are_taken_wake_the_connections_once() -> None:
+    log: list[str] = []
+    woken: list[int] = []
+    turns = CallTurns(Clock().call_later, lambda: woken.append(1), 2)
+    Line("a", turns, log).offer(5)
+
+    turns.taken()
+    turns.taken()
+    before = len(log)
+    turns.let_in()
+    turns.taken()
+
+    assert (before, len(log), len(woken)) == (2, 4, 2)

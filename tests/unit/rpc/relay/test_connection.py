@@ -9,6 +9,7 @@ import pytest
 from pentimento.rpc.relay.call_turns import CallTurns
 from pentimento.rpc.relay.connection import Connection
 from tests.unit.rpc.relay.test_call_frames import written
+from tests.unit.rpc.relay.test_call_turns import turns_of
 
 
 @dataclass(eq=False)
@@ -50,7 +51,7 @@ class Made:
 
 @pytest.fixture
 async def made() -> AsyncIterator[Made]:
-    turns = CallTurns(1)
+    turns = turns_of(1)
     made = Made(turns, Connection(turns), End(), End())
     made.connection.client_made(made.client)  # type: ignore[arg-type]
     made.connection.server_made(made.server)  # type: ignore[arg-type]
@@ -64,7 +65,7 @@ def calls(count: int) -> tuple[bytes, list[int]]:
 
 
 async def test_nothing_is_read_before_grpc_is_connected() -> None:
-    client, connection = End(), Connection(CallTurns())
+    client, connection = End(), Connection(turns_of(1))
 
     connection.client_made(client)  # type: ignore[arg-type]
     before = client.paused
@@ -151,7 +152,7 @@ async def test_a_client_hears_what_grpc_said_last(made: Made) -> None:
 
 
 async def test_a_client_that_left_before_grpc_was_connected_leaves_nothing_open() -> None:
-    connection, server = Connection(CallTurns()), End()
+    connection, server = Connection(turns_of(1)), End()
     connection.client_made(End())  # type: ignore[arg-type]
 
     connection.client_lost()
