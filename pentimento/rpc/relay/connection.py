@@ -41,12 +41,13 @@ class Connection:
         if self._client is None:
             transport.abort()
         else:
-            self._read_or_wait()
+            self._go_on()
 
     def from_client(self, data: bytes) -> None:
-        """Pass on what may go on."""
+        """Pass on what may go on. Some may come before gRPC is connected: some versions of asyncio begin to read an
+        accepted connection although that was paused."""
         self._held += data
-        if not self._is_waiting:
+        if not self._is_waiting and self._server is not None:
             self._go_on()
 
     def let_in(self) -> None:

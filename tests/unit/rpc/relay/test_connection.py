@@ -74,6 +74,18 @@ async def test_nothing_is_read_before_grpc_is_connected() -> None:
     assert (before, client.paused) == (True, False)
 
 
+async def test_what_comes_before_grpc_is_connected_goes_to_it_then() -> None:
+    data, ends = calls(2)
+    connection, server = Connection(turns_of(1)), End()
+    connection.client_made(End())  # type: ignore[arg-type]
+
+    connection.from_client(data[:30])
+    connection.from_client(data[30:])
+    connection.server_made(server)  # type: ignore[arg-type]
+
+    assert server.sent == data[: ends[1]]
+
+
 async def test_a_call_waits_and_nothing_more_is_read(made: Made) -> None:
     data, ends = calls(3)
 
