@@ -86,6 +86,8 @@ class Relay:
             if len(connections) >= self._max_connections:
                 client.close()
                 continue
+            # Otherwise the second piece of an answer waits 40 ms for the first one's acknowledgement.
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(self.turns)
             task = loop.create_task(self._serve(connection, client, peer_name(client.family, peer)))
             self._serving[task] = connection

@@ -112,6 +112,17 @@ async def test_streams_that_are_reset_at_once_keep_nobody_from_his_turn() -> Non
         assert await embed(channel, "next") == "next"
 
 
+async def test_no_piece_of_an_answer_waits_for_an_acknowledgement() -> None:
+    async with relayed() as target, channel_to(target) as channel:
+        await embed(channel, "x")
+        assert target.server._relay is not None
+        (connection,) = target.server._relay._serving.values()
+        assert connection._client is not None
+        accepted = connection._client.get_extra_info("socket")
+
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 async def test_connections_beyond_the_limit_are_closed() -> None:
     settings = RpcServerSettings(listen=("127.0.0.1:0",), max_connections=1)
     async with serving(settings, takes_turns=True) as target, channel_to(target) as channel:
