@@ -55,18 +55,9 @@ class FairQueue:
         backlog.live_count += 1
         heapq.heappush(backlog.heap, (due, self._sequence, request_id))
 
-    def first(self) -> str:
-        """Return the request whose turn it is. Changes the round, not what waits; IndexError when nothing does."""
-        if not self._waiting:
-            raise IndexError("nothing waits")
-        return self._first(_anybody) or ""
-
     def first_of(self, may_go: Callable[[str], bool]) -> str | None:
-        """As `first`, of the tenants whose own first request may go; None where nobody's may. Who is passed over saves
-        up no more than that request."""
-        return self._first(may_go) if self._waiting else None
-
-    def _first(self, may_go: Callable[[str], bool]) -> str | None:
+        """Return the request whose turn it is, of the tenants whose own first request may go; None where nobody's may.
+        Changes the round, not what waits. Who is passed over saves up no more than that request."""
         passed = held_up = 0
         while held_up < len(self._backlogs):
             tenant, backlog = next(iter(self._backlogs.items()))
@@ -148,7 +139,3 @@ class FairQueue:
     def _is_live(self, item: tuple[float, int, str]) -> bool:
         entry = self._waiting.get(item[2])
         return entry is not None and entry[0] == item[1]
-
-
-def _anybody(request_id: str) -> bool:
-    return True

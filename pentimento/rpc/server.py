@@ -189,16 +189,14 @@ class RpcServer:
     async def stop(self, grace_s: float = 0.0) -> None:
         """Takes no more calls, waits up to `grace_s` for unary ones, then ends what is left and removes sockets."""
         self.set_not_serving()
-        if self._relay is not None:
-            await self._relay.stop_listening()
         await self._pipeline.close(grace_s, STREAM_GRACE_S)
         await self._pipeline.refuse_waiting(QUIET_S, REFUSE_S)
         # One at a time: grpc.aio crashes when two stops overlap.
         async with self._stopping:
             if self._server is not None:
                 await self._server.stop(FLUSH_S)
-        if self._relay is not None:
-            await self._relay.close(FLUSH_S)
+            if self._relay is not None:
+                await self._relay.close(FLUSH_S)
         self._release()
 
     def _release(self) -> None:

@@ -40,7 +40,6 @@ class CallTurns:
         self._taken_count = 0
         self._is_woken = False
         self._is_watched = False
-        self._is_open = False
 
     def begin(self, connection: Waiting) -> bool:
         """Return whether the connection's next call may go on now; if not, it is let in when it is its turn."""
@@ -62,11 +61,6 @@ class CallTurns:
             self._is_woken = True
             self._wake()
 
-    def open(self) -> None:
-        """Let all in, now and from now on: whoever waits is to hear that the server stops."""
-        self._is_open = True
-        self.let_in()
-
     def let_in(self) -> None:
         """Let in those whose turn it is."""
         self._is_woken = False
@@ -78,7 +72,7 @@ class CallTurns:
     def _has_room(self) -> bool:
         # What was counted as gone may be taken after all.
         self._begun_count = max(self._begun_count, self._taken_count)
-        return self._is_open or self._begun_count - self._taken_count < self._most_untaken
+        return self._begun_count - self._taken_count < self._most_untaken
 
     def _watch(self) -> None:
         if not self._is_watched:

@@ -12,7 +12,7 @@ import logging
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -21,17 +21,17 @@ from typing import Any
 
 from pentimento.rpc.relay.call_turns import CallTurns
 from pentimento.rpc.relay.connection import READ_BYTES, ClientEnd, Connection, ServerEnd
+from pentimento.rpc.transport import HANDSHAKE_TIMEOUT_MS
 
 logger = logging.getLogger(__name__)
 
 NAME = "pentimento-relay"
 ALPN = "h2"
 BACKLOG = 1024
-HANDSHAKE_TIMEOUT_S = 10.0
 # Descriptors or gRPC's backlog have run out: others end meanwhile.
 RETRY_S = 0.05
 CONNECT_TRIES = 20
-WILDCARDS = frozenset({"0.0.0.0", "[::]", "::", ""})
+WILDCARDS = frozenset({"0.0.0.0", "::"})
 
 
 class Relay:
@@ -43,9 +43,10 @@ class Relay:
         self._tls = tls
         self._max_connections = max_connections
         self._listeners: list[socket.socket] = []
-        self._loop = asyncio.new_event_loop()
+        # Both loops are there while the thread is.
         self._thread: Thread | None = None
-        self._handlers_loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._handlers_loop: asyncio.AbstractEventLoop
         self._accepting: list[asyncio.Task[None]] = []
         self._serving: dict[asyncio.Task[None], Connection] = {}
         self._names = (f"\0{NAME}/{secrets.token_hex(4)}/{number}/" for number in count())
@@ -61,7 +62,7 @@ class Relay:
     def start(self, target: Path) -> None:
         """Accept connections from now on; gRPC listens at the Unix socket `target`."""
         self._target = str(target)
-        self._handlers_loop = asyncio.get_running_loop()
+        self._loop, self._handlers_loop = asyncio.new_event_loop(), asyncio.get_running_loop()
         self._accepting = [self._loop.create_task(self._accept(listener)) for listener in self._listeners]
         self._thread = Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._thread.start()
@@ -71,7 +72,7 @@ class Relay:
 
     def _later(self, delay_s: float, act: Callable[[], None]) -> object:
         """A round of the handlers' event loop is through when what it was given last has come back."""
-        if delay_s or self._handlers_loop is None:
+        if delay_s:
             return self._loop.call_later(delay_s, act)
         return self._handlers_loop.call_soon_threadsafe(self._loop.call_soon_threadsafe, act)
 
@@ -86,8 +87,6 @@ class Relay:
             if len(connections) >= self._max_connections:
                 client.close()
                 continue
-            # Otherwise the second piece of an answer waits 40 ms for the first one's acknowledgement.
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(self.turns)
             task = loop.create_task(self._serve(connection, client, peer_name(client.family, peer)))
             self._serving[task] = connection
@@ -99,11 +98,13 @@ class Relay:
         """Return when both ends are closed. What the peer does wrong ends its connection, no more."""
         loop = asyncio.get_running_loop()
         try:
+            # Otherwise the second piece of an answer waits 40 ms for the first one's acknowledgement.
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             transport, _ = await loop.connect_accepted_socket(
                 lambda: ClientEnd(connection, self._shared),
                 client,
                 ssl=self._tls,
-                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._tls else None,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_MS / 1000 if self._tls else None,
             )
             if speaks_http2(transport):
                 ours = await connected(self._target, next(self._names) + peer)
@@ -114,42 +115,29 @@ class Relay:
         finally:
             connection.abort()
 
-    async def stop_listening(self) -> None:
-        """Accept no more, and let all that waits go on to gRPC, which refuses it."""
-        await self._in_thread(self._stop_accepting())
-        for listener in self._listeners:
-            listener.close()
-        self._listeners = []
-
     async def close(self, flush_s: float) -> None:
-        """Return once all connections have ended, which gRPC has closed: cut off after `flush_s`."""
-        await self._in_thread(self._finish_serving(flush_s))
+        """Accept no more, and return once all connections have ended, which gRPC has closed: cut off after `flush_s`.
+        May be called again."""
         thread, self._thread = self._thread, None
         if thread is not None:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._finish(flush_s), self._loop))
             self._loop.call_soon_threadsafe(self._loop.stop)
             await asyncio.to_thread(thread.join)
-        self._loop.close()
+            self._loop.close()
+        for listener in self._listeners:
+            listener.close()
 
-    async def _in_thread(self, work: Coroutine[Any, Any, None]) -> None:
-        """Return when the thread has done it; nothing is left to do where there is none."""
-        if self._thread is None:
-            work.close()
-        else:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-
-    async def _stop_accepting(self) -> None:
-        for task in self._accepting:
-            task.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
-        self._accepting = []
-        self.turns.open()
-
-    async def _finish_serving(self, flush_s: float) -> None:
+    async def _finish(self, flush_s: float) -> None:
+        await _cancelled(self._accepting)
         if self._serving:
             await asyncio.wait(tuple(self._serving), timeout=flush_s)
-        for task in (left := tuple(self._serving)):
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await _cancelled(tuple(self._serving))
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
@@ -163,7 +151,7 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
             bound.append(_bound(str(target[0]), port, family, dualstack=False))
             port = bound[0].getsockname()[1]
     except OSError:
-        if not bound or not port:
+        if not bound:
             raise
     return bound
 

@@ -1,6 +1,7 @@
 """Images that requests come with lie in the object store, once, until the requests that use them have ended."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import FailedPrecondition, Internal, Unavailable
 from pentimento.domain.generation import InitImage, ObjectReference, SpecInput
-from pentimento.domain.image_request import ImageRequest
+from pentimento.domain.image_request import GenerateEvent, ImageRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.store import digest_of
@@ -135,15 +136,22 @@ def tries_to_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+async def keep_busy(suite: FrontdoorSuite, worker: PacedWorker) -> AsyncIterator[GenerateEvent]:
+    """Return the stream of another picture, which has the worker's credit until `worker.hold` is set or it is let
+    go of."""
+    worker.hold.clear()
+    stream = suite.client.generate(ImageRequest("x", num_inference_steps=1))
+    await suite.accepted(stream)
+    await worker.wait_until(lambda: worker.running)
+    return stream
+
+
 async def test_a_request_whose_image_cannot_be_read_makes_room_for_others_and_may_be_sent_again(
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inputs, "_RETRIES", Backoff(0.001, 0.001))
     tries = tries_to_read(monkeypatch)
-    worker.hold.clear()
-    running = suite.client.generate(ImageRequest("x", num_inference_steps=1))
-    await suite.accepted(running)
-    await worker.wait_until(lambda: worker.running)
+    _busy = await keep_busy(suite, worker)
     stream = suite.client.generate(REQUEST)
     await suite.accepted(stream)
 
@@ -165,10 +173,7 @@ async def test_an_image_goes_to_a_worker_that_prepares_it_while_another_picture_
     worker.preparing_count = 1
     worker.change()
     await until(lambda: all(one.preparing_count for one in suite.frontdoor.parts.dataplane.state.workers.values()))
-    worker.hold.clear()
-    running = suite.client.generate(ImageRequest("x", num_inference_steps=1))
-    await suite.accepted(running)
-    await worker.wait_until(lambda: worker.running)
+    _busy = await keep_busy(suite, worker)
 
     stream = suite.client.generate(REQUEST)
     await suite.accepted(stream)
@@ -180,10 +185,7 @@ async def test_an_image_goes_to_a_worker_that_prepares_it_while_another_picture_
 
 
 async def test_an_image_that_is_gone_is_never_painted_without(suite: FrontdoorSuite, worker: PacedWorker) -> None:
-    worker.hold.clear()
-    running = suite.client.generate(ImageRequest("x", num_inference_steps=1))
-    await suite.accepted(running)
-    await worker.wait_until(lambda: worker.running)
+    _busy = await keep_busy(suite, worker)
     stream = suite.client.generate(REQUEST)
     request_id = await suite.accepted(stream)
     (stored,) = stored_inputs(suite.folder)

@@ -8,6 +8,7 @@ chooses. The world checks on every step what must hold on every step.
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import singledispatchmethod
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
@@ -16,7 +17,7 @@ from pentimento.dataplane.requests import WAITING
 from pentimento.domain.fleet import Capability
 from pentimento.policies.adapter_needs import AdapterHoldings, AdapterNeeds, can_paint
 from tests.unit.dataplane.bookkeeping import check_bookkeeping, check_counters
-from tests.unit.dataplane.world_parts import JournalRow, Wish, WorldWorker
+from tests.unit.dataplane.world_parts import JournalRow, Wish, WorldWorker, digest_of_model
 
 LIGHT, HEAVY = "light", "heavy"
 QUEUE_LIMIT = 4
@@ -101,7 +102,7 @@ class World:
             1.0,
             wish.deadline,
             routed=row.attempt_number > 0,
-            model_digest=_digest(model) if row.attempt_number else "",
+            model_digest=digest_of_model(model) if row.attempt_number else "",
             attempt_number=row.attempt_number,
             fencing_token=row.newest_token,
             worker_id=row.worker_id,
@@ -132,8 +133,8 @@ class World:
             if request.phase in WAITING and request.pool == LIGHT
         ]
         asked = (request_id, wish.tenant, LIGHT, 1.0, wish.deadline)
-        wanted = {"cascade": wish.cascade, "needs": wish.needs, "has_inputs": wish.has_inputs}
-        self.send(events.RequestArrived(*asked, **wanted, others=tuple(others)))  # type: ignore[arg-type]
+        arrived = events.RequestArrived(*asked, cascade=wish.cascade, needs=wish.needs, others=tuple(others))
+        self.send(replace(arrived, has_inputs=wish.has_inputs))
         share = QUEUE_LIMIT // len({*waiting, wish.tenant})
         full = waiting.count(wish.tenant) + wish.count > share or len(waiting) + wish.count > 2 * QUEUE_LIMIT
         reason = self.rejected.get(request_id, "")
@@ -171,7 +172,7 @@ class World:
             events.WorkerReported(
                 worker.worker_id,
                 worker.model,
-                _digest(worker.model),
+                digest_of_model(worker.model),
                 worker.generation,
                 worker.credit_count,
                 pinned=True,
@@ -302,8 +303,8 @@ class World:
         assert effect.request_id in self.rows
         wish, stage = self.wishes[effect.request_id], effect.cascade_stage
         model = wish.cascade[stage] if wish.cascade else LIGHT
-        spare = (events.RouteOption(HEAVY, _digest(HEAVY), 2.0),) if wish.spare and not stage else ()
-        route = events.RouteResolved(effect.request_id, model, _digest(model), 1.0, stage, spare, wish.pair)
+        spare = (events.RouteOption(HEAVY, digest_of_model(HEAVY), 2.0),) if wish.spare and not stage else ()
+        route = events.RouteResolved(effect.request_id, model, digest_of_model(model), 1.0, stage, spare, wish.pair)
         self.replies.append(route)
 
     @_interpret.register
@@ -315,8 +316,7 @@ class World:
         assert seen.used_credits <= seen.credit_count + seen.reserve_count + seen.preparing_count
         painted = seen.in_flight.keys() - seen.yielded.keys() - seen.preparing.keys()
         if seen.used_credits > seen.credit_count and (effect.request_id, effect.fencing_token) in painted:
-            deadlines = [self.wishes[request_id].deadline for request_id, _ in painted]
-            assert min(deadlines) < max(deadlines)
+            assert len({self.wishes[request_id].deadline for request_id, _ in painted}) > 1
         held = {*seen.in_flight, *real.running} - real.yielded
         assert not real.heard or len(held) <= real.most_attempts
         # The stage's route is pinned by its first attempt.
@@ -392,10 +392,6 @@ class World:
         won = not row.ends
         row.ends += [end] * won
         self.replies.append(events.EndPersisted(request_id, won))
-
-
-def _digest(model: str) -> str:
-    return f"sha256:{model}"
 
 
 def _number(request_id: str) -> int:

@@ -55,3 +55,7 @@ class Wish:
     needs: AdapterNeeds = NO_NEEDS
     count: int = 1
     has_inputs: bool = False
+
+
+def digest_of_model(name: str) -> str:
+    return f"sha256:{name}"

@@ -144,18 +144,6 @@ def test_nobody_is_watched_while_nobody_waits() -> None:
     assert clock.later == []
 
 
-def test_all_are_let_in_once_the_server_stops() -> None:
-    log: list[str] = []
-    turns = turns_of(1)
-    waiting = Line("a", turns, log)
-    waiting.offer(50)
-
-    turns.open()
-    waiting.offer(50)
-
-    assert len(log) == 100
-
-
 def test_more_taken_than_let_in_does_not_raise_the_bound() -> None:
     log: list[str] = []
     turns = turns_of(2)
