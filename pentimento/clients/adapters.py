@@ -6,7 +6,7 @@ import grpc.aio
 
 from pentimento.api.adapters.v1 import adapter_registry_service_pb2 as pb
 from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import AdapterRegistryServiceStub
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.errors import WrittenCall, domain_errors
 from pentimento.domain.adapters import Adapter, LoraUpload
 from pentimento.wire.adapters import adapter_from_proto, upload_to_proto
 
@@ -32,8 +32,9 @@ class AdapterRegistryClient:
             for chunk in chunks:
                 yield pb.AddLoraRequest(chunk=chunk)
 
-        with domain_errors():
-            answer = await self._stub.AddLora(messages(), timeout=timeout_s)
+        call = self._stub.AddLora(messages(), timeout=timeout_s)
+        with WrittenCall(call).domain_errors():
+            answer = await call
         return adapter_from_proto(answer.adapter)
 
     async def loras(self, timeout_s: float | None = None) -> tuple[Adapter, ...]:

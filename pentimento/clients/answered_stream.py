@@ -5,7 +5,7 @@ from typing import Generic, Literal, Protocol, TypeVar, cast
 
 import grpc.aio
 
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.errors import WrittenCall
 from pentimento.domain.errors import Aborted, Unavailable
 
 
@@ -24,10 +24,11 @@ class AnsweredStream(Generic[Request, Answer]):
         self._call = call
         self._gone_reason = gone_reason
         self._other_end = other_end
+        self._written = WrittenCall(call)
 
     async def send(self, message: Request) -> None:
         """Write a message. Raises what the other end ended the stream with."""
-        with domain_errors():
+        with self._written.domain_errors():
             try:
                 await self._call.write(message)
             except asyncio.InvalidStateError:
@@ -38,7 +39,7 @@ class AnsweredStream(Generic[Request, Answer]):
     async def read(self, wanted: str) -> Answer:
         """Return the next answer. Raises what the other end ended the stream with, and Aborted (STALE_FRAME) where the
         answer is of another kind than `wanted`."""
-        with domain_errors():
+        with self._written.domain_errors():
             answer = await self._call.read()
         if answer is grpc.aio.EOF:
             raise self._gone()

@@ -11,6 +11,7 @@ from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder
 from pentimento.api.embedder.v1 import embedder_service_pb2_grpc as embedder_grpc
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
 from pentimento.api.worker.v1 import unet_worker_service_pb2_grpc as worker_grpc
+from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, open_channel
 
 EMBEDDER = "pentimento.api.embedder.v1.EmbedderService"
@@ -42,15 +43,23 @@ class Embedder(embedder_grpc.EmbedderServiceServicer):
 
 @dataclass
 class Worker(worker_grpc.UnetWorkerServiceServicer):
-    """WatchCredits streams what `credits` yields."""
+    """WatchCredits streams what `credits` yields; PredictHalf refuses its first message with `refusal`."""
 
     credits: Callable[[worker.WatchCreditsRequest], AsyncIterator[worker.WatchCreditsResponse]] = no_credits
+    refusal: PentimentoError = field(default_factory=lambda: InvalidArgument.of("open", "is refused"))
 
     async def WatchCredits(
         self, request: worker.WatchCreditsRequest, context: object
     ) -> AsyncIterator[worker.WatchCreditsResponse]:
         async for one in self.credits(request):
             yield one
+
+    async def PredictHalf(
+        self, requests: AsyncIterator[worker.PredictHalfRequest], context: object
+    ) -> AsyncIterator[worker.PredictHalfResponse]:
+        await anext(requests)
+        raise self.refusal
+        yield
 
 
 @dataclass

@@ -16,7 +16,9 @@ from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.fleet import Fleet, Plan
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.stores.ledger import open_journal
+from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 from pentimento.supervisor.readiness import wait_until_serving
+from pentimento.wire.plans import plan_to_bytes
 from services.frontdoor.workers.plan_watch import PlanWatch
 from tests.postgresql import running_server, why_not
 from tests.started_processes import Process, StartedProcesses
@@ -185,6 +187,7 @@ async def test_after_a_restart_the_last_plan_is_served_before_anybody_reports(co
     killed = controllers.controller(0)
     worker = controllers.worker("w1")
     before = await followed.until(lambda plan: planned(plan) == {"w1"})
+    await until_saved(before, controllers.ledger_url)
     killed.kill()
     killed.wait()
     worker.kill()
@@ -193,3 +196,11 @@ async def test_after_a_restart_the_last_plan_is_served_before_anybody_reports(co
     fleet = await followed.fleet_where(lambda fleet: fleet.leader_epoch > before.version.leader_epoch)
 
     assert (fleet.replicas, fleet.plan) == ((), before)
+
+
+async def until_saved(plan: Plan, ledger_url: str) -> None:
+    """Followers have a plan at once, the ledger a moment later."""
+    with closing(open_fleet_ledger(ledger_url)) as ledger:
+        async with asyncio.timeout(60):
+            while await asyncio.wrap_future(ledger.load_plan()) != plan_to_bytes(plan):  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
