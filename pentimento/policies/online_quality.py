@@ -5,18 +5,24 @@ that says of a threshold is judged by the profile's own question (`selector_prof
 alpha, which is to be 0.95, or by the mean, where the table is read by the rule MEAN. A threshold moves with
 hysteresis:
 
-- up, where the promise is surely broken: the upper bound of the share is below 0.95, of all samples or of the newest
-  RECENT, since what was asked for may have changed and old samples would hide it. It goes to the lowest similarity from
-  which on those samples keep the promise as they are, or to HIGHEST where none does.
+- up, where the promise is surely broken: the upper bound of the share is below 0.95, of the newest JUDGED samples or of
+  the newest RECENT, since what was asked for may have changed and old samples would hide it. It goes to the lowest
+  similarity from which on those samples keep the promise as they are, and the least similar of them do not surely break
+  it, or to HIGHEST where there is none. One that was raised rises again where the least similar hits surely break the
+  promise, whatever the others make up for: it was raised by few samples, and what is wrong is most likely just above.
 - down again, by half of its way back, where the promise is surely kept: the lower bound of the share, among samples
   since the last move, is at least 0.95. So no sample carries two moves down, and it takes 59 of them at the least.
-- not at all in between, never below the profile's own similarity, and never down to where old samples still say that
-  the promise is broken.
+- not at all in between, never below the profile's own similarity, and never down to where the newest JUDGED samples, or
+  the least similar of them, still say that the promise is broken.
+
+Where the table is read by the mean, all hits are judged together: some may make up for others there.
 
 Bounds are Clopper and Pearson's (1934), one-sided at CONFIDENCE each.
 """
 
+import sys
 from collections.abc import Sequence
+from functools import cache
 
 from pentimento.domain.online_quality import AchievedQuality, QualitySample, ThresholdPosition
 from pentimento.policies.selector_profiling import (
@@ -31,11 +37,12 @@ from pentimento.policies.selector_profiling import (
 # The cosine of a prompt with itself is 1 but for rounding: what is word for word the same is found from here on.
 HIGHEST = 0.9999
 # One failure alone would "surely" break a share of 0.95.
-FEWEST_TO_RAISE = 20
-# So many of the newest samples are judged by themselves.
+FEWEST_TO_RAISE = 10
+# So many of the newest samples say where a threshold may stand, and so many of them are judged by themselves as well.
+JUDGED = 200
 RECENT = 60
-# From fewer no share of 0.95 is read.
-_FEWEST_TO_READ = 5
+# So many of the least similar hits are judged by themselves, at the fewest.
+_FEWEST_OF_THE_LEAST = 5
 # Nearer to the profile's own similarity than this, a threshold that comes down is back.
 _NEAR = 0.005
 _BISECTIONS = 40
@@ -71,16 +78,18 @@ def followed(
     which is in force wherever the position is not above it."""
     in_force = max(position.similarity, profiled)
     newest = max((sample.number for sample in samples), default=0)
-    recent = sorted(samples, key=lambda sample: sample.number)[-RECENT:]
-    for seen in (samples, recent):
+    by_age = sorted(samples, key=lambda sample: sample.number)
+    judged = by_age[-JUDGED:]
+    is_broken = _broken_by_the_least if in_force > profiled else _surely_broken
+    for seen in (judged, by_age[-RECENT:]):
         served = _served(seen, in_force)
-        if len(served) >= FEWEST_TO_RAISE and _surely_broken(served, alpha, rule):
+        if len(served) >= FEWEST_TO_RAISE and is_broken(served, alpha, rule):
             raised = _raised(seen, in_force, alpha, rule)
             return ThresholdPosition(raised, newest) if raised > in_force else position
     fresh = [sample for sample in samples if sample.number > position.moved_at_number]
     if in_force > profiled and _surely_kept(_served(fresh, in_force), alpha, rule):
         lowered = _halfway(in_force, profiled)
-        if not _surely_broken(_served(samples, lowered), alpha, rule):
+        if not _broken_by_the_least(_served(judged, lowered), alpha, rule):
             # One that is back allows whatever a later profile does.
             return ThresholdPosition(lowered if lowered > profiled else ThresholdPosition().similarity, newest)
     return position
@@ -95,17 +104,18 @@ def _served(samples: Sequence[QualitySample], in_force: float) -> list[ReuseSamp
 
 
 def _raised(samples: Sequence[QualitySample], in_force: float, alpha: float, rule: ThresholdRule) -> float:
-    """Return the lowest similarity above `in_force` from which on the samples keep the promise as they are. The lowest
-    that they do not surely break it from would be reached again and again."""
-    above = sorted({sample.similarity for sample in samples if in_force < sample.similarity < HIGHEST})
-    good = (similarity for similarity in above if _keeps(_served(samples, similarity), alpha, rule))
-    return next(good, HIGHEST)
+    """Return the lowest similarity above `in_force` from which on the samples keep the promise as they are, and the
+    least similar of them do not surely break it. The lowest that they do not surely break it from would be reached
+    again and again."""
+    for similarity in sorted({sample.similarity for sample in samples if in_force < sample.similarity < HIGHEST}):
+        served = _served(samples, similarity)
+        if _keeps(served, alpha, rule) and not _broken_by_the_least(served, alpha, rule):
+            return similarity
+    return HIGHEST
 
 
 def _keeps(served: Sequence[ReuseSample], alpha: float, rule: ThresholdRule) -> bool:
-    """Whether the samples keep the promise, taken as they are; few are taken to do so unless they surely do not."""
-    if len(served) < _FEWEST_TO_READ:
-        return not _surely_broken(served, alpha, rule)
+    """Whether the samples keep the promise, taken as they are."""
     if rule is ThresholdRule.MEAN:
         return sum(_margins(served, alpha)) >= 0.0
     return _kept(served, alpha) >= REQUIRED_SHARE * len(served)
@@ -128,6 +138,26 @@ def _surely_broken(served: Sequence[ReuseSample], alpha: float, rule: ThresholdR
     return share_is_surely(len(served) - _kept(served, alpha), len(served), 1.0 - REQUIRED_SHARE)
 
 
+def _broken_by_the_least(served: Sequence[ReuseSample], alpha: float, rule: ThresholdRule) -> bool:
+    """Whether all of the hits surely break the promise, or so many of the least similar ones."""
+    if rule is ThresholdRule.MEAN:
+        return _surely_broken(served, alpha, rule)
+    failed_count, ordered = 0, sorted(served, key=lambda sample: sample.similarity)
+    for count, (sample, following) in enumerate(zip(ordered, [*ordered[1:], None], strict=True), 1):
+        failed_count += not sample.keeps(alpha)
+        ends = following is None or following.similarity > sample.similarity
+        if ends and count >= _FEWEST_OF_THE_LEAST and failed_count >= _fewest_that_break(count):
+            return True
+    return False
+
+
+@cache
+def _fewest_that_break(count: int) -> int:
+    """Return how many of `count` hits have to fall short for the promise to be surely broken."""
+    broken = (failed for failed in range(count + 1) if share_is_surely(failed, count, 1.0 - REQUIRED_SHARE))
+    return next(broken, count + 1)
+
+
 def _kept(served: Sequence[ReuseSample], alpha: float) -> int:
     return sum(sample.keeps(alpha) for sample in served)
 
@@ -139,7 +169,8 @@ def _margins(served: Sequence[ReuseSample], alpha: float) -> list[float]:
 def _ratio(sample: ReuseSample) -> float:
     """Return the share of the quality from scratch; where there was none to keep, 1 or 0."""
     if sample.scratch_quality > 0:
-        return max(sample.quality / sample.scratch_quality, 0.0)
+        # Next to nothing to keep would give infinity.
+        return min(max(sample.quality / sample.scratch_quality, 0.0), sys.float_info.max)
     return float(sample.quality >= sample.scratch_quality)
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pentimento.domain.online_quality import AchievedQuality, QualitySample, ThresholdPosition
 from pentimento.policies.online_quality import (
-    FEWEST_TO_RAISE,
     HIGHEST,
     achieved_quality,
     followed,
@@ -61,7 +60,8 @@ def test_where_every_hit_fell_short_only_repeats_of_a_prompt_are_left() -> None:
 
 def test_a_few_failures_raise_nothing() -> None:
     start = ThresholdPosition(PROFILED)
-    assert moved(several(FEWEST_TO_RAISE - 1, BAD), start) == start
+    assert moved(several(9, BAD), start) == start
+    assert moved(several(10, BAD), start).similarity > PROFILED
     # 17 of 20: the upper bound of the share is 0.958.
     assert moved(several(17, GOOD) + several(3, BAD, first=18), start) == start
     # 16 of 20: 0.929.
@@ -197,6 +197,10 @@ def test_a_picture_of_no_quality_from_scratch_is_kept_or_not() -> None:
     assert achieved([lost]).alpha == 0.0
 
 
+def test_next_to_no_quality_from_scratch_is_a_number_all_the_same() -> None:
+    assert achieved([QualitySample(1, 0.9, 1.0, 1e-309)]).alpha_high < math.inf
+
+
 @given(samples_drawn, st.floats(0.1, 1))
 def test_intervals_hold_what_was_seen(samples: list[QualitySample], alpha: float) -> None:
     found = achieved(samples, -1.0, alpha)
@@ -235,3 +239,80 @@ def test_a_threshold_rises_to_where_just_the_required_share_keeps_the_promise() 
     far, near = several(40, BAD, 0.82), [*several(19, GOOD, 0.9, first=41), sample(60, BAD, 0.9)]
 
     assert moved(far + near, ThresholdPosition(PROFILED)) == ThresholdPosition(0.9, 60)
+
+
+def test_where_the_least_similar_hits_fall_short_a_threshold_rises_past_them() -> None:
+    """From 0.85 on 115 of 120 keep it, which is 0.958: the five that do not are the least similar ones."""
+    far, middle, near = several(20, BAD, 0.82), several(5, BAD, 0.85, first=21), several(115, GOOD, 0.9, first=26)
+
+    assert moved(far + middle + near, ThresholdPosition(PROFILED)) == ThresholdPosition(0.9, 140)
+
+
+def test_one_that_was_raised_rises_again_past_the_least_similar_that_fall_short() -> None:
+    samples = several(5, BAD, 0.91) + several(115, GOOD, 0.95, first=6)
+
+    assert moved(samples, ThresholdPosition(0.9)) == ThresholdPosition(0.95, 120)
+    # Where the profile has put it, all hits together keep the promise, and no more was promised.
+    assert followed(samples, ThresholdPosition(), 0.9, ALPHA) == ThresholdPosition()
+
+
+def test_four_hits_are_too_few_to_be_the_least_similar() -> None:
+    samples = several(4, BAD, 0.91) + several(116, GOOD, 0.95, first=5)
+
+    assert moved(samples, ThresholdPosition(0.9)) == ThresholdPosition(0.9)
+
+
+def test_of_five_least_similar_hits_two_have_to_fall_short() -> None:
+    """One failure in five is likely by a share of 0.95 (0.23), two are not (0.023): R's pbinom."""
+    rest = several(115, GOOD, 0.95, first=10)
+    one = [sample(1, BAD, 0.91), *several(4, GOOD, 0.92, first=2)]
+    two = [*several(2, BAD, 0.91), *several(3, GOOD, 0.92, first=3)]
+
+    assert moved(one + rest, ThresholdPosition(0.9)).similarity < 0.9
+    assert moved(two + rest, ThresholdPosition(0.9)).similarity == 0.92
+
+
+def test_hits_of_one_similarity_are_judged_together() -> None:
+    """Of ten that are alike one falls short: not the first five of them."""
+    alike = [*several(1, BAD, 0.91), *several(1, BAD, 0.91, first=2), *several(38, GOOD, 0.91, first=3)]
+
+    assert moved(alike + several(80, GOOD, 0.95, first=41), ThresholdPosition(0.9)).similarity < 0.91
+
+
+def test_a_threshold_does_not_come_down_to_where_the_least_similar_fell_short() -> None:
+    """All from 0.85 on together keep the promise: 190 of 195."""
+    failures, since = several(5, BAD, 0.86), several(190, GOOD, 0.95, first=6)
+
+    assert moved(failures + since, ThresholdPosition(0.9, 5)) == ThresholdPosition(0.9, 5)
+
+
+def test_what_is_older_than_the_newest_200_hits_holds_no_threshold_up() -> None:
+    failures = several(30, BAD, 0.86)
+
+    def after(count: int) -> float:
+        return moved(failures + several(count, GOOD, 0.95, first=31), ThresholdPosition(0.9, 30)).similarity
+
+    # Of five of the least similar it can be said, of four it cannot.
+    assert after(195) == 0.9
+    assert after(196) == pytest.approx(0.85)
+
+
+def test_what_is_older_than_the_newest_200_hits_raises_nothing() -> None:
+    def after(count: int) -> float:
+        samples = several(5, BAD, 0.91) + several(count, GOOD, 0.95, first=6)
+        return moved(samples, ThresholdPosition(0.9)).similarity
+
+    assert after(195) == 0.95
+    assert after(196) <= 0.9
+
+
+def test_a_few_most_similar_hits_have_to_keep_the_promise_as_all_others_do() -> None:
+    far, near = several(30, BAD, 0.82), [sample(31, BAD, 0.95), sample(32, GOOD, 0.97)]
+
+    assert moved(far + near, ThresholdPosition(PROFILED)).similarity == 0.97
+
+
+def test_of_a_table_of_means_near_hits_make_up_for_far_ones() -> None:
+    samples = several(10, 0.88, 0.91) + several(115, 1.0, 0.95, first=11)
+
+    assert moved(samples, ThresholdPosition(0.9), rule=ThresholdRule.MEAN).similarity < 0.9
