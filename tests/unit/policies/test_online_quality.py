@@ -273,8 +273,8 @@ def test_of_five_least_similar_hits_two_have_to_fall_short() -> None:
 
 
 def test_hits_of_one_similarity_are_judged_together() -> None:
-    """Of ten that are alike one falls short: not the first five of them."""
-    alike = [*several(1, BAD, 0.91), *several(1, BAD, 0.91, first=2), *several(38, GOOD, 0.91, first=3)]
+    """Two of forty that are alike fall short, which is 0.05: they are not two of the least similar five."""
+    alike = several(2, BAD, 0.91) + several(38, GOOD, 0.91, first=3)
 
     assert moved(alike + several(80, GOOD, 0.95, first=41), ThresholdPosition(0.9)).similarity < 0.91
 
