@@ -33,7 +33,7 @@ class AdapterRegistryClient:
                 yield pb.AddLoraRequest(chunk=chunk)
 
         call = self._stub.AddLora(messages(), timeout=timeout_s)
-        with WrittenCall(call).domain_errors():
+        async with WrittenCall(call).domain_errors():
             answer = await call
         return adapter_from_proto(answer.adapter)
 

@@ -28,7 +28,7 @@ class AnsweredStream(Generic[Request, Answer]):
 
     async def send(self, message: Request) -> None:
         """Write a message. Raises what the other end ended the stream with."""
-        with self._written.domain_errors():
+        async with self._written.domain_errors():
             try:
                 await self._call.write(message)
             except asyncio.InvalidStateError:
@@ -39,7 +39,7 @@ class AnsweredStream(Generic[Request, Answer]):
     async def read(self, wanted: str) -> Answer:
         """Return the next answer. Raises what the other end ended the stream with, and Aborted (STALE_FRAME) where the
         answer is of another kind than `wanted`."""
-        with self._written.domain_errors():
+        async with self._written.domain_errors():
             answer = await self._call.read()
         if answer is grpc.aio.EOF:
             raise self._gone()
