@@ -30,6 +30,7 @@ class PairedStep:
     step_index: int
     asked_at: float
     own: Tensor | None = None
+    own_s: float = 0.0
     own_began_at: float = 0.0
     give_up_at: float = 0.0
 
@@ -85,7 +86,7 @@ class GuidancePairs:
         now = self._monotonic()
         # Under a ControlNet it began with its residuals, which came in their time; so did the peer's.
         seconds = now - step.asked_at if job.controlled else seconds
-        step.own, step.own_began_at = rows, now - seconds
+        step.own, step.own_s, step.own_began_at = rows, seconds, now - seconds
         opens_control = job.controlled and not job.paired_steps
         step.give_up_at = now + self._pace(job).patience_s(seconds, opens_control=opens_control)
         return self.joined(job)
@@ -108,7 +109,7 @@ class GuidancePairs:
         del self._steps[job.number]
         if job.paired_steps:  # the first one had the stream to open
             # Less what it waited for others here.
-            self._pace(job).took_paired(now - max(step.asked_at, step.own_began_at))
+            self._pace(job).took_paired(now - max(step.asked_at, step.own_began_at), step.own_s)
         job.paired_steps += 1
         return torch.cat([other.to(step.own), step.own])
 

@@ -14,6 +14,7 @@ from pentimento.diffusion.families import NO_CONTROL, ControlResiduals, Denoiser
 from pentimento.diffusion.painting import PaintingRequest, model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Unavailable
+from pentimento.policies import latent_pairing
 from pentimento.policies.latent_pairing import PairPace
 from tests.unit.diffusion.engine.loops import Loop, Scripted
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
@@ -95,6 +96,12 @@ def controlled_alone(model: DiffusionModel) -> Tensor:
 def assert_controlled_picture(model: DiffusionModel, added: Any) -> None:
     assert isinstance(added.heard.end, FinishedPainting), added.heard.end
     torch.testing.assert_close(added.heard.latent, controlled_alone(model), rtol=0, atol=TOLERANCE)
+
+
+@pytest.fixture
+def four_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures here have six steps."""
+    monkeypatch.setattr(latent_pairing, "_TRIAL_STEPS", 4)
 
 
 def test_each_worker_has_the_residuals_of_its_own_row(model: DiffusionModel) -> None:
@@ -204,6 +211,7 @@ def test_whose_loras_come_late_is_painted_by_one_worker(model: DiffusionModel) -
     assert_controlled_picture(model, added)
 
 
+@pytest.mark.usefixtures("four_tried")
 def test_a_controlled_step_takes_as_long_as_its_residuals_do(model: DiffusionModel) -> None:
     """A whole step waits two seconds for residuals, a paired one one: pairs pay, though a pass takes no time at all."""
     pair = pair_of(model)
@@ -228,6 +236,7 @@ def test_a_controlled_step_takes_as_long_as_its_residuals_do(model: DiffusionMod
     assert paired_steps(added) == 6
 
 
+@pytest.mark.usefixtures("four_tried")
 def test_paired_steps_that_are_no_shorter_end_the_pair_of_controlled_pictures_alone(model: DiffusionModel) -> None:
     pair = pair_of(model)
 

@@ -17,6 +17,7 @@ from pentimento.diffusion.loras import WeightedLora, layers_of
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import Scheduler
+from pentimento.policies import latent_pairing
 from tests.unit.diffusion.engine.listeners import Listener
 from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
@@ -90,6 +91,12 @@ def seen_rows(model: DiffusionModel) -> tuple[Scripted, list[int]]:
         return prediction
 
     return Scripted(model, note), rows
+
+
+@pytest.fixture
+def four_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures here have six steps."""
+    monkeypatch.setattr(latent_pairing, "_TRIAL_STEPS", 4)
 
 
 @pytest.mark.parametrize("scheduler", [Scheduler.DDIM, Scheduler.EULER, Scheduler.EULER_ANCESTRAL])
@@ -255,6 +262,7 @@ def test_loras_change_both_halves_and_the_peer_is_asked_once_they_are_in_effect(
     torch.testing.assert_close(added.heard.latent, wanted, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.usefixtures("four_tried")
 def test_paired_steps_that_are_no_shorter_end_the_pair(model: DiffusionModel) -> None:
     loop = Loop(model)
     peer = Peer(Loop(model))
