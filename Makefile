@@ -95,7 +95,7 @@ reference: $(DEV_READY) ## regenerate the reference pages of the API, the settin
 client-wheel: $(DEV_READY) ## dist/pentimento_protos-*.whl: the contracts alone, for clients in Python
 	$(BIN)/python scripts/build_client_wheel.py
 
-BENCHMARKS := golden_families overhead cold_start kill_one kill_any hostile soak \
+BENCHMARKS := golden_families overhead kept_memory cold_start kill_one kill_any hostile soak \
 	batch_invariance engine_latency engine_throughput engine_preempt engine_lag \
 	dispatch_cost effects_replay scene_log selector_profile sim_scale overload parity paper_figures isolation cache_parity mutation
 

@@ -26,6 +26,7 @@ import litserve
 from benchmarks.litserve_server import end_group
 from benchmarks.litserve_side import free_port, until_healthy
 from benchmarks.peer_orders import PeerOrder, PeerSettings
+from pentimento.service.heap import keep_freed_memory
 from pentimento.testing.worker_process import start_on
 
 
@@ -84,6 +85,7 @@ class PipelineApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not type
     def setup(self, device: str) -> None:
         import torch
 
+        keep_freed_memory()  # as workers do
         torch.set_num_threads(1)
         self._plain = self._pipeline()
         self._styled = self._pipeline()

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from pentimento.service.heap import keep_freed_memory
+
 
 @dataclass(frozen=True)
 class PipelineOrder:
@@ -63,6 +65,7 @@ def serve(model: str) -> None:
     import torch
     from diffusers import StableDiffusionPipeline
 
+    keep_freed_memory()  # as workers do
     torch.set_num_threads(1)
     # Our line protocol owns stdout; whatever the libraries print goes to stderr.
     answers, sys.stdout = sys.stdout.buffer, sys.stderr

@@ -38,6 +38,7 @@ from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import encode_pixels
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
+from pentimento.service.heap import keep_freed_memory
 from pentimento.testing.latent_listener import LatentListener
 from pentimento.testing.worker_process import start_on
 
@@ -139,6 +140,7 @@ class PaintingApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not type
         self._together = together
 
     def setup(self, device: str) -> None:
+        keep_freed_memory()  # as workers do
         torch.set_num_threads(1)
         model = load_model(self._model, torch.device("cpu"), torch.float32)
         self._batches = WholeBatches(model, read_donors(self._donors), self._max_batch, self._together)

@@ -23,6 +23,7 @@ from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.clients.controlnet import ANSWER_LAYER
 from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.rpc import RpcServer, RpcServerSettings
+from pentimento.service.heap import keep_freed_memory
 from pentimento.tensors.lined_steps import LinedSteps
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor
@@ -218,5 +219,6 @@ async def serve(address: str, directory: Path) -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as a replica does
     grpc.aio.init_grpc_aio()
     asyncio.run(serve(sys.argv[1], Path(sys.argv[2])))

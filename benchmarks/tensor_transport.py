@@ -55,6 +55,7 @@ from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.service.heap import keep_freed_memory
 from pentimento.tensors.chunks import CHUNK_BYTES
 from pentimento.tensors.outgoing import OutgoingTensor, layout_of, outgoing
 from pentimento.tensors.receiving import ReceivedTensors
@@ -311,6 +312,7 @@ def latency_figures(rounds: Sequence[Round]) -> list[Figure]:
 
 
 def run(options: Options) -> int:
+    keep_freed_memory()  # as a worker does
     steps, zoo_steps, kills = (3, 50, 2) if options.quick else (12, 400, 40)
     source = random.Random(1)
     with tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm") as name:

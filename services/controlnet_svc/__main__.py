@@ -2,6 +2,7 @@
 
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.rpc import run_service
+from pentimento.service.heap import keep_freed_memory
 from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings
 from services.controlnet_svc.settings import ControlNetSettings
@@ -9,6 +10,7 @@ from services.controlnet_svc.settings import ControlNetSettings
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(ControlNetSettings, "controlnet_svc", argv)
+    keep_freed_memory()
     # Imported after the settings hold: a wrong flag is answered before torch is loaded.
     with importing_much():
         import_networks_alone()

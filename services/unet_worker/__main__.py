@@ -4,6 +4,7 @@ from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.diffusion.triton_package import check_triton
 from pentimento.rpc import run_service
+from pentimento.service.heap import keep_freed_memory
 from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings
 from services.unet_worker.models.libraries import needs_networks_alone
@@ -15,6 +16,7 @@ async def main(argv: list[str]) -> None:
     if settings.kernels is not KernelChoice.OFF:
         check_triton()
     check_checkpoint(settings.model)
+    keep_freed_memory()
     # Imported after that: a wrong flag, a bad checkpoint or a missing package is answered before torch is loaded.
     with importing_much():
         if needs_networks_alone(settings):

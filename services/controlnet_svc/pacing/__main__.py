@@ -3,12 +3,14 @@ times of a pace."""
 
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.rpc import run_service
+from pentimento.service.heap import keep_freed_memory
 from pentimento.settings import load_settings
 from services.controlnet_svc.settings import ControlNetSettings
 
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(ControlNetSettings, "controlnet_svc", argv)
+    keep_freed_memory()
     import_networks_alone()
     from services.controlnet_svc.pacing.wiring import wire_paced
 

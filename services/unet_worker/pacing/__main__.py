@@ -2,12 +2,14 @@
 
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.rpc import run_service
+from pentimento.service.heap import keep_freed_memory
 from pentimento.settings import load_settings
 from services.unet_worker.settings import UnetWorkerSettings
 
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(UnetWorkerSettings, "unet_worker", argv)
+    keep_freed_memory()
     import_networks_alone()
     from services.unet_worker.pacing.wiring import wire
 

@@ -1,0 +1,85 @@
+"""Whether freed blocks stay with the process, by the pages that the kernel gives it anew."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from pentimento.service import heap
+
+# Takes and frees two blocks again and again on a thread of its own, as the engine does; prints pages given anew.
+BLOCKS = """
+import ctypes, resource, sys, threading
+from pentimento.service.heap import give_back, keep_freed_memory
+
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+library = ctypes.CDLL(None)
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def turn():
+    for mebibytes in (100, 40):
+        block = library.malloc(mebibytes << 20)
+        ctypes.memset(block, 1, mebibytes << 20)
+        library.free(block)
+
+def turns():
+    turn()
+    begun = faults()
+    for _ in range(5):
+        turn()
+    print(faults() - begun)
+    give_back()
+    begun = faults()
+    turn()
+    print(faults() - begun)
+
+thread = threading.Thread(target=turns)
+thread.start()
+thread.join()
+"""
+
+
+def pages_anew(how: str) -> list[int]:
+    """Of five turns, and of one after all was given back: pages are larger on some machines than on others."""
+    done = subprocess.run([sys.executable, "-c", BLOCKS, how], capture_output=True, text=True, check=True)
+    return [int(line) for line in done.stdout.split()]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts pages of Linux")
+def test_blocks_that_are_kept_cost_no_page_until_they_are_given_back() -> None:
+    five_turns, after_giving_back = pages_anew("kept")
+
+    assert five_turns < after_giving_back / 10
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts pages of Linux")
+def test_without_it_each_turn_costs_its_pages() -> None:
+    five_turns, after_giving_back = pages_anew("as ever")
+
+    assert five_turns > 4 * after_giving_back
+
+
+def test_a_c_library_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: SimpleNamespace())
+
+    assert not heap.keep_freed_memory()
+    heap.give_back()
+
+
+def test_a_setting_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def mallopt(parameter: int, value: int) -> int:
+        asked.append((parameter, value))
+        return int(parameter != -3)
+
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+
+    assert not heap.keep_freed_memory()
+    assert asked == [(-8, 1), (-3, 256 * 1024 * 1024), (-1, 512 * 1024 * 1024)]
