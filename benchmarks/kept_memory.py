@@ -3,9 +3,9 @@
     python -m benchmarks.kept_memory
 
 A process with the heap as workers set it, and one with glibc's own settings, one after the other in turns: a UNet of
-Stable Diffusion 1.5's size with random weights, guided pictures, float32, one thread, which is not the process's first,
-as the engine's is not. Of each: processor time of a pass, pages that the kernel gave anew in it, and the most memory
-that the process held.
+Stable Diffusion 1.5's size with random weights, guided pictures of 256 pixels, float32, one thread, which is not the
+process's first, as the engine's is not. Of each: processor time of a pass, pages that the kernel gave anew in it, and
+the most memory that the process held.
 """
 
 import argparse
@@ -22,8 +22,7 @@ from statistics import median
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
 from pentimento.service.heap import keep_freed_memory
 
-# Sides of a picture in pixels.
-SIZES = (256, 512)
+SIDE_PX = 256
 PASSES = 3
 
 
@@ -36,14 +35,14 @@ class PassCost:
     peak_bytes: int
 
 
-def passes(side_px: int) -> PassCost:
+def passes() -> PassCost:
     """Compute some, after two that fill the heap; on this thread."""
     import torch
     from diffusers import UNet2DConditionModel
 
     torch.set_num_threads(1)
     network = UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8).eval()
-    latents, states = torch.randn(2, 4, side_px // 8, side_px // 8), torch.randn(2, 77, 768)
+    latents, states = torch.randn(2, 4, SIDE_PX // 8, SIDE_PX // 8), torch.randn(2, 77, 768)
     with torch.inference_mode():
         for _ in range(2):
             network(latents, 500, states)
@@ -55,61 +54,48 @@ def passes(side_px: int) -> PassCost:
     return PassCost(seconds, (used.ru_minflt - pages) / PASSES, used.ru_maxrss * 1024)
 
 
-def in_a_process(how: str, side_px: int) -> PassCost:
-    command = [sys.executable, "-m", "benchmarks.kept_memory", "--play", how, str(side_px)]
+def in_a_process(how: str) -> PassCost:
+    command = [sys.executable, "-m", "benchmarks.kept_memory", "--play", how]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return PassCost(**json.loads(done.stdout))
 
 
-def play(how: str, side_px: int) -> None:
+def play(how: str) -> None:
     """As the process of a side: print what its passes cost."""
     if how == "kept" and not keep_freed_memory():
         raise SystemExit("this C library keeps no freed memory")
-    engine = threading.Thread(target=lambda: print(json.dumps(vars(passes(side_px)))))
+    engine = threading.Thread(target=lambda: print(json.dumps(vars(passes()))))
     engine.start()
     engine.join()
 
 
-def figures_of(side_px: int, rounds: Sequence[tuple[PassCost, PassCost]]) -> list[Figure]:
-    name = f"{side_px} pixels"
-    found = [
-        measured(
-            f"{name}: processor time of a pass, kept / as ever",
-            [kept.seconds / ever.seconds for kept, ever in rounds],
-            median,
-            at_most(1.0),
-        )
-    ]
+def figures_of(rounds: Sequence[tuple[PassCost, PassCost]]) -> list[Figure]:
+    ratios = [kept.seconds / ever.seconds for kept, ever in rounds]
+    found = [measured("processor time of a pass, kept / as ever", ratios, median, at_most(1.0))]
     for side, costs in zip(("kept", "as ever"), zip(*rounds, strict=True), strict=True):
         found += [
-            measured(f"{name}, {side}: a pass", [cost.seconds for cost in costs], median, informative("s")),
-            measured(f"{name}, {side}: pages of a pass", [cost.pages for cost in costs], median, informative()),
-            measured(
-                f"{name}, {side}: most memory", [cost.peak_bytes / 1e9 for cost in costs], median, informative("GB")
-            ),
+            measured(f"{side}: a pass", [cost.seconds for cost in costs], median, informative("s")),
+            measured(f"{side}: pages of a pass", [cost.pages for cost in costs], median, informative()),
+            measured(f"{side}: most memory", [cost.peak_bytes / 1e9 for cost in costs], median, informative("GB")),
         ]
     return found
 
 
 def run(options: Options) -> int:
-    count = 1 if options.quick else options.rest["rounds"]
-    figures: list[Figure] = []
-    for side_px in SIZES[:1] if options.quick else SIZES:
-        rounds = []
-        for turn in range(count):
-            sides = ["kept", "as ever"][:: 1 if turn % 2 else -1]
-            costs = {how: in_a_process(how, side_px) for how in sides}
-            rounds.append((costs["kept"], costs["as ever"]))
-        figures += figures_of(side_px, rounds)
-    return publish(options, figures, notes={"passes": PASSES, "rounds": count, "threads": 1})
+    rounds = []
+    for turn in range(1 if options.quick else options.rest["rounds"]):
+        sides = ["kept", "as ever"][:: 1 if turn % 2 else -1]
+        costs = {how: in_a_process(how) for how in sides}
+        rounds.append((costs["kept"], costs["as ever"]))
+    return publish(options, figures_of(rounds), notes={"passes": PASSES, "threads": 1})
 
 
 def add_rounds(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=5, help="processes of each side and size")
+    parser.add_argument("--rounds", type=int, default=5, help="processes of each side")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--play"]:
-        play(sys.argv[2], int(sys.argv[3]))
+        play(sys.argv[2])
     else:
         raise SystemExit(run(parse_options("kept_memory", __doc__, add_rounds)))

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import highspy
     import numpy as np
 
-# Sub-searches for better values cost more time here than they save.
-_UNUSED_HEURISTICS = ("mip_heuristic_run_rins", "mip_heuristic_run_rens", "mip_heuristic_run_root_reduced_cost")
+# Searches for good values beside the tree cost more time here than they save: half of it.
+_NO_HEURISTICS = {"mip_heuristic_effort": 0.0, "mip_heuristic_run_feasibility_jump": False}
 
 Terms = Iterable[tuple[int, float]]
 """A sum of variables, each by its number and with its factor."""
@@ -64,7 +64,7 @@ class LinearProgram:
 
         highs = highspy.Highs()  # type: ignore[no-untyped-call]
         options = {"output_flag": False, "threads": 1, "mip_rel_gap": gap, "time_limit": limit_s}
-        for option, value in (options | dict.fromkeys(_UNUSED_HEURISTICS, False)).items():
+        for option, value in (options | _NO_HEURISTICS).items():
             highs.setOptionValue(option, value)
         model = self.relaxation()
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
