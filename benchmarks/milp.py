@@ -6,7 +6,8 @@ something already; every choice of units a pool, each with its best rates (scipy
 with what they judge but the values of a problem.
 
 Times are processor seconds of one thread, from the problem to the plan; of the joint policy from what it is told to its
-decision, at every look of simulated traces. DiffServe's paper tells 10 ms with Gurobi.
+decision, at every look of simulated traces, with and without what Python's collector of garbage takes, which goes
+through the whole simulation. DiffServe's paper tells 10 ms with Gurobi.
 """
 
 import itertools
@@ -56,7 +57,7 @@ def main() -> int:
     joint = [joint_shortfall(random_fleet(rng)) for _ in range(count)]
     sixteen = [seconds_of(solve_by_milp, paper_cascade(rng)) for _ in range(times[0])]
     enumerated = [seconds_of(solve, paper_cascade(rng)) for _ in range(times[0])]
-    looks = looks_ms(options.quick)
+    looks, uncollected = looks_ms(options.quick), looks_ms(options.quick, collects=False)
     large = [timed_large(rng) for _ in range(times[1])]
     large_ms, gaps = [took for took, _ in large], [gap for _, gap in large]
     figures = [
@@ -66,6 +67,7 @@ def main() -> int:
         measured("plain by enumeration, 16 workers: p99", enumerated, p99, informative("ms")),
         measured("joint policy, 16 workers, a look: p99", looks, p99, at_most(10.0, "ms")),
         measured("the same: median", looks, median, informative("ms")),
+        measured("the same without the collector of garbage: p99", uncollected, p99, informative("ms")),
         measured("joint, 300 devices, 8 variants, 6 batch sizes: p99", large_ms, p99, at_most(200.0, "ms")),
         measured("the same: how far from the best", gaps, max, at_most(LARGE_GAP)),
     ]
