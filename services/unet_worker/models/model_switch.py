@@ -197,7 +197,7 @@ class ModelSwitch:
         on_cuda = backend.torch_device.type == "cuda"
         del backend
         gc.collect()
-        give_back()
+        await asyncio.to_thread(give_back)
         if on_cuda:
             torch.cuda.empty_cache()
         return self._backend.held.model

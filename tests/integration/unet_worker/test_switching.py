@@ -15,6 +15,8 @@ from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.execution import AttemptResult, WorkerCredits
 from pentimento.domain.generation import FromNoise, Route
 from pentimento.testing.checkpoints import write_checkpoint
+from services.unet_worker.models import model_switch
+from services.unet_worker.models.loaded import LoadedModel
 from tests.integration.unet_worker.conftest import Served, at_step, serve
 from tests.integration.unet_worker.requests import SPEC, attempt, execute, result_of
 
@@ -86,6 +88,23 @@ async def test_it_paints_as_a_worker_that_held_the_model_all_along(switching: Se
             always = await paint(fresh, "always")
 
     assert hashlib.sha256(switched.image).digest() == hashlib.sha256(always.image).digest()
+
+
+async def test_the_memory_of_a_model_goes_back_before_the_next_one_is_loaded(
+    switching: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, load = [], switching.switch._load
+
+    async def loading(model: str) -> LoadedModel:
+        done.append("loads")
+        return await load(model)
+
+    monkeypatch.setattr(model_switch, "give_back", lambda: done.append("gives back"))
+    monkeypatch.setattr(switching.switch, "_load", loading)
+    switching.switch.assign("other", 8)
+    await credits_where(switching, served=True, model="other")
+
+    assert done == ["gives back", "loads"]
 
 
 async def test_nothing_is_taken_while_it_switches(switching: Served) -> None:
