@@ -179,9 +179,7 @@ class _Search:
             return
         promising = moves(budgets, bounds, units, own(best.worths))
         for _ in range(_MOST_MOVES):
-            gain, moved = next(promising, (0.0, units))
-            # A relaxation is concave in its bounds: a move gains no more than it promises.
-            if part.objective <= self._enough or best.objective + gain <= self._enough:
+            if part.objective <= self._enough or (moved := next(promising, None)) is None:
                 return
             found = self._fixed(moved)
             if found is not None and found.objective > best.objective:

@@ -42,9 +42,9 @@ def rounded(budgets: Sequence[Budget], bounds: Bounds, values: Sequence[float]) 
 
 def moves(
     budgets: Sequence[Budget], bounds: Bounds, units: Sequence[int], worths: Sequence[float]
-) -> Iterator[tuple[float, list[int]]]:
-    """Yield what a move of one unit to another variable of its budget promises to gain, by what one more of each
-    variable is worth, and the units then; the most promising first, and only those that promise anything."""
+) -> Iterator[list[int]]:
+    """Yield the units with one of them moved to another variable of its budget, the move that promises most first, by
+    what one more of each variable is worth; only moves that promise to gain."""
     found = []
     for budget in budgets:
         left = budget.left(units)
@@ -57,8 +57,8 @@ def moves(
             for last in to
             if worths[last] > worths[first] and budget.costs[last] <= left + budget.costs[first]
         ]
-    for gain, first, last in sorted(found, key=lambda move: (-move[0], move[1:])):
+    for _, first, last in sorted(found, key=lambda move: (-move[0], move[1:])):
         moved = list(units)
         moved[first] -= 1
         moved[last] += 1
-        yield gain, moved
+        yield moved
