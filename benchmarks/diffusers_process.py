@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from pentimento.service.heap import keep_freed_memory
+from pentimento.rpc.freed_memory import keep_freed_memory
 
 
 @dataclass(frozen=True)

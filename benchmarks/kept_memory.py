@@ -1,11 +1,11 @@
-"""What it saves that a worker keeps freed memory (`pentimento/service/heap.py`): passes of Stable Diffusion 1.5's UNet.
+"""What it saves that a worker keeps freed memory: passes of Stable Diffusion 1.5's UNet.
 
     python -m benchmarks.kept_memory
 
-A process with the heap as workers set it, and one with glibc's own settings, one after the other in turns: a UNet of
-Stable Diffusion 1.5's size with random weights, guided pictures of 256 pixels, float32, one thread, which is not the
-process's first, as the engine's is not. Of each: processor time of a pass, pages that the kernel gave anew in it, and
-the most memory that the process held.
+A process with the heap as workers set it (`pentimento/rpc/freed_memory.py`), and one with glibc's own settings, in
+turns: a UNet of Stable Diffusion 1.5's size with random weights, guided pictures of 256 pixels, float32,
+one thread, which is not the process's first, as the engine's is not. Of each: processor time of a pass, pages that the
+kernel gave anew in it, and the most memory that the process held.
 """
 
 import argparse
@@ -20,9 +20,8 @@ from resource import RUSAGE_SELF, getrusage
 from statistics import median
 
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
-from pentimento.service.heap import keep_freed_memory
+from pentimento.rpc.freed_memory import keep_freed_memory
 
-SIDE_PX = 256
 PASSES = 3
 
 
@@ -38,11 +37,13 @@ class PassCost:
 def passes() -> PassCost:
     """Compute some, after two that fill the heap; on this thread."""
     import torch
-    from diffusers import UNet2DConditionModel
+
+    from pentimento.testing.full_size import full_size_unet
 
     torch.set_num_threads(1)
-    network = UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8).eval()
-    latents, states = torch.randn(2, 4, SIDE_PX // 8, SIDE_PX // 8), torch.randn(2, 77, 768)
+    network = full_size_unet()
+    side = network.config.sample_size
+    latents, states = torch.randn(2, 4, side, side), torch.randn(2, 77, network.config.cross_attention_dim)
     with torch.inference_mode():
         for _ in range(2):
             network(latents, 500, states)

@@ -38,7 +38,7 @@ from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import encode_pixels
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
-from pentimento.service.heap import keep_freed_memory
+from pentimento.rpc.freed_memory import keep_freed_memory
 from pentimento.testing.latent_listener import LatentListener
 from pentimento.testing.worker_process import start_on
 

@@ -23,7 +23,7 @@ from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.clients.controlnet import ANSWER_LAYER
 from pentimento.diffusion.thread_wait import ThreadWait
 from pentimento.rpc import RpcServer, RpcServerSettings
-from pentimento.service.heap import keep_freed_memory
+from pentimento.rpc.freed_memory import keep_freed_memory
 from pentimento.tensors.lined_steps import LinedSteps
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor

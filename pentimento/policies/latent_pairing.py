@@ -78,6 +78,7 @@ class PairPace:
         self._whole_steps, self._paired_steps = self._whole_steps + 1, 0
         if self._half_s and self._whole_steps <= _COMPARED_STEPS:
             self._compare(seconds, median(self._half_s))
+        self._judge()
         if self._whole_steps >= self._try_again_steps and not self.pays:
             self._half_shares.clear()
             self._try_again_steps = min(2 * self._try_again_steps, _TRY_AGAIN_AT_LAST_STEPS)
@@ -107,7 +108,6 @@ class PairPace:
 
     def _compare(self, whole_s: float, half_s: float) -> None:
         self._halves_of_whole.append(whole_s / half_s if half_s > 0.0 else math.inf)
-        self._judge()
 
     def _judge(self) -> None:
         self._goes_on = self.gain is not None and self.pays

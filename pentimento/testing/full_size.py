@@ -11,6 +11,7 @@ from pentimento.testing.checkpoints import kl_autoencoder, saved_controlnet, tex
 
 # Of the pictures that they are for: a quarter of the real one's work a step.
 FULL_SIDE_PX = 256
+_PIXELS_PER_LATENT = 8
 _NETWORK: dict[str, Any] = {
     "block_out_channels": (320, 640, 1280, 1280),
     "cross_attention_dim": 768,
@@ -18,11 +19,15 @@ _NETWORK: dict[str, Any] = {
 }
 
 
+def full_size_unet() -> UNet2DConditionModel:
+    """Return Stable Diffusion 1.5's UNet for pictures of 256 x 256 pixels, with random weights."""
+    return UNet2DConditionModel(**_NETWORK, sample_size=FULL_SIDE_PX // _PIXELS_PER_LATENT).eval()
+
+
 def write_full_size_checkpoint(directory: Path) -> Path:
     """Write a StableDiffusionPipeline of 256 x 256 pixels: the UNet is Stable Diffusion 1.5's (3.4 GB), text encoder
     and autoencoder are tiny."""
     torch.manual_seed(0)
-    pixels_per_latent = 8
     pipeline = StableDiffusionPipeline(
         vae=kl_autoencoder(
             block_out_channels=(8, 8, 8, 8),
@@ -31,7 +36,7 @@ def write_full_size_checkpoint(directory: Path) -> Path:
         ),
         text_encoder=CLIPTextModel(text_config(hidden_size=768, num_attention_heads=8)).eval(),
         tokenizer=tokenizer(directory / "tokenizer"),
-        unet=UNet2DConditionModel(**_NETWORK, sample_size=FULL_SIDE_PX // pixels_per_latent).eval(),
+        unet=full_size_unet(),
         scheduler=DDIMScheduler(beta_schedule="scaled_linear"),
         safety_checker=None,
         feature_extractor=None,

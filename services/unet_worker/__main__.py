@@ -4,7 +4,7 @@ from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.diffusion.triton_package import check_triton
 from pentimento.rpc import run_service
-from pentimento.service.heap import keep_freed_memory
+from pentimento.rpc.freed_memory import keep_freed_memory
 from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings
 from services.unet_worker.models.libraries import needs_networks_alone

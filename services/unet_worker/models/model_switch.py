@@ -13,7 +13,7 @@ from pentimento.domain.errors import ResourceExhausted, Unavailable
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
-from pentimento.service.heap import give_back
+from pentimento.rpc.freed_memory import trim_heap
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.device.device_backend import (
@@ -197,7 +197,7 @@ class ModelSwitch:
         on_cuda = backend.torch_device.type == "cuda"
         del backend
         gc.collect()
-        await asyncio.to_thread(give_back)
+        await asyncio.to_thread(trim_heap)
         if on_cuda:
             torch.cuda.empty_cache()
         return self._backend.held.model

@@ -99,7 +99,7 @@ async def test_the_memory_of_a_model_goes_back_before_the_next_one_is_loaded(
         done.append("loads")
         return await load(model)
 
-    monkeypatch.setattr(model_switch, "give_back", lambda: done.append("gives back"))
+    monkeypatch.setattr(model_switch, "trim_heap", lambda: done.append("gives back"))
     monkeypatch.setattr(switching.switch, "_load", loading)
     switching.switch.assign("other", 8)
     await credits_where(switching, served=True, model="other")

@@ -14,7 +14,6 @@ from pentimento.diffusion.families import NO_CONTROL, ControlResiduals, Denoiser
 from pentimento.diffusion.painting import PaintingRequest, model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Unavailable
-from pentimento.policies import latent_pairing
 from pentimento.policies.latent_pairing import PairPace
 from tests.unit.diffusion.engine.loops import Loop, Scripted
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
@@ -96,12 +95,6 @@ def controlled_alone(model: DiffusionModel) -> Tensor:
 def assert_controlled_picture(model: DiffusionModel, added: Any) -> None:
     assert isinstance(added.heard.end, FinishedPainting), added.heard.end
     torch.testing.assert_close(added.heard.latent, controlled_alone(model), rtol=0, atol=TOLERANCE)
-
-
-@pytest.fixture
-def four_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures here have six steps."""
-    monkeypatch.setattr(latent_pairing, "_TRIAL_STEPS", 4)
 
 
 def test_each_worker_has_the_residuals_of_its_own_row(model: DiffusionModel) -> None:

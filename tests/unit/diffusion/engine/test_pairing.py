@@ -17,7 +17,6 @@ from pentimento.diffusion.loras import WeightedLora, layers_of
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import Scheduler
-from pentimento.policies import latent_pairing
 from tests.unit.diffusion.engine.listeners import Listener
 from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
@@ -91,12 +90,6 @@ def seen_rows(model: DiffusionModel) -> tuple[Scripted, list[int]]:
         return prediction
 
     return Scripted(model, note), rows
-
-
-@pytest.fixture
-def four_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures here have six steps."""
-    monkeypatch.setattr(latent_pairing, "_TRIAL_STEPS", 4)
 
 
 @pytest.mark.parametrize("scheduler", [Scheduler.DDIM, Scheduler.EULER, Scheduler.EULER_ANCESTRAL])

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pentimento.service import heap
+from pentimento.rpc import freed_memory
 
 # Takes and frees two blocks again and again on a thread of its own, as the engine does; prints pages given anew.
 BLOCKS = """
 import ctypes, resource, sys, threading
-from pentimento.service.heap import give_back, keep_freed_memory
+from pentimento.rpc.freed_memory import keep_freed_memory, trim_heap
 
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
@@ -34,7 +34,7 @@ def turns():
     for _ in range(5):
         turn()
     print(faults() - begun)
-    give_back()
+    trim_heap()
     begun = faults()
     turn()
     print(faults() - begun)
@@ -66,10 +66,10 @@ def test_without_it_each_turn_costs_its_pages() -> None:
 
 
 def test_a_c_library_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: SimpleNamespace())
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: SimpleNamespace())
 
-    assert not heap.keep_freed_memory()
-    heap.give_back()
+    assert not freed_memory.keep_freed_memory()
+    freed_memory.trim_heap()
 
 
 def test_a_setting_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_a_setting_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         asked.append((parameter, value))
         return int(parameter != -3)
 
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
 
-    assert not heap.keep_freed_memory()
+    assert not freed_memory.keep_freed_memory()
     assert asked == [(-8, 1), (-3, 256 * 1024 * 1024), (-1, 512 * 1024 * 1024)]
