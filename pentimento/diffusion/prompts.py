@@ -3,10 +3,9 @@
 from collections import OrderedDict
 from contextlib import ExitStack
 
-from pentimento.diffusion.families.adapters import adapted
 from pentimento.diffusion.families.model import DiffusionModel, PromptStates
-from pentimento.diffusion.loras.bypass import RowUpdates
 from pentimento.diffusion.loras.lora import AdapterSet, set_key
+from pentimento.diffusion.loras.patching import patched_copies
 
 _Key = tuple[str, bool, tuple[tuple[tuple[str, float], ...], ...]]
 
@@ -18,7 +17,6 @@ class PromptMemo:
         self._model = model
         self._capacity = capacity
         self._states: OrderedDict[_Key, PromptStates] = OrderedDict()
-        self._rows = RowUpdates(model.device, model.dtype)
 
     def encode(self, prompt: str, *, negative: bool = False, adapters: AdapterSet = ()) -> PromptStates:
         """Return the prompt's states, from memory where it was encoded lately by the same text encoders: LoRAs that
@@ -36,6 +34,5 @@ class PromptMemo:
     def _encode(self, prompt: str, negative: bool, adapters: AdapterSet, encoders: list[str]) -> PromptStates:
         with ExitStack() as changes:
             for encoder in encoders:
-                row = self._rows.of(adapters, encoder)
-                changes.enter_context(adapted(self._model.adaptable[encoder], row))
+                changes.enter_context(patched_copies(self._model.adaptable[encoder], encoder, adapters))
             return self._model.encode_prompt(prompt, negative=negative)

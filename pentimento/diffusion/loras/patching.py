@@ -1,4 +1,5 @@
-"""LoRAs in the weights themselves: W += scale * up @ down in place, and back to the very same bits (Katz, section 6).
+"""LoRAs in the weights themselves: W += scale * up @ down in place, and back to the very same bits (Katz, section 6);
+in copies of the weights, a layer at a time, for text encoders, which run once a prompt.
 
 A layer's weight before its first patch is kept in host memory from then on: the next patch of the layer needs no copy,
 which takes longer than the product. What is put back are these bits, not a difference: in floating point
@@ -6,10 +7,13 @@ W + change - change is not W.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from pentimento.diffusion.families.layer_forwards import Forward, replaced
 from pentimento.diffusion.loras.lora import AdapterSet, LowRankFactors, set_key
 
 
@@ -74,6 +78,22 @@ class WeightPatch:
         return weight.detach()
 
 
+def patched_copies(network: nn.Module, component: str, adapters: AdapterSet) -> AbstractContextManager[None]:
+    """Have linear layers of `network` compute with the set in their weights while the context is open, to the bits of
+    `WeightPatch`. Each layer's weight is copied for the time of its product, and no longer: nothing is to be put
+    back."""
+    changes = {network.get_submodule(name): parts for name, parts in _parts(adapters, component).items()}
+
+    def forward(layer: nn.Module, plain: Forward, inputs: Tensor) -> Tensor:
+        assert isinstance(layer, nn.Linear), "text encoders have no other layers that LoRAs change"
+        weight = layer.weight.detach().clone()
+        for factors, strength in changes[layer]:
+            _add(weight, factors, strength)
+        return functional.linear(inputs, weight, layer.bias)
+
+    return replaced(changes, forward)
+
+
 def _parts(adapters: AdapterSet, component: str) -> dict[str, list[tuple[LowRankFactors, float]]]:
     """What changes each module, in the order of the set."""
     parts: dict[str, list[tuple[LowRankFactors, float]]] = {}
@@ -84,13 +104,9 @@ def _parts(adapters: AdapterSet, component: str) -> dict[str, list[tuple[LowRank
 
 
 def _add(weight: Tensor, factors: LowRankFactors, strength: float) -> None:
-    """A convolution's weight is a matrix too: (outputs, inputs * height * width)."""
-    scale = factors.scale * strength
-    if weight.dtype is torch.float32 and weight.is_contiguous():
-        up, down = factors.up.to(weight.device, weight.dtype), factors.down.to(weight.device, weight.dtype)
-        weight.view(weight.shape[0], -1).addmm_(up.flatten(1), down.flatten(1), alpha=scale)
-        return
-    # Half precision keeps what the product has in single precision until it is added.
+    """Rounds as PEFT does where it merges: the product, then times its scale, then added. A convolution's weight is a
+    matrix too: (outputs, inputs * height * width)."""
     up, down = factors.up.to(weight.device, torch.float32), factors.down.to(weight.device, torch.float32)
-    change = up.flatten(1) @ down.flatten(1)
-    weight.copy_((weight.float() + change.mul_(scale).view(weight.shape)).to(weight.dtype))
+    change = (up.flatten(1) @ down.flatten(1)).mul_(factors.scale * strength)
+    # Half precision keeps what the change has in single precision until it is added: so torch adds different types.
+    weight.add_(change.view(weight.shape))

@@ -2,14 +2,17 @@
 
 import hashlib
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
+from peft.tuners.lora import layer as lora_layers
 from torch import Tensor, nn
 
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.loras import AdapterSet, BaseLayers, Lora, WeightedLora
+from pentimento.diffusion.loras import AdapterSet, BaseLayers, Lora, LowRankFactors, WeightedLora
 from pentimento.diffusion.loras.patching import WeightPatch
 from tests.unit.diffusion.loras.made_loras import made_lora
 
@@ -59,6 +62,36 @@ def test_several_loras_at_their_weights_are_in_the_weights(
     assert any(before[name].dim() == 4 for name in changed)
     for name, value in wanted(before, adapters).items():
         torch.testing.assert_close(after[name].double(), value, rtol=1e-6, atol=1e-6)
+
+
+def test_linear_layers_have_the_bits_that_peft_merges(
+    model: DiffusionModel, base: BaseLayers, patch: WeightPatch
+) -> None:
+    lora = made_lora(base, 1, rank=3, alpha=5.0, components=["unet"])
+    linear = [name for name in lora.components["unet"] if isinstance(model.denoiser.get_submodule(name), nn.Linear)]
+    peers = {name: peft_layer(model.denoiser.get_submodule(name), lora.components["unet"][name]) for name in linear}
+
+    patch.hold((WeightedLora(lora, 0.7),))
+
+    assert len(linear) > 10
+    for name, peer in peers.items():
+        peer.set_scale("default", 0.7)
+        peer.merge()
+        assert torch.equal(model.denoiser.get_submodule(name).weight, peer.base_layer.weight)
+
+
+def peft_layer(layer: nn.Module, factors: LowRankFactors) -> Any:
+    """PEFT's layer around a copy of `layer`, with the LoRA's factors."""
+    peer: Any = lora_layers.Linear(
+        deepcopy(layer),
+        "default",
+        LoraConfig(),
+        r=factors.rank,
+        lora_alpha=factors.alpha,  # type: ignore[arg-type]
+    )
+    peer.lora_A["default"].weight.data.copy_(factors.down)
+    peer.lora_B["default"].weight.data.copy_(factors.up)
+    return peer
 
 
 def test_the_sum_of_two_is_not_the_product_of_sums(model: DiffusionModel, base: BaseLayers, patch: WeightPatch) -> None:
