@@ -40,10 +40,12 @@ def on_scored(state: State, now: float, event: Scored) -> list[Effect]:
     else:
         threshold = _threshold(state, request)
         accepted, degraded = threshold is None or event.confidence > threshold, ""
-    _count_score(state.pool(request.pool), None if degraded else event.confidence)
+    pool = state.pool(request.pool)
+    _count_score(pool, None if degraded else event.confidence)
     if accepted:
         return commit_picture(state, request, event.fencing_token, degraded)
-    return [ReleaseGrant(request.request_id, request.picture_token), *_defer(state, request)]
+    pool.deferred_count += 1
+    return [ReleaseGrant(request.request_id, request.picture_token), *_send_on(state, request)]
 
 
 def leaves_out_stage(state: State, request: Request, foreseen: float | None) -> bool:
@@ -59,8 +61,10 @@ def leaves_out_stage(state: State, request: Request, foreseen: float | None) -> 
 def leave_out_stage(state: State, request: Request, foreseen: float | None) -> list[Effect]:
     """Send the request on to the next stage. To plans it is one that was scored and deferred, as it would have been:
     f(t) is to say how much the next pool gets."""
-    _count_score(state.pool(request.pool), foreseen)
-    return _defer(state, request)
+    pool = state.pool(request.pool)
+    _count_score(pool, foreseen)
+    pool.deferred_count += 1
+    return _send_on(state, request)
 
 
 def stand_in_pool(state: State, request: Request | RequestArrived) -> str:
@@ -79,7 +83,8 @@ def stand_in_pool(state: State, request: Request | RequestArrived) -> str:
 def stand_in(state: State, request: Request) -> list[Effect]:
     """Send the request on to the stage that stands in for its own. What it has to do there its route will say."""
     request.stood_in = True
-    effects = _defer(state, request)
+    state.pool(request.pool).stood_in_count += 1
+    effects = _send_on(state, request)
     state.move(request, request.pool, 0.0)
     return effects
 
@@ -102,9 +107,8 @@ def _threshold(state: State, request: Request) -> float | None:
     return state.settings.confidence_threshold if request.start != IMAGE else None
 
 
-def _defer(state: State, request: Request) -> list[Effect]:
+def _send_on(state: State, request: Request) -> list[Effect]:
     """To the next pool, with the same deadline."""
-    state.pool(request.pool).deferred_count += 1
     request.fallback_token = request.picture_token if state.settings.fall_back else 0
     request.picture_token = 0
     request.cascade_stage += 1

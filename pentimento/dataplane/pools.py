@@ -114,7 +114,8 @@ class Pool:
     """Load of a pool, its counts since the start. `throughput`: work a second of its full workers, before
     `speed.slowdown`. `ends`: when those that run are expected to give their credits back, ascending.
 
-    `arrived_count` has what cascades sent on to it, too.
+    `arrived_count` has what cascades sent on to it, too. Of the `scored_count` a cascade sent `deferred_count` on to the
+    next pool, and `stood_in_count` without a score.
     """
 
     name: str
@@ -133,6 +134,7 @@ class Pool:
     late_count: int = 0
     scored_count: int = 0
     deferred_count: int = 0
+    stood_in_count: int = 0
     confidences: list[int] = field(default_factory=lambda: [0] * CONFIDENCE_BINS)
     workers: dict[str, Worker] = field(default_factory=dict)
 

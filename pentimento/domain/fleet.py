@@ -297,7 +297,8 @@ class AdapterDemand:
 @dataclass(frozen=True)
 class PoolDemand:
     """What became of a pool's requests since the last report, what cascades sent on to it included; `pool` is empty
-    where it is called after its model. `deferred_share` is that of the `scored_count`; `confidences` are the scores by
+    where it is called after its model. Of the `scored_count` a cascade sent `deferred_count` on to the next pool, and
+    `stood_in_count` without a score (ADR 0067); `confidences` are the scores by
     CONFIDENCE_BINS equal parts of 0..1, or none. `starts` and `adapters` are those of requests that came to it first.
     """
 
@@ -308,8 +309,9 @@ class PoolDemand:
     late_count: int = 0
     queue_length: int = 0
     starts: tuple[StartShare, ...] = ()
-    deferred_share: float = 0.0
     scored_count: int = 0
+    deferred_count: int = 0
+    stood_in_count: int = 0
     pool: str = ""
     confidences: tuple[int, ...] = ()
     adapters: tuple[AdapterDemand, ...] = ()

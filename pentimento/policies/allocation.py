@@ -40,10 +40,10 @@ class ReplicaView:
 @dataclass(frozen=True)
 class ModelDemand:
     """The demand for a model over a period. What is asked of a model: arrivals per second, requests waiting, how they
-    start (step 0 is noise), the share that a cascade sent on, and how many broke their SLO (late or dropped) since the
-    last look. `mean_queue_length`: requests waiting on average since then; None where only the newest count is
-    known. `deferred_per_s`: those that were sent on from there. `confidences` as in `PoolDemand`; `adapters`: requests
-    that asked for each."""
+    start (step 0 is noise), the share of the scored ones that a cascade sent on, and how many broke their SLO (late or
+    dropped) since the last look. `mean_queue_length`: requests waiting on average since then; None where only the
+    newest count is known. `sent_on_per_s`: those that went on to a cascade's next stage, scored or not. `confidences`
+    as in `PoolDemand`; `adapters`: requests that asked for each."""
 
     model: str
     arrivals_per_s: float
@@ -52,7 +52,7 @@ class ModelDemand:
     deferred_share: float = 0.0
     violation_count: int = 0
     mean_queue_length: float | None = None
-    deferred_per_s: float = 0.0
+    sent_on_per_s: float = 0.0
     confidences: tuple[int, ...] = ()
     adapters: tuple[AdapterDemand, ...] = ()
 

@@ -28,6 +28,7 @@ class _PoolCounts:
     violated: int = 0
     scored: int = 0
     deferred: int = 0
+    stood_in: int = 0
     confidences: tuple[int, ...] = ()
 
 
@@ -99,19 +100,21 @@ class SimulatedController:
         before = self._reported.get(pool.name, _PoolCounts())
         violated = pool.dropped_count + self._late[pool.name]
         confidences = tuple(pool.confidences)
-        now = _PoolCounts(pool.arrived_count, violated, pool.scored_count, pool.deferred_count, confidences)
+        judged = (pool.scored_count, pool.deferred_count, pool.stood_in_count)
+        now = _PoolCounts(pool.arrived_count, violated, *judged, confidences)
         self._reported[pool.name] = now
         starts = self._starts.pop(pool.name, Counter())
-        scored = now.scored - before.scored
+        scored, deferred = now.scored - before.scored, now.deferred - before.deferred
+        sent_on = deferred + now.stood_in - before.stood_in
         return ModelDemand(
             model=self._models.get(pool.name, pool.name),
             arrivals_per_s=(now.arrived - before.arrived) / window_s if window_s > 0 else 0.0,
             queue_length=pool.waiting_count + at_workers,
             starts=tuple(replace(start, request_count=count) for start, count in sorted(starts.items(), key=_order_of)),
-            deferred_share=(now.deferred - before.deferred) / scored if scored else 0.0,
+            deferred_share=deferred / scored if scored else 0.0,
             violation_count=now.violated - before.violated,
             mean_queue_length=self._queues[pool.name] / self._looks,
-            deferred_per_s=(now.deferred - before.deferred) / window_s if window_s > 0 else 0.0,
+            sent_on_per_s=sent_on / window_s if window_s > 0 else 0.0,
             confidences=tuple(
                 count - told
                 for count, told in zip(confidences, before.confidences or (0,) * len(confidences), strict=True)

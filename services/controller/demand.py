@@ -33,7 +33,8 @@ class _Asked:
     arrived: int = 0
     violated: int = 0
     scored: int = 0
-    deferred: float = 0.0
+    deferred: int = 0
+    sent_on: int = 0
     starts: Counter[StartShare] = field(default_factory=Counter)
     confidences: Counter[int] = field(default_factory=Counter)
     adapters: Counter[tuple[AdapterKind, str]] = field(default_factory=Counter)
@@ -42,7 +43,8 @@ class _Asked:
         self.arrived += pool.arrived_count
         self.violated += pool.dropped_count + pool.late_count
         self.scored += pool.scored_count
-        self.deferred += pool.deferred_share * pool.scored_count
+        self.deferred += pool.deferred_count
+        self.sent_on += pool.deferred_count + pool.stood_in_count
         for start in pool.starts:
             self.starts[replace(start, request_count=0)] += start.request_count
         self.confidences.update(dict(enumerate(pool.confidences)))
@@ -100,7 +102,7 @@ def _demand(model: str, reported: Iterable[_Reported]) -> ModelDemand:
         deferred_share=sum(one.deferred for one, _ in asked) / scored if scored else 0.0,
         violation_count=sum(one.violated for one, _ in asked),
         mean_queue_length=sum(queue.total / queue.reports for queue in queues),
-        deferred_per_s=sum(one.deferred / covered_s for one, covered_s in asked),
+        sent_on_per_s=sum(one.sent_on / covered_s for one, covered_s in asked),
         confidences=tuple(confidences[part] for part in range(CONFIDENCE_BINS)) if confidences else (),
         adapters=tuple(
             AdapterDemand(*adapter, adapters[adapter])

@@ -25,6 +25,16 @@ MAX_COUNT = 2**63 - 1
 MAX_REQUESTS = 1_000_000
 MAX_STEPS = 100_000
 MAX_BATCH = 1024
+_COUNTS = (
+    "arrived_count",
+    "completed_count",
+    "dropped_count",
+    "late_count",
+    "queue_length",
+    "scored_count",
+    "deferred_count",
+    "stood_in_count",
+)
 # Seconds: a microsecond to eleven days. Sums and quotients of such costs stay finite.
 MIN_COST_S, MAX_COST_S = 1e-6, 1e6
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
@@ -76,9 +86,11 @@ def check_report(report: ReplicaReport) -> None:
 def _check_demand(field: str, demand: PoolDemand) -> None:
     check_text(f"{field}.model", demand.model)
     check_text(f"{field}.pool", demand.pool)
-    _check_share(f"{field}.deferred_share", demand.deferred_share)
-    for count in ("arrived_count", "completed_count", "dropped_count", "late_count", "queue_length", "scored_count"):
+    for count in _COUNTS:
         _check_count(f"{field}.{count}", getattr(demand, count), MAX_REQUESTS)
+    if demand.deferred_count > demand.scored_count:
+        limit = f"must be at most scored_count, {demand.scored_count}, got {demand.deferred_count}"
+        raise InvalidArgument.of(f"{field}.deferred_count", limit)
     if len(demand.starts) > MAX_TOLD_COUNT:
         raise InvalidArgument.of(f"{field}.starts", f"must be at most {MAX_TOLD_COUNT}, got {len(demand.starts)}")
     for start in demand.starts:

@@ -36,6 +36,7 @@ class Totals:
     late: int = 0
     scored: int = 0
     deferred: int = 0
+    stood_in: int = 0
 
 
 @dataclass(frozen=True, order=True)
@@ -133,7 +134,7 @@ class DemandReport:
     def _demand(self, pool: Pool, model: str) -> PoolDemand:
         before = self._reported.get(pool.name, Totals())
         counts = (pool.arrived_count, pool.completed_count, pool.dropped_count, pool.late_count)
-        now = Totals(*counts, pool.scored_count, pool.deferred_count)
+        now = Totals(*counts, pool.scored_count, pool.deferred_count, pool.stood_in_count)
         self._reported[pool.name] = now
         scored = now.scored - before.scored
         return PoolDemand(
@@ -144,8 +145,9 @@ class DemandReport:
             late_count=now.late - before.late,
             queue_length=pool.waiting_count,
             starts=self._starts.take(pool.name),
-            deferred_share=(now.deferred - before.deferred) / max(scored, 1),
             scored_count=scored,
+            deferred_count=now.deferred - before.deferred,
+            stood_in_count=now.stood_in - before.stood_in,
             pool=pool.name if pool.name != model else "",
             confidences=self._scores(pool) if scored else (),
             adapters=self._starts.take_adapters(pool.name),

@@ -23,7 +23,7 @@ def demand_of(context: AllocationContext, model: str) -> ModelDemand:
         deferred / max(sum(scored), 1),
         sum(demand.violation_count for demand in found),
         None if None in means else sum(mean or 0.0 for mean in means),
-        sum(demand.deferred_per_s for demand in found),
+        sum(demand.sent_on_per_s for demand in found),
         tuple(map(sum, zip(*(demand.confidences for demand in found if demand.confidences), strict=True))),
         tuple(adapter for demand in found for adapter in demand.adapters),
     )

@@ -86,7 +86,7 @@ class JointDemand:
 def observed_demand(context: AllocationContext, settings: ServingSettings) -> JointDemand:
     """Return the demand after this look, from what was known at the last one."""
     before = JointDemand.of(context.last.memory)
-    came = sum(demand.arrivals_per_s - demand.deferred_per_s for demand in context.demand)
+    came = sum(demand.arrivals_per_s - demand.sent_on_per_s for demand in context.demand)
     if before is None:
         rate = settings.expected_per_s or max(came, 0.0)
         return _with_starts(context, settings, JointDemand(rate=rate, at_s=context.now_s), is_first=True)

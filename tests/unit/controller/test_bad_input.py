@@ -33,8 +33,9 @@ DEMANDS = st.builds(
     late_count=COUNTS,
     queue_length=COUNTS,
     starts=st.lists(st.builds(StartShare, COUNTS, COUNTS), max_size=2).map(tuple),
-    deferred_share=st.sampled_from(EXTREMES),
     scored_count=COUNTS,
+    deferred_count=COUNTS,
+    stood_in_count=COUNTS,
 )
 REPORTS = st.builds(
     ReplicaReport,

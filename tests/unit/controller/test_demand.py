@@ -51,9 +51,9 @@ def test_a_model_that_nobody_asks_for_counts_while_something_waits_for_it(window
 
 
 def test_the_deferred_share_is_that_of_all_that_were_scored(window):
-    window.add(report(deferred_share=1.0, scored_count=1), 1.0)
+    window.add(report(scored_count=1, deferred_count=1, stood_in_count=5), 1.0)
     window.add(report(), 1.0)
-    window.add(report("f2", deferred_share=0.0, scored_count=3), 1.0)
+    window.add(report("f2", scored_count=3), 1.0)
 
     assert window.take(LIVE)[0].deferred_share == 0.25
 
@@ -86,12 +86,12 @@ def test_a_front_door_that_is_gone_counts_no_more(window):
 
 def test_pools_of_one_model_are_added_up() -> None:
     window = DemandWindow()
-    window.add(report(arrived_count=4, deferred_share=0.5, scored_count=4), 1.0)
+    window.add(report(arrived_count=4, scored_count=4, deferred_count=1, stood_in_count=1), 1.0)
     window.add(report("f2", pool="quick", arrived_count=6), 1.0)
 
     (heavy,) = window.take(LIVE)
 
-    assert (heavy.arrivals_per_s, heavy.deferred_per_s) == (10.0, 2.0)
+    assert (heavy.arrivals_per_s, heavy.sent_on_per_s) == (10.0, 2.0)
 
 
 def test_starts_of_one_step_are_told_apart_by_kind_and_confidences_and_adapters_are_counted() -> None:

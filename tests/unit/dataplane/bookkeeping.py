@@ -44,9 +44,10 @@ def check_counters(state: State, asked: Mapping[str, int]) -> None:
     assert sum(pool.dropped_count for pool in pools) == sum(
         asked[name] for name in ("Reject", "FAILED", "EXPIRED", "DROPPED")
     )
-    deferred = sum(pool.deferred_count for pool in pools)
-    assert sum(pool.arrived_count for pool in pools) == asked["PersistAccepted"] + asked["Reject"] + deferred
-    assert deferred <= sum(pool.scored_count for pool in pools) <= asked["Score"]
+    sent_on = sum(pool.deferred_count + pool.stood_in_count for pool in pools)
+    assert sum(pool.arrived_count for pool in pools) == asked["PersistAccepted"] + asked["Reject"] + sent_on
+    assert all(pool.deferred_count <= pool.scored_count for pool in pools)
+    assert sum(pool.scored_count for pool in pools) <= asked["Score"]
 
 
 def _of(state: State, pool: Pool) -> list[Request]:

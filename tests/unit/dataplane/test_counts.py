@@ -21,7 +21,7 @@ def test_a_new_dataplane_has_counted_nothing() -> None:
 
     assert asdict(Counters()) == {field.name: 0 for field in fields(Counters)}
     counts = [getattr(pool, field.name) for field in fields(Pool) if field.name.endswith("_count")]
-    assert counts == [0] * 9
+    assert counts == [0] * 10
     assert (pool.waiting_work, pool.throughput, pool.ends) == (0.0, 0.0, [])
 
 

@@ -143,7 +143,8 @@ def test_the_next_pool_is_not_taken_to_have_the_work_of_the_one_before() -> None
 
     pools = driver.dataplane.state.pools
     assert (pools["light"].waiting_count, pools["light"].waiting_work) == (1, 0.0)
-    assert (pools["heavy"].deferred_count, pools["light"].arrived_count) == (1, 1)
+    assert (pools["heavy"].stood_in_count, pools["light"].arrived_count) == (1, 1)
+    assert (pools["heavy"].scored_count, pools["heavy"].deferred_count) == (0, 0)
 
 
 def test_a_request_ends_once_where_its_deadline_passes_while_it_is_sent_on() -> None:

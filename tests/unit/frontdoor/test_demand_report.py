@@ -3,8 +3,19 @@
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import PlanReceived, RequestArrived
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.fleet import AdapterDemand, Plan, PoolPlan, ReplicaReport, StartShare
+from pentimento.domain.fleet import (
+    AdapterDemand,
+    Plan,
+    PoolPlan,
+    Replica,
+    ReplicaKind,
+    ReplicaReport,
+    StartShare,
+)
 from pentimento.domain.generation import PlanVersion
+from pentimento.policies.allocation import ReplicaView
+from services.controller.demand import DemandWindow
+from services.controller.validation import check_report
 from services.frontdoor.status import CountedStart, DemandReport, StartCounts
 
 PLAIN = ReplicaReport("f1", 7)
@@ -26,9 +37,24 @@ def test_arrivals_starts_and_deferrals_are_told_once() -> None:
     (first,), (second,) = report.added_to(PLAIN).demand, report.added_to(PLAIN).demand
 
     assert (first.arrived_count, first.queue_length) == (1, 1)
-    assert (first.deferred_share, first.scored_count) == (0.25, 4)
+    assert (first.scored_count, first.deferred_count) == (4, 1)
     assert first.starts == (StartShare(0, 1), StartShare(5, 2))
     assert (second.arrived_count, second.queue_length, second.scored_count, second.starts) == (0, 1, 0, ())
+
+
+def test_a_controller_takes_the_report_of_requests_that_another_stage_stood_in_for() -> None:
+    dataplane = Dataplane(1)
+    report = DemandReport(dataplane, StartCounts())
+    heavy = dataplane.state.pool("heavy")
+    heavy.arrived_count, heavy.stood_in_count = 5, 3
+
+    told = report.added_to(PLAIN)
+
+    check_report(told)
+    window = DemandWindow()
+    window.add(told, 1.0)
+    (demand,) = window.take([ReplicaView(Replica("f1", ReplicaKind.FRONTDOOR, "unix:/f1", 7))])
+    assert (demand.arrivals_per_s, demand.sent_on_per_s, demand.deferred_share) == (5.0, 3.0, 0.0)
 
 
 def test_a_start_that_could_not_be_used_counts_as_one_from_noise() -> None:

@@ -296,8 +296,9 @@ class PoolDemand(_message.Message):
     LATE_COUNT_FIELD_NUMBER: _builtins.int
     QUEUE_LENGTH_FIELD_NUMBER: _builtins.int
     STARTS_FIELD_NUMBER: _builtins.int
-    DEFERRED_SHARE_FIELD_NUMBER: _builtins.int
     SCORED_COUNT_FIELD_NUMBER: _builtins.int
+    DEFERRED_COUNT_FIELD_NUMBER: _builtins.int
+    STOOD_IN_COUNT_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     CONFIDENCES_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
@@ -308,9 +309,11 @@ class PoolDemand(_message.Message):
     dropped_count: _builtins.int
     late_count: _builtins.int
     queue_length: _builtins.int
-    deferred_share: _builtins.float
-    """Of those that a discriminator judged, scored_count since the last report."""
     scored_count: _builtins.int
+    """Those that a discriminator judged, or would have: sent on to the next pool are deferred_count of them."""
+    deferred_count: _builtins.int
+    stood_in_count: _builtins.int
+    """Sent on without a score, since the next pool is quicker."""
     pool: _builtins.str
     """Empty where the pool is called after its model."""
     @_builtins.property
@@ -333,15 +336,16 @@ class PoolDemand(_message.Message):
         late_count: _builtins.int = ...,
         queue_length: _builtins.int = ...,
         starts: _abc.Iterable[Global___StartShare] | None = ...,
-        deferred_share: _builtins.float = ...,
         scored_count: _builtins.int = ...,
+        deferred_count: _builtins.int = ...,
+        stood_in_count: _builtins.int = ...,
         pool: _builtins.str = ...,
         confidences: _abc.Iterable[_builtins.int] | None = ...,
         adapters: _abc.Iterable[Global___AdapterDemand] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "arrived_count", b"arrived_count", "completed_count", b"completed_count", "confidences", b"confidences", "deferred_share", b"deferred_share", "dropped_count", b"dropped_count", "late_count", b"late_count", "model", b"model", "pool", b"pool", "queue_length", b"queue_length", "scored_count", b"scored_count", "starts", b"starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "arrived_count", b"arrived_count", "completed_count", b"completed_count", "confidences", b"confidences", "deferred_count", b"deferred_count", "dropped_count", b"dropped_count", "late_count", b"late_count", "model", b"model", "pool", b"pool", "queue_length", b"queue_length", "scored_count", b"scored_count", "starts", b"starts", "stood_in_count", b"stood_in_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

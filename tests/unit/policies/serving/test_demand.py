@@ -14,7 +14,7 @@ ONE = ModelDemand(
     deferred_share=0.5,
     violation_count=1,
     mean_queue_length=1.5,
-    deferred_per_s=0.25,
+    sent_on_per_s=0.25,
     confidences=(1, 2, 3),
 )
 OTHER = ModelDemand(
@@ -25,7 +25,7 @@ OTHER = ModelDemand(
     deferred_share=0.25,
     violation_count=2,
     mean_queue_length=2.5,
-    deferred_per_s=0.5,
+    sent_on_per_s=0.5,
     confidences=(4, 5, 9),
 )
 
@@ -53,7 +53,7 @@ def test_what_pools_of_one_model_are_asked_for_adds_up() -> None:
         deferred_share=0.3125,
         violation_count=3,
         mean_queue_length=4.0,
-        deferred_per_s=0.75,
+        sent_on_per_s=0.75,
         confidences=(5, 7, 12),
     )
 

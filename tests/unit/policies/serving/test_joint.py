@@ -223,7 +223,7 @@ def test_demand_that_rises_is_planned_for_as_it_will_be_when_models_are_loaded()
 
 def test_what_was_sent_on_is_not_demand_again() -> None:
     """Ten a second came, and half of them a second time."""
-    demand = (ModelDemand("turbo", 10.0, deferred_per_s=5.0), ModelDemand("sd15", 5.0))
+    demand = (ModelDemand("turbo", 10.0, sent_on_per_s=5.0), ModelDemand("sd15", 5.0))
 
     memory = JointDemand.of(decide(ALLOCATOR, context(16, *demand)).memory)
 

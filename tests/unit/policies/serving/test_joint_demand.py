@@ -43,7 +43,7 @@ def test_nothing_is_known_at_first_but_that_hits_save_some_of_the_steps() -> Non
 
 
 def test_the_first_look_is_believed_unless_the_operator_expects_something() -> None:
-    first = look(5.0, ModelDemand("light", 10.0, deferred_per_s=4.0), ModelDemand("heavy", 4.0))
+    first = look(5.0, ModelDemand("light", 10.0, sent_on_per_s=4.0), ModelDemand("heavy", 4.0))
     expected = observed_demand(
         AllocationContext(5.0, (), (ModelDemand("light", 10.0),)), replace(SETTINGS, expected_per_s=3.0)
     )
@@ -53,7 +53,7 @@ def test_the_first_look_is_believed_unless_the_operator_expects_something() -> N
 
 
 def test_more_sent_on_than_came_is_no_demand() -> None:
-    assert look(0.0, ModelDemand("light", 1.0, deferred_per_s=4.0)).rate == 0.0
+    assert look(0.0, ModelDemand("light", 1.0, sent_on_per_s=4.0)).rate == 0.0
 
 
 def test_a_load_that_fell_to_nothing_falls_no_further() -> None:
