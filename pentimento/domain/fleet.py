@@ -113,6 +113,16 @@ class Replica:
     adapters: tuple[Adapter, ...] = ()
     held_model_digest: str = ""
 
+    @property
+    def held_model(self) -> str:
+        """The model that a worker holds, which stands in front of its resident LoRAs; empty where it holds none."""
+        return self.resident_models[0] if self.resident_models else ""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that a worker can hold, the one that it holds among them; no LoRAs."""
+        return tuple(dict.fromkeys((*self.available_models, *self.resident_models[:1])))
+
 
 @dataclass(frozen=True)
 class WorkerAssignment:

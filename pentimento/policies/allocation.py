@@ -5,7 +5,7 @@ of the last switch) it returns in `AllocationDecision.memory` and finds again in
 `hold_resident`, which lets every worker keep what it holds; the others are in `policies.serving`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pentimento.domain.fleet import (
@@ -137,19 +137,12 @@ Allocator = Callable[[AllocationContext], AllocationDecision]
 
 def hold_resident(context: AllocationContext) -> AllocationDecision:
     """Assign to every worker the model that it holds, one pool a model. A worker that holds none is left out."""
-    before = {assignment.worker_id: assignment.model for assignment in context.last.assignments}
     assignments = tuple(
-        WorkerAssignment(worker.instance_id, worker.address, _kept_model(worker, before), worker.generation)
+        WorkerAssignment(worker.instance_id, worker.address, worker.held_model, worker.generation)
         for worker in context.workers()
-        if worker.resident_models
+        if worker.held_model
     )
     return AllocationDecision(assignments, _pool_a_model(assignments))
-
-
-def _kept_model(worker: Replica, before: Mapping[str, str]) -> str:
-    """Return the model it was assigned, as long as it still holds it: a fleet that does not change keeps its plan."""
-    assigned = before.get(worker.instance_id, "")
-    return assigned if assigned in worker.resident_models else worker.resident_models[0]
 
 
 def _pool_a_model(assignments: tuple[WorkerAssignment, ...]) -> tuple[PoolPlan, ...]:
@@ -211,5 +204,5 @@ def _check_assignments(context: AllocationContext, assignments: tuple[WorkerAssi
         worker = workers.get(assignment.worker_id)
         if worker is None or worker.generation != assignment.generation or worker.address != assignment.address:
             raise ValueError(f"worker {assignment.worker_id} is not the live one")
-        if assignment.model not in (*worker.available_models, *worker.resident_models):
+        if assignment.model not in worker.models:
             raise ValueError(f"worker {assignment.worker_id} cannot serve {assignment.model}")

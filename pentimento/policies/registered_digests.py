@@ -66,13 +66,13 @@ def notes_of(mismatched: Mapping[Held, str]) -> tuple[str, ...]:
 def named_digests(context: AllocationContext, registered: Mapping[str, str]) -> tuple[RegisteredDigest, ...]:
     """Return the registered digests of the models that workers name, ordered by name."""
     workers = context.workers()
-    named = {model for one in workers for model in (*one.available_models, *one.resident_models[:1])}
+    named = {model for one in workers for model in one.models}
     return tuple(RegisteredDigest(model, registered[model]) for model in sorted(named & registered.keys()))
 
 
 def _tells(view: ReplicaView) -> bool:
     one = view.replica
-    return one.kind is ReplicaKind.UNET_WORKER and bool(one.resident_models and one.held_model_digest)
+    return one.kind is ReplicaKind.UNET_WORKER and bool(one.held_model and one.held_model_digest)
 
 
 def _start(view: ReplicaView) -> tuple[str, int]:
@@ -80,4 +80,4 @@ def _start(view: ReplicaView) -> tuple[str, int]:
 
 
 def _held(view: ReplicaView) -> Held:
-    return (*_start(view), view.replica.resident_models[0])
+    return (*_start(view), view.replica.held_model)

@@ -202,4 +202,4 @@ class JointAllocator:
 def _held(context: AllocationContext) -> dict[tuple[str, str], int]:
     """Units by (kind, model): what workers hold, or are on their way to hold by the plan in force."""
     workers = as_planned(context).workers()
-    return dict(Counter((kind_of(worker), worker.resident_models[0]) for worker in workers if worker.resident_models))
+    return dict(Counter((kind_of(worker), worker.held_model) for worker in workers if worker.held_model))

@@ -28,8 +28,8 @@ class PlannedRoute:
 
 
 def kind_of(worker: Replica) -> str:
-    """Return the kind of device: what it is and what it can hold."""
-    return "|".join((worker.device, *sorted({*worker.available_models, *worker.resident_models})))
+    """Return the kind of device: what it is and which models it can hold."""
+    return "|".join((worker.device, *sorted(worker.models)))
 
 
 def kinds_of(context: AllocationContext) -> dict[str, list[Replica]]:
@@ -69,7 +69,7 @@ def _profiles(
 ) -> tuple[list[AllocationProfile], str]:
     """Of a model on workers of one kind, by batch size; or why there are none, nothing where they never held it."""
     worker = workers[0]
-    if model not in (*worker.available_models, *worker.resident_models):
+    if model not in worker.models:
         return [], ""
     found = {
         profile.batch_size: profile

@@ -22,12 +22,12 @@ def place(
     profiled = {(profile.model, profile.device) for profile in context.profiles}
     chosen: dict[str, str] = {}
     for worker in workers:
-        held = _held(worker)
+        held = worker.held_model
         if left.get(held, 0) > 0 and (held not in counts or _is_profiled(profiled, held, worker)):
             _take(worker, held, chosen, left)
     for worker in workers:
         if worker.instance_id not in chosen:
-            usable = (name for name, count in left.items() if count > 0 and _can_hold(worker, name))
+            usable = (name for name, count in left.items() if count > 0 and name in worker.models)
             wanting = next((name for name in usable if _is_profiled(profiled, name, worker)), None)
             if wanting is not None:
                 _take(worker, wanting, chosen, left)
@@ -53,7 +53,7 @@ def _cut(counts: Mapping[str, int], available: int) -> dict[str, int]:
 
 def _with_drains(context: AllocationContext, counts: dict[str, int]) -> dict[str, int]:
     """Add a worker for each model that is left with a queue only: one of many, or one that has nothing to do."""
-    known = {_held(worker) for worker in context.workers()} | counts.keys()
+    known = {worker.held_model for worker in context.workers()} | counts.keys()
     idle = {name for name in counts if _is_idle(demand_of(context, name))}
     for demand in context.demand:
         if demand.queue_length > 0 and demand.model in known and not counts.get(demand.model):
@@ -68,14 +68,6 @@ def _is_idle(demand: ModelDemand) -> bool:
     return demand.queue_length == 0 and demand.arrivals_per_s == 0.0
 
 
-def _held(worker: Replica) -> str:
-    return worker.resident_models[0] if worker.resident_models else ""
-
-
 def _is_profiled(profiled: Set[tuple[str, str]], model: str, worker: Replica) -> bool:
     """Profiles that name no device are of any."""
     return (model, worker.device) in profiled or (model, "") in profiled
-
-
-def _can_hold(worker: Replica, model: str) -> bool:
-    return model in worker.available_models or model in worker.resident_models

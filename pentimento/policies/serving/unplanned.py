@@ -8,10 +8,6 @@ def unplanned_models(context: AllocationContext) -> tuple[UnplannedModel, ...]:
     """Return the models that workers could hold and that have no profile on the workers' kind of device, ordered by
     name and device. No allocator that plans by profiles gives them to anybody."""
     profiled = {(profile.model, profile.device) for profile in context.profiles}
-    there = {
-        (model, worker.device)
-        for worker in context.workers()
-        for model in (*worker.available_models, *worker.resident_models)
-    }
+    there = {(model, worker.device) for worker in context.workers() for model in worker.models}
     lacking = sorted(pair for pair in there if not profiled & {pair, (pair[0], "")})
     return tuple(UnplannedModel(model, device, "PROFILE_MISSING") for model, device in lacking)

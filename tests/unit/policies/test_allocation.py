@@ -99,12 +99,12 @@ def test_other_services_get_no_model():
     assert hold_resident(context(embedder)) == NOTHING
 
 
-def test_a_worker_keeps_its_assignment_while_it_holds_the_model():
-    last = AllocationDecision((WorkerAssignment("w1", "unix:/w1", "light", 1),))
+def test_resident_loras_are_no_models():
+    with_lora = worker("w1", "heavy", "neon")
 
-    decision = hold_resident(context(worker("w1", "heavy", "light"), last=last))
-
-    assert decision.assignments[0].model == "light"
+    assert [one.model for one in hold_resident(context(with_lora)).assignments] == ["heavy"]
+    with pytest.raises(ValueError, match="cannot serve neon"):
+        check_decision(context(with_lora), AllocationDecision((WorkerAssignment("w1", "unix:/w1", "neon", 1),)))
 
 
 @given(workers, st.randoms(use_true_random=False))
@@ -154,8 +154,8 @@ def test_an_assignment_that_the_worker_would_not_acknowledge_is_refused(change, 
 
 
 def test_a_worker_assigned_twice_is_refused():
-    fleet = context(worker("w1", "heavy", "light"))
-    twice = tuple(WorkerAssignment("w1", "unix:/w1", model, 1) for model in ("heavy", "light"))
+    fleet = context(worker("w1", "heavy"))
+    twice = (WorkerAssignment("w1", "unix:/w1", "heavy", 1),) * 2
 
     with pytest.raises(InvalidArgument, match="assignments: must have names of their own, got 'w1'"):
         check_decision(fleet, AllocationDecision(twice))

@@ -44,6 +44,27 @@ def test_what_the_heavy_model_can_carry_it_paints() -> None:
     assert [(stage.pool, stage.thresholds) for stage in stands_in.stages] == [("sd15", ()), ("turbo", ())]
 
 
+def styled(seen: AllocationContext) -> AllocationContext:
+    """Each worker has a LoRA of its own resident."""
+    views = (
+        replace(view, replica=replace(view.replica, resident_models=(*view.replica.resident_models, f"lora-{index}")))
+        for index, view in enumerate(seen.replicas)
+    )
+    return replace(seen, replicas=tuple(views))
+
+
+def test_resident_loras_change_no_plan() -> None:
+    """Models take long to load, so that what workers hold counts."""
+    loading = tuple(replace(profile, load_s=20.0) for profile in profiles(turbo=TURBO, sd15=SD15))
+    seen = replace(asked(16.0, devices=8), profiles=loading)
+    plain, later = repeat(ALLOCATOR, seen, 6, 5.0)
+
+    with_loras, later_with_loras = repeat(ALLOCATOR, styled(seen), 6, 5.0)
+
+    assert later_with_loras == later
+    assert with_loras == plain
+
+
 def test_beyond_that_a_cascade_keeps_the_worst_pictures_for_the_heavy_model() -> None:
     decision = decide(ALLOCATOR, asked(16.0))
 

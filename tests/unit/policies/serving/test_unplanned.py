@@ -30,6 +30,13 @@ def test_a_model_without_a_profile_on_a_device_is_named_with_it() -> None:
     )
 
 
+def test_resident_loras_lack_no_profile() -> None:
+    view = worker(0, "turbo", ("turbo",))
+    styled = ReplicaView(replace(view.replica, resident_models=("turbo", "neon")))
+
+    assert unplanned_models(AllocationContext(0.0, (styled,), (), profiles(turbo=TURBO))) == ()
+
+
 def test_who_has_no_profile_of_a_model_is_not_given_it_and_does_not_keep_it() -> None:
     fleet = (on("a", worker(0, "turbo")), on("b", worker(1, "turbo")), on("b", worker(2, "sd15")))
     measured = (AllocationProfile("turbo", "a", 1, 0.1, 0), AllocationProfile("sd15", "b", 1, 1.0, 0))
