@@ -114,8 +114,8 @@ class Pool:
     """Load of a pool, its counts since the start. `throughput`: work a second of its full workers, before
     `speed.slowdown`. `ends`: when those that run are expected to give their credits back, ascending.
 
-    `arrived_count` has what cascades sent on to it, too. Of the `scored_count` `deferred_count` were sent on to the next
-    pool; `stood_in_count` were so without a score.
+    `arrived_count` has what cascades sent on to it, too. Of the `scored_count` `deferred_count` were sent on to the
+    next pool; `stood_in_count` were so without a score.
     """
 
     name: str

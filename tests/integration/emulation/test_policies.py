@@ -20,23 +20,23 @@ REQUEST = ImageRequest("a red circle", cache=CacheMode.OFF)
 RATE = 36.0
 
 
-async def ending(suite: FrontdoorSuite, number: int) -> str:
+async def ending(suite: FrontdoorSuite, number: int, deadline_ms: int | None = None) -> str:
     """How a request's stream ended: the model that painted it, or the reason of its error."""
     try:
-        completed = await suite.paint(replace(REQUEST, prompt=f"picture {number}"))
+        completed = await suite.paint(replace(REQUEST, prompt=f"picture {number}", deadline_ms=deadline_ms))
     except PentimentoError as error:
         return error.reason
     assert isinstance(completed, Completed)
     return completed.provenance.spec.model
 
 
-async def loaded(suite: FrontdoorSuite, count: int, rate: float) -> Counter[str]:
+async def loaded(suite: FrontdoorSuite, count: int, rate: float, deadline_ms: int | None = None) -> Counter[str]:
     """Sent at their times, whatever comes back."""
     began = asyncio.get_running_loop().time()
     endings = []
     for number in range(count):
         await asyncio.sleep(max(began + number / rate - asyncio.get_running_loop().time(), 0.0))
-        endings.append(asyncio.ensure_future(ending(suite, number)))
+        endings.append(asyncio.ensure_future(ending(suite, number, deadline_ms)))
     return Counter(await asyncio.gather(*endings))
 
 
@@ -98,7 +98,24 @@ async def test_what_the_controller_plans_is_what_the_pure_policy_decides_for_wha
     )
 
 
-@pytest.mark.parametrize("policy", ["clipper-light", "proteus", "static-cascade", "vanilla", "modm"])
+async def test_the_joint_policy_hears_of_demand_that_another_stage_took(directory: Path) -> None:
+    """Twice what the heavy model can paint: the light one stands in, without a score (ADR 0067)."""
+    async with planned_fleet(directory, "joint") as fleet:
+        await begun(fleet, "joint")
+
+        endings = await loaded(fleet.suite, 240, 60.0, deadline_ms=2000)
+
+        heard = [
+            (sum(one.arrivals_per_s for one in context.demand), sum(one.sent_on_per_s for one in context.demand))
+            for context, _ in fleet.settings.asked
+        ]
+    assert sum(endings.values()) == 240
+    assert endings["light"] > 0
+    assert max(sent_on for _, sent_on in heard) > 5.0
+    assert max(arrived - sent_on for arrived, sent_on in heard) > 30.0
+
+
+@pytest.mark.parametrize("policy", ["clipper-light", "proteus", "static-cascade", "vanilla", "modm", "joint"])
 async def test_every_kind_of_policy_is_played(directory: Path, policy: str) -> None:
     async with planned_fleet(directory, policy, peak_per_s=10.0, expected_per_s=10.0) as fleet:
         await begun(fleet, policy)
