@@ -59,7 +59,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def settings_of(
     folder: Path, token_file: Path | None = None, tls: dict[str, Any] | None = None, **changes: Any
 ) -> FrontdoorSettings:
-    """`tls`: what it shows on a free port of this machine, beside its socket."""
+    """`tls`: what it shows on a free port of this machine, beside its socket; nothing where it is empty."""
     values: dict[str, Any] = {
         "ledger_url": f"sqlite:///{folder / 'journal.sqlite'}",
         "objects_url": f"file://{folder / 'objects'}",
@@ -74,7 +74,7 @@ def settings_of(
         "foresee_timeout_ms": 60_000,
         **changes,
     }
-    listen = (f"unix:{folder / 'f'}", *(("127.0.0.1:0",) if tls else ()))
+    listen = (f"unix:{folder / 'f'}", *(("127.0.0.1:0",) if tls is not None else ()))
     rpc = RpcServerSettings(listen=listen, token_file=token_file, drain_timeout_s=5.0, **(tls or {}))
     return FrontdoorSettings(rpc, RpcChannelSettings(), **values)
 

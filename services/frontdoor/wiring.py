@@ -109,7 +109,7 @@ def signing_keys(settings: FrontdoorSettings) -> tuple[bytes, ...]:
 def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor:
     """Call it inside the event loop that the process runs on. `epoch` 0: a standby, until `Frontdoor.warm` is done."""
     ring = KeyRing()
-    server = RpcServer(settings.rpc, "frontdoor", ring, takes_turns=settings.rpc.token_file is not None)
+    server = RpcServer(settings.rpc, "frontdoor", ring, takes_turns=True)
     interpreter = Interpreter(Dataplane(epoch, dataplane_settings(settings)), SystemClock())
     keys = signing_keys(settings)
     signer = PathSigner(*keys) if keys else None

@@ -2,7 +2,7 @@
 
 PREFACE_BYTES = 24
 FRAME_HEADER_BYTES = 9
-HEADERS = 0x1
+DATA, HEADERS, RST_STREAM, PING, WINDOW_UPDATE = 0x0, 0x1, 0x3, 0x6, 0x8
 STREAM_BITS = 0x7FFFFFFF
 
 
@@ -17,7 +17,7 @@ class CallFrames:
         self._last_stream = 0
         self._next_stream = 0
 
-    def next_call(self, data: bytes, start: int) -> tuple[int, bool]:
+    def next_call(self, data: bytes | bytearray, start: int) -> tuple[int, bool]:
         """Return how far `data` goes on from `start` without a new call, and whether one begins there.
 
         A frame header that has not come whole is not gone past: it is to be offered again, with what follows it. A call
@@ -35,6 +35,32 @@ class CallFrames:
                 if self._next_stream > self._last_stream:
                     return at, True
             self._unseen_bytes = FRAME_HEADER_BYTES + int.from_bytes(data[at : at + 3])
+
+    def overtaking(self, data: bytearray, start: int) -> tuple[list[bytes], int]:
+        """Return the frames from `start` on that need not wait with the call that was told last, and take them out of
+        `data`; then how far it was looked through. `start` is where a frame begins; one that has not come whole is
+        left.
+
+        These are pings, and what belongs to calls that have begun or to the connection's window. Header blocks keep
+        their order: each is read by what came before it (RFC 7541, section 2.2).
+        """
+        passed, kept, at, kept_from = list[bytes](), list[bytes](), start, start
+        while len(data) - at >= FRAME_HEADER_BYTES:
+            end = at + FRAME_HEADER_BYTES + int.from_bytes(data[at : at + 3])
+            if end > len(data):
+                break
+            if self._may_overtake(data[at + 3], int.from_bytes(data[at + 5 : at + 9]) & STREAM_BITS):
+                kept.append(bytes(data[kept_from:at]))
+                passed.append(bytes(data[at:end]))
+                kept_from = end
+            at = end
+        if passed:
+            kept.append(bytes(data[kept_from:at]))
+            data[start:at] = b"".join(kept)
+        return passed, at - sum(map(len, passed))
+
+    def _may_overtake(self, kind: int, stream: int) -> bool:
+        return kind == PING or (kind in (DATA, RST_STREAM, WINDOW_UPDATE) and stream <= self._last_stream)
 
     def begin_call(self) -> None:
         """Let the call that was told last go on."""

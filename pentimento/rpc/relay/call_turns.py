@@ -50,6 +50,11 @@ class CallTurns:
         self._watch()
         return False
 
+    @property
+    def waiting_count(self) -> int:
+        """How many connections wait."""
+        return len(self._waiting)
+
     def leave(self, connection: Waiting) -> None:
         """Forget a connection that has ended, waiting or not."""
         self._waiting.pop(connection, None)

@@ -6,8 +6,11 @@ from typing import cast
 from pentimento.rpc.relay.call_frames import CallFrames
 from pentimento.rpc.relay.call_turns import CallTurns
 
-# Read at once; a connection that waits holds no more than that, and asyncio's buffers.
 READ_BYTES = 32 * 1024
+# A connection that waits is read on so far, that its pings are answered and calls that have begun go on: the headers of
+# all calls that it may open, and its window of messages. All that wait hold no more than the second number together.
+AHEAD_BYTES = 256 * 1024
+AHEAD_TOTAL_BYTES = 64 * 1024 * 1024
 # Of a peer that reads slowly.
 UNSENT_BYTES = 64 * 1024
 # For what gRPC has said last to a peer that reads it.
@@ -15,7 +18,8 @@ FLUSH_S = 3.0
 
 
 class Connection:
-    """What the two ends know of each other. A call, and what follows it on its connection, waits for its turn."""
+    """What the two ends know of each other. A call waits for its turn, and with it what follows on its connection, but
+    for frames that may overtake it (`CallFrames.overtaking`)."""
 
     def __init__(self, turns: CallTurns) -> None:
         self._turns = turns
@@ -23,7 +27,9 @@ class Connection:
         self._client: asyncio.Transport | None = None
         self._server: asyncio.Transport | None = None
         # What came and did not go on: from a call that waits on, or a piece of a frame header.
-        self._held = b""
+        self._held = bytearray()
+        # How far of that was looked through for what need not wait.
+        self._looked = 0
         self._is_waiting = False
         self._server_is_full = False
         self.ended = asyncio.get_running_loop().create_future()
@@ -47,8 +53,8 @@ class Connection:
         """Pass on what may go on. Some may come before gRPC is connected: some versions of asyncio begin to read an
         accepted connection although that was paused."""
         self._held += data
-        if not self._is_waiting and self._server is not None:
-            self._go_on()
+        if self._server is not None:
+            (self._pass_ahead if self._is_waiting else self._go_on)()
 
     def let_in(self) -> None:
         """Pass on the call that waited, and what follows it up to the next one."""
@@ -57,18 +63,28 @@ class Connection:
         self._go_on()
 
     def _go_on(self) -> None:
-        data, at = self._held, 0
+        at = 0
         while True:
-            at, call_begins = self._frames.next_call(data, at)
+            at, call_begins = self._frames.next_call(self._held, at)
             if not call_begins:
                 break
             if not self._turns.begin(self):
                 self._is_waiting = True
                 break
             self._frames.begin_call()
-        self._held = data[at:]
         if at and self._server is not None:
-            self._server.write(data[:at])
+            self._server.write(bytes(self._held[:at]))
+        del self._held[:at]
+        self._looked = max(self._looked - at, 0)
+        if self._is_waiting:
+            self._pass_ahead()
+        else:
+            self._read_or_wait()
+
+    def _pass_ahead(self) -> None:
+        passed, self._looked = self._frames.overtaking(self._held, self._looked)
+        if passed and self._server is not None:
+            self._server.write(b"".join(passed))
         self._read_or_wait()
 
     def from_server(self, data: bytes) -> None:
@@ -88,12 +104,16 @@ class Connection:
 
     def _read_or_wait(self) -> None:
         if self._client is not None:
-            waits = self._is_waiting or self._server_is_full or self._server is None
+            waits = self._server_is_full or self._server is None or self._holds_enough()
             (self._client.pause_reading if waits else self._client.resume_reading)()
+
+    def _holds_enough(self) -> bool:
+        share = AHEAD_TOTAL_BYTES // max(self._turns.waiting_count, 1)
+        return self._is_waiting and len(self._held) >= min(AHEAD_BYTES, share)
 
     def client_lost(self) -> None:
         """End the calls of a client who left: gRPC hears it by the end of its own connection."""
-        self._client, self._held = None, b""
+        self._client, self._held = None, bytearray()
         self._turns.leave(self)
         if self._server is not None:
             self._server.abort()

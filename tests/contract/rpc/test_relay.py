@@ -24,6 +24,7 @@ from tests.contract.rpc.scripted import EMBED_TEXT, EMBEDDER, Scripted, channel_
 STORM = 400
 MEBIBYTE = 1 << 20
 SETTLED_S = 0.2
+PING = b"a ping's"
 
 
 def relayed() -> AbstractAsyncContextManager[Scripted]:
@@ -32,9 +33,9 @@ def relayed() -> AbstractAsyncContextManager[Scripted]:
 
 
 @contextmanager
-def sent(address: str, texts: list[str]) -> Iterator[None]:
-    """A connection that has sent a call for each text, and whose bytes gRPC's own threads have had the time to read,
-    where it is theirs: the event loop had no turn meanwhile."""
+def sent(address: str, texts: list[str], ping: bytes = b"") -> Iterator[socket.socket]:
+    """A connection that has sent a call for each text, then a ping, and whose bytes gRPC's own threads have had the
+    time to read, where it is theirs: the event loop had no turn meanwhile."""
     client = H2Connection(H2Configuration(client_side=True))
     client.initiate_connection()
     for text in texts:
@@ -43,11 +44,13 @@ def sent(address: str, texts: list[str]) -> Iterator[None]:
         client.send_headers(stream, [*headers, ("content-type", "application/grpc"), ("te", "trailers")])
         message = embedder.EmbedTextRequest(texts=[text]).SerializeToString()
         client.send_data(stream, framed(message), end_stream=True)
+    if ping:
+        client.ping(ping)
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port))) as made:
         made.sendall(client.data_to_send())
         time.sleep(SETTLED_S)
-        yield
+        yield made
 
 
 async def test_a_call_behind_a_storm_of_another_connection_is_taken_within_a_few() -> None:
@@ -64,6 +67,18 @@ async def test_a_call_behind_a_storm_of_another_connection_is_taken_within_a_few
 
     # gRPC holds so many; while the second connection is accepted some more are taken.
     assert begun.index("bystander") <= 4 * MOST_UNTAKEN
+
+
+async def test_pings_are_answered_while_calls_wait() -> None:
+    """The event loop has no turn meanwhile: of the storm's calls all but a few wait in front of gRPC."""
+    async with relayed() as target:
+        with sent(target.address, ["storm"] * STORM, PING) as connection:
+            connection.settimeout(60.0)
+            read = b""
+            while PING not in read:
+                read += connection.recv(4096)
+
+    assert PING in read
 
 
 async def test_messages_of_any_size_pass_both_ways_unchanged() -> None:

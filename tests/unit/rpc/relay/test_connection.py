@@ -1,14 +1,19 @@
 """A relayed connection: what is passed on, what waits, and how each end hears of the other's."""
 
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pentimento.rpc.relay.call_turns import CallTurns
 from pentimento.rpc.relay.connection import Connection
-from tests.unit.rpc.relay.test_call_frames import written
+from tests.unit.rpc.relay.test_call_frames import FIELDS, STEPS, written
 from tests.unit.rpc.relay.test_call_turns import turns_of
 
 
@@ -86,13 +91,91 @@ async def test_what_comes_before_grpc_is_connected_goes_to_it_then() -> None:
     assert server.sent == data[: ends[1]]
 
 
-async def test_a_call_waits_and_nothing_more_is_read(made: Made) -> None:
+async def test_a_call_waits_with_what_follows_it(made: Made) -> None:
     data, ends = calls(3)
 
     made.connection.from_client(data)
 
     assert made.server.sent == data[: ends[1]]
-    assert made.client.paused
+
+
+async def test_pings_overtake_a_call_that_waits(made: Made) -> None:
+    """A client of ours gives a connection up whose ping is not answered within 1.5 s."""
+    connection = written(["call", "call", "ping", "message", "ping"])
+    waiting_at, ping = connection.calls_at[1], written(["ping"]).data[-17:]
+
+    for start, end in pairwise(range(0, len(connection.data) + 7, 7)):
+        made.connection.from_client(connection.data[start:end])
+
+    assert made.server.sent == connection.data[:waiting_at] + 2 * ping
+
+
+async def test_calls_that_have_begun_go_on_beside_one_that_waits(made: Made) -> None:
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    client.send_headers(1, FIELDS)
+    client.send_headers(3, FIELDS)
+    waiting = client.data_to_send()
+    client.send_data(1, b"begun", end_stream=True)
+    client.increment_flow_control_window(1000)
+    client.increment_flow_control_window(1000, 1)
+    begun = client.data_to_send()
+    client.send_data(3, b"waits")
+    client.reset_stream(3)
+    made.connection.from_client(waiting)
+    before = made.server.sent
+
+    made.connection.from_client(begun + client.data_to_send())
+
+    assert made.server.sent == before + begun
+
+
+@given(STEPS, st.lists(st.one_of(st.integers(1, 60), st.none()), max_size=30))
+async def test_grpc_reads_the_same_calls_whatever_waits_and_overtakes(steps: list[str], acts: list[int | None]) -> None:
+    """`acts`: so many bytes come, or a call is taken."""
+    connection, server, at = Connection(turns := turns_of(1)), End(), 0
+    data = written(steps).data
+    connection.client_made(End())  # type: ignore[arg-type]
+    connection.server_made(server)  # type: ignore[arg-type]
+
+    for act in [*acts, len(data)]:
+        if act is None:
+            turns.taken()
+        else:
+            connection.from_client(data[at : at + act])
+            at += act
+    while turns.waiting_count:
+        turns.taken()
+
+    assert read_by_a_server(server.sent) == read_by_a_server(data)
+
+
+def read_by_a_server(data: bytes) -> dict[int, list[str]]:
+    """What a server hears of each stream, 0 for the connection, in order."""
+    heard: dict[int, list[str]] = defaultdict(list)
+    server = H2Connection(H2Configuration(client_side=False))
+    server.initiate_connection()
+    for event in server.receive_data(data):
+        heard[getattr(event, "stream_id", 0) or 0].append(repr(event))
+    return heard
+
+
+@pytest.mark.parametrize(("connection_count", "bound_bytes"), [(2, 256 * 1024), (1025, 64 * 1024)])
+async def test_a_connection_that_waits_is_read_up_to_its_share(connection_count: int, bound_bytes: int) -> None:
+    turns = turns_of(1)
+    data, _ = calls(2)
+    for _ in range(connection_count - 1):
+        turns.begin(Connection(turns))
+    connection, client = Connection(turns), End()
+    connection.client_made(client)  # type: ignore[arg-type]
+    connection.server_made(End())  # type: ignore[arg-type]
+    connection.from_client(data)
+    before = client.paused
+
+    length = bound_bytes.to_bytes(3)
+    connection.from_client(length + bytes([0, 0, 0, 0, 0, 99]) + bytes(bound_bytes))
+
+    assert (before, client.paused) == (False, True)
 
 
 async def test_each_call_goes_on_when_one_is_taken(made: Made) -> None:

@@ -1,0 +1,71 @@
+"""Bursts at a frontdoor without tokens: more calls at once than gRPC lets wait end with answers, none as CANCELLED."""
+
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+
+from pentimento.testing.frontdoor_suite import running_suite, until
+from pentimento.testing.raw_http2 import framed
+
+LIST_MODELS = "/pentimento.api.image.v1.ImageService/ListModels"
+# Of one connection; five have more than the 4,096 calls that gRPC lets wait.
+CALLS = 1_000
+SETTLED_S = 1.0
+
+
+class Burst:
+    """A connection that has sent its calls, and what became of them."""
+
+    def __init__(self, address: str) -> None:
+        self._client = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self._client.initiate_connection()
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)))
+        for _ in range(CALLS):
+            self._call()
+        self._socket.sendall(self._client.data_to_send())
+        self._socket.setblocking(False)
+        self.statuses: list[str] = []
+
+    def _call(self) -> None:
+        stream = self._client.get_next_available_stream_id()
+        headers = [(":method", "POST"), (":scheme", "http"), (":path", LIST_MODELS), (":authority", "x")]
+        self._client.send_headers(stream, [*headers, ("content-type", "application/grpc"), ("te", "trailers")])
+        self._client.send_data(stream, framed(b""), end_stream=True)
+
+    def all_ended(self) -> bool:
+        """Read what has come."""
+        try:
+            data = self._socket.recv(1 << 20)
+        except BlockingIOError:
+            return False
+        for event in self._client.receive_data(data):
+            trailers = dict(getattr(event, "headers", None) or ())
+            if "grpc-status" in trailers:
+                self.statuses.append(trailers["grpc-status"])
+            elif type(event).__name__ == "StreamReset":
+                self.statuses.append("reset")
+            elif type(event).__name__ == "DataReceived":
+                self._client.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        self._socket.sendall(self._client.data_to_send())
+        return len(self.statuses) == CALLS
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+async def test_every_call_of_a_burst_is_answered(folder: Path) -> None:
+    async with running_suite(folder, tls={}, worker_addresses=(), worker_wait_s=0.0) as suite:
+        with ExitStack() as stack:
+            bursts = [Burst(suite.frontdoor.server.bound_addresses[1]) for _ in range(5)]
+            for burst in bursts:
+                stack.callback(burst.close)
+            # gRPC's own threads read on meanwhile, while the event loop has no turn.
+            time.sleep(SETTLED_S)
+            await until(lambda: all([burst.all_ended() or len(burst.statuses) == CALLS for burst in bursts]))
+
+    assert {status for burst in bursts for status in burst.statuses} == {"0"}
