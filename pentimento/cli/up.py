@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ from click.core import ParameterSource
 
 from pentimento.cli.connection import state_dir_option
 from pentimento.cli.detached import serving_document, start_detached
-from pentimento.cli.json_output import json_option, say
+from pentimento.cli.json_output import json_option
 from pentimento.devices.emulation import EmulatedFleet, read_fleet
 from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.files.private_files import keep_files_private
@@ -342,7 +343,7 @@ def announce(view: LogView, settings: SuiteSettings, state: StateDirectory, as_j
     )
     state.publish(endpoint)
     if as_json:
-        say(serving_document(endpoint, state), "", as_json=True)
+        view.document(json.dumps(serving_document(endpoint, state), ensure_ascii=False))
     if settings.fleet is not None:
         view.note("EMULATED devices: profiled times, and no picture is painted")
     if settings.http:

@@ -36,6 +36,7 @@ class LogView:
         self._unwritable: set[tuple[str, int | None]] = set()
         self._stdout = Outlet("stdout", Terminal(sys.stdout if people is None else people, width).write)
         self._stderr = Outlet("stderr", Terminal(sys.stderr, width, own_colour="red").write)
+        self._documents = Outlet("documents", write_document)
         self._log_files = LogFiles(logs)
         self._files = Outlet("files", self._log_files.write, self._file_failed)
 
@@ -50,6 +51,10 @@ class LogView:
         self._files.put(OWN_LOG, f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}")
         (self._stderr if error else self._stdout).put(OWN_LABEL, text)
 
+    def document(self, text: str) -> None:
+        """Put one line on stdout without a name before it: what programs read."""
+        self._documents.put("", text)
+
     def tail(self, name: str, count: int = 8) -> list[str]:
         """The last lines of a process, for people who must find out why it ended."""
         with self._mutex:
@@ -59,7 +64,7 @@ class LogView:
         """Gives output a moment to end."""
         if self._files.close():
             self._log_files.close()
-        for outlet in (self._stdout, self._stderr):
+        for outlet in (self._stdout, self._stderr, self._documents):
             outlet.close()
 
     def _file_failed(self, name: str, error: OSError) -> None:
@@ -87,13 +92,24 @@ class Terminal:
             return
         if name not in self._labels:
             self._labels[name] = self._label(name, next(self._colours))
-        rest = f"{self._labels[name]} │ {text}\n".encode(errors="replace")
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
+        write_line(self._descriptor, f"{self._labels[name]} │ {text}")
 
     def _label(self, name: str, colour: str | None, *, bold: bool = False) -> str:
         padded = name.ljust(self._width)
         return click.style(padded, fg=colour, bold=bold) if self._coloured else padded
+
+
+def write_document(_: str, text: str) -> None:
+    """Write the line on stdout, past its buffer. Raises OSError."""
+    if (stdout := descriptor(sys.stdout)) is not None:
+        write_line(stdout, text)
+
+
+def write_line(to: int, text: str) -> None:
+    """Write it whole. Raises OSError."""
+    rest = f"{text}\n".encode(errors="replace")
+    while rest:
+        rest = rest[os.write(to, rest) :]
 
 
 def descriptor(stream: TextIO | None) -> int | None:

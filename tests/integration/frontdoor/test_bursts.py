@@ -65,7 +65,7 @@ async def test_every_call_of_a_burst_is_answered(folder: Path) -> None:
             for burst in bursts:
                 stack.callback(burst.close)
             # gRPC's own threads read on meanwhile, while the event loop has no turn.
-            time.sleep(SETTLED_S)
+            time.sleep(SETTLED_S)  # noqa: ASYNC251
             await until(lambda: all([burst.all_ended() or len(burst.statuses) == CALLS for burst in bursts]))
 
     assert {status for burst in bursts for status in burst.statuses} == {"0"}

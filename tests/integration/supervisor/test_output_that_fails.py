@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,13 @@ class ToySuite:
             answer = asked.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S, wait_for_ready=True)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         return next(one for one in marked_processes(self.state.path) if address in one.cmdline())
+
+    def is_announced(self) -> bool:
+        """Once all serve, and it can be found."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self.state.endpoint_file.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.state.endpoint_file.exists()
 
     def killed_process_serves_again(self, name: str) -> bool:
         before = self.process(name)
@@ -81,6 +89,20 @@ def pipe(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def test_restarts_and_a_stop_need_nobody_who_reads(tmp_path: Path, pipe: int) -> None:
     with toy_suite(tmp_path, CHATTY, stdout=pipe) as suite:
+        assert suite.killed_process_serves_again("worker")
+        assert suite.stop_ends_everything()
+
+
+def test_what_programs_read_of_a_suite_needs_nobody_who_reads(tmp_path: Path, pipe: int) -> None:
+    with toy_suite(tmp_path, "--json", stdout=pipe) as suite:
+        assert suite.is_announced()
+        assert suite.killed_process_serves_again("worker")
+        assert suite.stop_ends_everything()
+
+
+def test_what_programs_read_of_a_suite_needs_no_room(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full, toy_suite(tmp_path, "--json", stdout=full.fileno()) as suite:
+        assert suite.is_announced()
         assert suite.killed_process_serves_again("worker")
         assert suite.stop_ends_everything()
 

@@ -8,11 +8,19 @@ from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite import ProcessSpec, Suite, unix_address
 from pentimento.supervisor.suite_settings import SuiteSettings
 
+JSON = "--json"
+
 
 def toys(settings: SuiteSettings, state: StateDirectory) -> Suite:
     def toy(name: str, stage: int) -> ProcessSpec:
         address = unix_address(state, name)
-        flags = ("--listen", address, "--diary", str(state.path / "diary"), *sys.argv[2:])
+        flags = (
+            "--listen",
+            address,
+            "--diary",
+            str(state.path / "diary"),
+            *(flag for flag in sys.argv[2:] if flag != JSON),
+        )
         return ProcessSpec(name, "toy_service", flags, address, stage)
 
     return Suite((toy("frontdoor", 0), toy("worker", 1)))
@@ -21,4 +29,4 @@ def toys(settings: SuiteSettings, state: StateDirectory) -> Suite:
 if __name__ == "__main__":
     up.plan_suite = toys
     nothing = SuiteSettings(models=(), encoder=Path(), public="127.0.0.1:0")
-    sys.exit(up.run_suite(nothing, StateDirectory(Path(sys.argv[1])), show_logs=True))
+    sys.exit(up.run_suite(nothing, StateDirectory(Path(sys.argv[1])), show_logs=True, as_json=JSON in sys.argv))
