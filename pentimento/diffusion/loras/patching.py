@@ -16,6 +16,8 @@ from torch.nn import functional
 from pentimento.diffusion.families.layer_forwards import Forward, replaced
 from pentimento.diffusion.loras.lora import AdapterSet, LowRankFactors, set_key
 
+_CACHED_BYTES, _ROWS = 2 * 1024 * 1024, 64
+
 
 class WeightPatch:
     """The weights of one network with one set of LoRAs in them, or none. One thread only; nobody else may change the
@@ -107,6 +109,16 @@ def _add(weight: Tensor, factors: LowRankFactors, strength: float) -> None:
     """Rounds as PEFT does where it merges: the product, then times its scale, then added. A convolution's weight is a
     matrix too: (outputs, inputs * height * width)."""
     up, down = factors.up.to(weight.device, torch.float32), factors.down.to(weight.device, torch.float32)
-    change = (up.flatten(1) @ down.flatten(1)).mul_(factors.scale * strength)
-    # Half precision keeps what the change has in single precision until it is added: so torch adds different types.
-    weight.add_(change.view(weight.shape))
+    up, down, scale = up.flatten(1), down.flatten(1), factors.scale * strength
+    for part, rows in zip(*(one.split(_rows_at_once(weight)) for one in (weight, up)), strict=True):
+        # Half precision keeps what the change has in single precision until it is added: so torch adds different types.
+        part.add_((rows @ down).mul_(scale).view(part.shape))
+
+
+def _rows_at_once(weight: Tensor) -> int:
+    """So many that their change stays in a processor's cache: a third less time than by way of its memory. Multiples of
+    64 keep the product's bits, which depend on how it is cut."""
+    if weight.device.type != "cpu":
+        return weight.shape[0]
+    row_bytes = weight[0].numel() * torch.float32.itemsize
+    return max(_CACHED_BYTES // row_bytes // _ROWS * _ROWS, _ROWS)
