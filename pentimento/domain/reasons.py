@@ -30,6 +30,11 @@ class Reason(StrEnum):
         "the request was cancelled because the connection of its client broke",
         "ask again, under a new idempotency key; the SDK does so by itself",
     )
+    CONTROLNET_FULL = (
+        "CONTROLNET_FULL",
+        "every replica of a ControlNet of the request is full now",
+        "nothing: the frontdoor runs the request again until its deadline; where it stays, add ControlNet replicas",
+    )
     CONTROLNET_LOST = (
         "CONTROLNET_LOST",
         "no replica serves a ControlNet of the request now; the picture is not painted without it",

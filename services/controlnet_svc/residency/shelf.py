@@ -34,6 +34,9 @@ class NetworkShelf:
 
     def __init__(self, networks: Mapping[str, ShelvedNetwork], budget_bytes: int, changed: Callable[[], None]) -> None:
         self._networks = dict(networks)
+        self._too_large = {name for name, one in networks.items() if one.memory_bytes > budget_bytes}
+        for name in sorted(self._too_large):
+            logger.warning("a ControlNet takes more than the memory budget and is not served: %s", name)
         self._resident = ResidentSet(budget_bytes)
         self._loaded: dict[str, ControlNet] = {}
         self._in_use: Counter[str] = Counter()
@@ -48,7 +51,7 @@ class NetworkShelf:
     @property
     def networks(self) -> tuple[ShelvedNetwork, ...]:
         """Return what can be served, by name."""
-        return tuple(self._networks[name] for name in sorted(self._networks))
+        return tuple(self._networks[name] for name in sorted(self._networks.keys() - self._too_large))
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:

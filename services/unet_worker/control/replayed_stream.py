@@ -19,7 +19,7 @@ from pentimento.domain.errors import (
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ReceivedTensors
 from services.unet_worker import metrics
-from services.unet_worker.control.replicas import StreamPlace, lost
+from services.unet_worker.control.replicas import StreamPlace, full, lost
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 MAX_REPLAYS = 2
 OPEN_TIMEOUT_S = 60.0
 STEP_TIMEOUT_S = 30.0
-# A replica that is full is asked again, and the others meanwhile.
+# A replica that is full is asked again, and the others meanwhile; then the picture makes way for others for a while.
 FULL_WAIT_S = 0.1
 MAX_FULL_WAITS = 100
 # Answers after which another replica may do better.
@@ -106,7 +106,7 @@ class ReplayedStream:
         valid any longer. `sent_on` has the step already.
 
         Raises Unavailable (CONTROLNET_LOST) when replicas failed the step MAX_REPLAYS times more than once, and what a
-        replica refuses the request itself for.
+        replica refuses the request itself for; ResourceExhausted (CONTROLNET_FULL) while every replica is full.
         """
         step = _Step(step_index, timestep, latents, step_index if keeps_from is None else keeps_from, sent_on)
         self._open_steps.append(step)
@@ -158,6 +158,7 @@ class ReplayedStream:
                 await stream.ask(step.index, step.timestep, step.latents, step.keeps_from)
 
     async def _opened(self) -> ResidualStream:
+        refusal = ""
         for _ in range(MAX_FULL_WAITS):
             if self._stream is not None:
                 return self._stream
@@ -165,13 +166,17 @@ class ReplayedStream:
                 self._epoch += 1
                 client = await self._place.take()
                 stream = await client.open_stream(self._request, self._epoch, OPEN_TIMEOUT_S)
-            except ResourceExhausted:
+            except ResourceExhausted as error:
                 self._place.refused()
+                refusal = error.reason
+                if self._closed:
+                    break
                 await asyncio.sleep(FULL_WAIT_S)
             else:
                 self._keep(stream)
         if self._stream is None:
-            raise Unavailable("CONTROLNET_FULL", "every replica of the ControlNet is full")
+            logger.warning("every replica of a ControlNet is full: %s", refusal)
+            raise full(self._name, refusal)
         return self._stream
 
     def _keep(self, stream: ResidualStream) -> None:

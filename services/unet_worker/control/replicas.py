@@ -9,7 +9,7 @@ import grpc.aio
 
 from pentimento.clients.controlnet import ControlNetClient
 from pentimento.diffusion.families.model import ControlResiduals
-from pentimento.domain.errors import Unavailable
+from pentimento.domain.errors import ResourceExhausted, Unavailable
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.generation import ControlNetSelection
 from pentimento.domain.reasons import Reason
@@ -173,3 +173,10 @@ def lost(name: str) -> Unavailable:
     """Return the error of a picture whose ControlNet nobody serves now: it is never painted without."""
     message = f"no replica serves the ControlNet {name[:100]!r} now"
     return Unavailable(Reason.CONTROLNET_LOST, message, retry_after_ms=1000)
+
+
+def full(name: str, refusal: str) -> ResourceExhausted:
+    """Return the error of a picture whose ControlNet has no replica with room, which said so by `refusal`: it may be
+    painted later."""
+    message = f"every replica of the ControlNet {name[:100]!r} is full: {refusal[:100]}"
+    return ResourceExhausted(Reason.CONTROLNET_FULL, message, retry_after_ms=1000)

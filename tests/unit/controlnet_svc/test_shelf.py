@@ -4,7 +4,7 @@ import pytest
 
 from pentimento.diffusion.controlnets import ControlNet
 from pentimento.domain.adapters import Adapter, AdapterKind
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import InvalidArgument, ResourceExhausted
 from services.controlnet_svc.residency.shelf import NetworkShelf, ShelvedNetwork
 
 
@@ -12,7 +12,7 @@ class _Network:
     """Nothing of it is called: what is asked is who is there."""
 
 
-def shelf(*unloadable: str) -> NetworkShelf:
+def shelf(*unloadable: str, budget_bytes: int = 200) -> NetworkShelf:
     def network(name: str) -> ShelvedNetwork:
         def load() -> ControlNet:
             if name in unloadable:
@@ -22,7 +22,7 @@ def shelf(*unloadable: str) -> NetworkShelf:
         adapter = Adapter(name, AdapterKind.CONTROLNET, f"sha256:{name}", "stable_diffusion")
         return ShelvedNetwork(adapter, 100, load)
 
-    return NetworkShelf({name: network(name) for name in ("canny", "depth", "pose")}, 200, lambda: None)
+    return NetworkShelf({name: network(name) for name in ("canny", "depth", "pose")}, budget_bytes, lambda: None)
 
 
 async def use(of: NetworkShelf, *names: str) -> None:
@@ -63,3 +63,14 @@ async def test_one_that_does_not_load_keeps_none_of_the_others_away() -> None:
     assert there.resident == ("depth",)
     with pytest.raises(InvalidArgument):
         await use(there, "canny")
+
+
+async def test_one_that_is_larger_than_the_budget_is_told_to_nobody() -> None:
+    there = shelf(budget_bytes=99)
+
+    assert there.networks == ()
+    assert there.adapters == ()
+    await there.prefetch(["canny"])
+    with pytest.raises(ResourceExhausted) as caught:
+        await use(there, "canny")
+    assert caught.value.reason == "NO_DEVICE_MEMORY"

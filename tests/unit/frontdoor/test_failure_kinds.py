@@ -15,6 +15,7 @@ from services.frontdoor.workers.attempts import failure_kind
         (errors.Unavailable("INPUT_UNAVAILABLE", ""), FailureKind.FATAL),
         (errors.Unavailable("CONTROLNET_LOST", ""), FailureKind.FATAL),
         (errors.ResourceExhausted("NO_CREDIT", ""), FailureKind.NO_CREDIT),
+        (errors.ResourceExhausted("CONTROLNET_FULL", ""), FailureKind.NO_CREDIT),
         (errors.ResourceExhausted("DEVICE_OUT_OF_MEMORY", ""), FailureKind.WORKER_LOST),
         (errors.FailedPrecondition("MODEL_DIGEST_MISMATCH", ""), FailureKind.NOT_HELD),
         (errors.Aborted("FENCED_OFF", ""), FailureKind.NO_CREDIT),

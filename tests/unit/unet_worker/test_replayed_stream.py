@@ -7,9 +7,11 @@ from typing import Any, cast
 import pytest
 
 from pentimento.clients.controlnet import ControlNetClient, ResidualStream, ResidualStreamRequest
-from pentimento.domain.errors import Unavailable
+from pentimento.domain.errors import ResourceExhausted, Unavailable
 from pentimento.tensors.outgoing import OutgoingTensor
-from services.unet_worker.control.replayed_stream import MAX_REPLAYS, ReplayedStream
+from services.unet_worker import metrics
+from services.unet_worker.control import replayed_stream
+from services.unet_worker.control.replayed_stream import MAX_FULL_WAITS, MAX_REPLAYS, ReplayedStream
 from services.unet_worker.control.replicas import StreamPlace
 
 LATENTS = cast(OutgoingTensor, None)
@@ -44,11 +46,14 @@ class Scripted:
 
 @dataclass
 class Place:
-    """Takes whatever replica of two did not fail; opens a stream there."""
+    """Takes whatever replica of two did not fail; opens a stream there, once `full_count` more were refused."""
 
     streams: list[tuple[str, Scripted]] = field(default_factory=list)
     addresses: list[str] = field(default_factory=lambda: ["a", "b"])
     left: bool = True
+    full_count: int = 0
+    refused_count: int = 0
+    failed_count: int = 0
 
     async def take(self) -> ControlNetClient:
         self.left = False
@@ -56,6 +61,9 @@ class Place:
 
     async def open_stream(self, request: ResidualStreamRequest, epoch: int, timeout_s: float) -> ResidualStream:
         await asyncio.sleep(0)
+        if self.full_count:
+            self.full_count -= 1
+            raise ResourceExhausted("NO_CREDIT", "at most 1 streams may be open")
         self.streams.append((self.addresses[0], Scripted(epoch)))
         return cast(ResidualStream, self.stream(-1))
 
@@ -63,6 +71,7 @@ class Place:
         return self.streams[number][1]
 
     def failed(self) -> None:
+        self.failed_count += 1
         self.addresses.append(self.addresses.pop(0))
 
     def leave(self) -> None:
@@ -72,7 +81,12 @@ class Place:
         """Tells nobody."""
 
     def refused(self) -> None:
-        """Never is."""
+        self.refused_count += 1
+
+
+@pytest.fixture
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replayed_stream, "FULL_WAIT_S", 0.0)
 
 
 @pytest.fixture
@@ -172,3 +186,44 @@ async def test_a_closed_stream_is_not_opened_again(stream: ReplayedStream, place
     with pytest.raises(Unavailable):
         await first
     assert len(place.streams) == 1
+
+
+@pytest.mark.usefixtures("no_waits")
+async def test_replicas_that_are_full_are_asked_until_one_has_room(stream: ReplayedStream, place: Place) -> None:
+    place.full_count = MAX_FULL_WAITS - 1
+
+    first = asking(stream, 0)
+    for _ in range(MAX_FULL_WAITS):
+        await settled()
+    place.stream(0).answer(0).set_result("zero")
+
+    assert await first == "zero"
+    assert (place.refused_count, place.failed_count) == (MAX_FULL_WAITS - 1, 0)
+
+
+@pytest.mark.usefixtures("no_waits")
+async def test_replicas_that_stay_full_fail_the_step_by_a_reason_of_its_own_and_none_of_them_is_lost(
+    stream: ReplayedStream, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.full_count = 10 * MAX_FULL_WAITS
+    replays = metrics.CONTROL_REPLAYS._value.get()
+
+    with pytest.raises(ResourceExhausted) as caught:
+        await stream.residuals(0, 1.0, LATENTS)
+
+    assert (caught.value.reason, caught.value.retry_after_ms) == ("CONTROLNET_FULL", 1000)
+    assert (place.refused_count, place.failed_count) == (MAX_FULL_WAITS, 0)
+    assert metrics.CONTROL_REPLAYS._value.get() == replays
+    assert [record.getMessage() for record in caplog.records] == ["every replica of a ControlNet is full: NO_CREDIT"]
+
+
+@pytest.mark.usefixtures("no_waits")
+async def test_a_closed_stream_asks_no_full_replica_again(stream: ReplayedStream, place: Place) -> None:
+    place.full_count = MAX_FULL_WAITS
+    first = asking(stream, 0)
+    await asyncio.sleep(0)
+    stream.close()
+
+    with pytest.raises(ResourceExhausted):
+        await first
+    assert place.refused_count == 1
