@@ -30,7 +30,7 @@ def adapters() -> None:
     "--latest-start-fraction",
     type=click.FloatRange(0.0, 1.0),
     default=0.0,
-    help="share of the steps that may run without it, as `bench lora-bound` measured it",
+    help="share of the steps that may run without it, on every model that it changes (`bench lora-bound`)",
 )
 @json_option
 @controller_options

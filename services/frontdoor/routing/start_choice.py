@@ -129,7 +129,7 @@ def _can_paint(parts: FrontdoorParts, asker: Asker, pool: PoolPlan) -> bool:
 def _ask(parts: FrontdoorParts, asked: ResolvedRequest, candidate: StartCandidate, own: HeldModel) -> Asked:
     held = _held(parts, candidate.model, own)
     resolved = as_painted_by(asked, held)
-    patch_step = parts.adapters.lora_patch_step(resolved.spec)
+    patch_step = parts.adapters.lora_patch_step(resolved.spec, held)
     pipelined_from = parts.pipelining.from_step(resolved.spec)
     return Asked(candidate, held, resolved, patch_step, pipelined_from)
 
@@ -143,7 +143,7 @@ def expected_thinning(
 ) -> ThinningOffer:
     """Return what may be left out of a request that starts there, before its route is decided."""
     route = Route("", start, held.model, held.model_digest)
-    patch_step = parts.adapters.lora_patch_step(resolved.spec)
+    patch_step = parts.adapters.lora_patch_step(resolved.spec, held)
     pipelined_from = parts.pipelining.from_step(resolved.spec)
     return parts.thinning.offer(
         resolved, replace(route, lora_patch_step=patch_step, pipelined_from_step=pipelined_from)
@@ -181,7 +181,7 @@ def _lane(
     pipelined_from = parts.pipelining.from_step(spec)
     route = replace(
         option.route,
-        lora_patch_step=parts.adapters.lora_patch_step(spec),
+        lora_patch_step=parts.adapters.lora_patch_step(spec, held),
         controlnet_mode=mode_of(spec, pipelined_from),
         pipelined_from_step=pipelined_from,
     )

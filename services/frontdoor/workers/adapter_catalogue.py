@@ -28,6 +28,8 @@ class AdapterCatalogue:
     def __init__(self) -> None:
         # By kind and name, then by digest: of the same weights what was told last counts.
         self._known: defaultdict[tuple[AdapterKind, str], dict[str, Adapter]] = defaultdict(dict)
+        # By model digest and LoRA digest: how late a LoRA may come was measured on one model.
+        self._latest_shares: dict[tuple[str, str], float] = {}
         self._capabilities: dict[str, frozenset[Capability]] = {}
         # By name and digest.
         self._placements: dict[tuple[str, str], tuple[AdapterPlacement, ...]] = {}
@@ -42,6 +44,7 @@ class AdapterCatalogue:
         for adapter in credits.known_adapters or ():
             if adapter.kind is AdapterKind.LORA:
                 self._remember(adapter)
+                self._latest_shares[credits.held.model_digest, adapter.digest] = adapter.latest_start_fraction
 
     def follow(self, plan: Plan) -> None:
         """Take from a plan which ControlNets there are, and where; and which LoRAs were uploaded."""
@@ -80,16 +83,21 @@ class AdapterCatalogue:
         found += [self._resolved(AdapterKind.CONTROLNET, controlnet) for controlnet in spec.controlnets]
         return all(adapter is not None and adapter.changes(held.model_digest, held.family) for adapter in found)
 
-    def lora_patch_step(self, spec: GenerationSpec) -> int:
-        """Return how many of the spec's steps may run before its LoRAs take effect: as many as each of them allows,
-        rounded down. Bounds are measured at weight 1; what is asked for more strongly does more in its first steps."""
-        shares = [self._latest_share(lora) if abs(lora.scale) <= 1 else 0.0 for lora in spec.loras]
+    def lora_patch_step(self, spec: GenerationSpec, held: HeldModel) -> int:
+        """Return how many of the spec's steps that model may take before its LoRAs take effect: as many as each of them
+        allows, rounded down. Bounds are measured at weight 1; what is asked for more strongly does more in its first
+        steps."""
+        shares = [self._latest_share(lora, held) if abs(lora.scale) <= 1 else 0.0 for lora in spec.loras]
         # 29 / 50 * 50 is less than 29.
         return int(min(shares, default=0.0) * spec.num_inference_steps + _ROUNDING)
 
-    def _latest_share(self, lora: LoraSelection) -> float:
+    def _latest_share(self, lora: LoraSelection, held: HeldModel) -> float:
+        """By the workers that hold the model; of an uploaded LoRA by its upload, for every model that it changes."""
+        told = self._latest_shares.get((held.model_digest, lora.digest))
+        if told is not None:
+            return told
         adapter = self._resolved(AdapterKind.LORA, lora)
-        return adapter.latest_start_fraction if adapter is not None else 0.0
+        return adapter.latest_start_fraction if adapter is not None and adapter.object is not None else 0.0
 
     def pipelined_from_step(self, spec: GenerationSpec) -> int:
         """Return the first of the spec's steps that may use the residuals of the step before, by every ControlNet of

@@ -97,12 +97,22 @@ def test_a_replica_that_left_the_plan_is_no_endpoint() -> None:
 def test_loras_may_come_as_late_as_each_of_them_allows() -> None:
     catalogue = known_adapters()
 
-    assert catalogue.lora_patch_step(replace(SPEC, loras=(SELECTED_MOSAIC,))) == 25
-    assert catalogue.lora_patch_step(replace(SPEC, loras=(SELECTED_MOSAIC, SELECTED_NEON))) == 10
-    assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_MOSAIC, scale=-1.0),))) == 25
-    assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_MOSAIC, scale=1.1),))) == 0
-    assert catalogue.lora_patch_step(SPEC) == 0
-    assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_NEON, digest="sha256:x"),))) == 0
+    assert catalogue.lora_patch_step(replace(SPEC, loras=(SELECTED_MOSAIC,)), HELD) == 25
+    assert catalogue.lora_patch_step(replace(SPEC, loras=(SELECTED_MOSAIC, SELECTED_NEON)), HELD) == 10
+    assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_MOSAIC, scale=-1.0),)), HELD) == 25
+    assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_MOSAIC, scale=1.1),)), HELD) == 0
+    assert catalogue.lora_patch_step(SPEC, HELD) == 0
+    assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_NEON, digest="sha256:x"),)), HELD) == 0
+
+
+def test_a_lora_may_come_as_late_as_was_measured_on_the_model_that_paints() -> None:
+    catalogue = known_adapters()
+    other = replace(HELD, model="other", model_digest="sha256:other")
+    third = replace(HELD, model="third", model_digest="sha256:third")
+    catalogue.learn(replace(credits(replace(MOSAIC, latest_start_fraction=0.1), worker_id="w2"), held=other))
+    spec = replace(SPEC, loras=(SELECTED_MOSAIC,))
+
+    assert [catalogue.lora_patch_step(spec, held) for held in (HELD, other, third)] == [25, 5, 0]
 
 
 def test_residuals_may_be_as_old_as_every_controlnet_allows() -> None:
@@ -154,7 +164,7 @@ def test_a_measured_number_of_steps_is_not_rounded_off() -> None:
     catalogue = AdapterCatalogue()
     catalogue.learn(credits(replace(MOSAIC, latest_start_fraction=29 / 50)))
 
-    assert catalogue.lora_patch_step(replace(SPEC, num_inference_steps=50, loras=(SELECTED_MOSAIC,))) == 29
+    assert catalogue.lora_patch_step(replace(SPEC, num_inference_steps=50, loras=(SELECTED_MOSAIC,)), HELD) == 29
 
 
 UPLOADED = replace(MOSAIC, name="ink", digest="sha256:ink", object=ObjectReference("adapters/ink", "sha256:ink", 9))
@@ -180,7 +190,15 @@ def test_requests_under_way_keep_a_lora_that_was_removed() -> None:
     spec = replace(SPEC, loras=(SELECTED_INK,))
 
     assert catalogue.change(spec, HELD)
-    assert catalogue.lora_patch_step(spec) == 25
+    assert catalogue.lora_patch_step(spec, HELD) == 25
+
+
+def test_an_uploaded_lora_may_come_as_late_on_every_model_that_it_changes() -> None:
+    catalogue = known_adapters()
+    catalogue.follow(plan(AdapterPlacement(UPLOADED, ())))
+    spec = replace(SPEC, loras=(SELECTED_INK,))
+
+    assert catalogue.lora_patch_step(spec, replace(HELD, model_digest="sha256:other")) == 25
 
 
 def test_a_lora_of_a_worker_that_a_plan_names_is_none_that_was_uploaded() -> None:
