@@ -121,12 +121,7 @@ def _check_adapters(
     order: ExecuteOrder, capabilities: Collection[Capability], has_lora: Callable[[str, str], bool]
 ) -> None:
     for lora in order.spec.loras:
-        is_uploaded = lora.object is not None and Capability.UPLOADED_LORA in capabilities
-        if not (is_uploaded or has_lora(lora.name, lora.digest)):
-            message = f"spec.loras: this worker has no LoRA {lora.name[:100]!r} of digest {lora.digest[:80]!r}"
-            raise NotFound("UNKNOWN_LORA", message)
-        _check_uploaded(lora)
-        _check_range("spec.loras.scale", lora.scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
+        check_lora(lora, has_lora, Capability.UPLOADED_LORA in capabilities, "spec.loras")
     if order.spec.loras:
         _check_range("route.lora_patch_step", order.route.lora_patch_step, 0, order.spec.num_inference_steps)
     _check_pipelining(order.route, order.spec.num_inference_steps)
@@ -137,13 +132,24 @@ def _check_adapters(
         raise InvalidArgument.of("latent_parallel_peer.address", "must be there: it is asked for half of each step")
 
 
-def _check_uploaded(lora: LoraSelection) -> None:
+def check_lora(lora: LoraSelection, has_lora: Callable[[str, str], bool], takes_uploaded: bool, field: str) -> None:
+    """Check a LoRA, which `field` of a request brings. Raises NotFound (UNKNOWN_LORA) for one that is not here and
+    cannot be fetched, InvalidArgument for anything outside its limits."""
+    is_uploaded = lora.object is not None and takes_uploaded
+    if not (is_uploaded or has_lora(lora.name, lora.digest)):
+        message = f"{field}: this worker has no LoRA {lora.name[:100]!r} of digest {lora.digest[:80]!r}"
+        raise NotFound("UNKNOWN_LORA", message)
+    _check_uploaded(lora, field)
+    _check_range(f"{field}.scale", lora.scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
+
+
+def _check_uploaded(lora: LoraSelection, field: str) -> None:
     """Its digest is that of its file, so that what is fetched under it is what was asked for."""
     if lora.object is None:
         return
     if not is_digest(lora.digest) or lora.object.digest != lora.digest:
-        raise InvalidArgument.of("spec.loras.object.digest", f"must be {lora.digest[:80]!r}, as the LoRA's is")
-    _check_range("spec.loras.object.size_bytes", lora.object.size_bytes, 1, MAX_LORA_BYTES)
+        raise InvalidArgument.of(f"{field}.object.digest", f"must be {lora.digest[:80]!r}, as the LoRA's is")
+    _check_range(f"{field}.object.size_bytes", lora.object.size_bytes, 1, MAX_LORA_BYTES)
 
 
 def _check_pipelining(route: Route, step_count: int) -> None:

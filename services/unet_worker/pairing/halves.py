@@ -17,7 +17,6 @@ from pentimento.domain.errors import (
     Cancelled,
     FailedPrecondition,
     InvalidArgument,
-    NotFound,
     PentimentoError,
     ResourceExhausted,
     Unavailable,
@@ -32,7 +31,7 @@ from pentimento.wire.torch_tensors import WIRE_DTYPES
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.order import ExecuteOrder
-from services.unet_worker.attempts.validation import check_size_and_steps
+from services.unet_worker.attempts.validation import check_lora, check_size_and_steps
 from services.unet_worker.control.conditions import controlnets_see_latents
 from services.unet_worker.control.remote_control import RemoteControl, RemoteControlNet
 from services.unet_worker.control.replicas import ControlNetReplicas
@@ -108,8 +107,8 @@ class GuidanceHalves:
     @contextmanager
     def opened(self, order: HalfOrder, free_count: int) -> Iterator["OpenHalf"]:
         """Hold a half open, one of at most `free_count` more. Raises FailedPrecondition for another model, NotFound for
-        a LoRA that is not here, InvalidArgument for a picture that this worker never paints and for what is wrong with
-        a ControlNet, ResourceExhausted when it is full."""
+        a LoRA that is not here and cannot be fetched, InvalidArgument for a picture that this worker never paints and
+        for what is wrong with a LoRA or ControlNet, ResourceExhausted when it is full."""
         spec = replace(_spec_of(self._held, order.width_px, order.height_px, order.step_count), loras=order.loras)
         self._check(order, spec)
         if free_count <= 0:
@@ -143,8 +142,7 @@ class GuidanceHalves:
         self._engine.limits.check(batch_key(spec))
         known = {(adapter.name, adapter.digest) for adapter in self._loras.adapters}
         for lora in order.loras:
-            if (lora.name, lora.digest) not in known:
-                raise NotFound("UNKNOWN_LORA", f"open.loras: this worker has no LoRA {lora.name[:100]!r}")
+            check_lora(lora, lambda name, digest: (name, digest) in known, self._loras.takes_uploaded, "open.loras")
         check_controlnets(order.controlnets, (order.width_px, order.height_px))
 
     def _control(self, order: HalfOrder, spec: GenerationSpec, route: Route) -> RemoteControl | None:

@@ -37,6 +37,7 @@ from pentimento.domain.generation import (
     FromNoise,
     GenerationSpec,
     LoraSelection,
+    ObjectReference,
     Route,
     Scheduler,
 )
@@ -92,6 +93,7 @@ async def parts() -> AsyncIterator[Parts]:
         shared = folder / "shared"
         shared.mkdir(mode=0o700)
         options: dict[str, Any] = {"shared_memory_dir": str(shared), "adapters_dir": ZOO}
+        options["lora_cache_dir"] = folder / "fetched"
         async with serve(ZOO / "tiny-heavy", folder, **options) as served:
             made = Parts(served, folder, RegionDirectory(shared))
             yield made
@@ -119,7 +121,7 @@ def start_peer(parts: Parts) -> Peer:
     command = [sys.executable, "-m", "services.unet_worker", "--model", str(ZOO / "tiny-heavy"), "--device", "cpu"]
     command += ["--model-name", "tiny", "--listen", address, "--objects-url", f"file://{parts.folder}/objects"]
     command += ["--shared-memory-dir", f"{parts.folder}/shared", "--adapters-dir", str(ZOO), "--credits", "1"]
-    command += ["--log-level", "warning"]
+    command += ["--lora-cache-dir", f"{parts.folder}/fetched-by-peer", "--log-level", "warning"]
     return Peer(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}), address)
 
 
@@ -188,12 +190,16 @@ def spec_of(parts: Parts, kind: str) -> GenerationSpec:
     if kind == "lora":
         neon = next(one for one in parts.worker.model.adapters.known if one.name == NEON)
         return replace(SPEC, loras=(LoraSelection(NEON, 0.8, neon.digest),))
+    if kind == "uploaded lora":
+        file = (ZOO / NEON / "pytorch_lora_weights.safetensors").read_bytes()
+        stored = parts.worker.objects.put("adapters/uploaded", file)
+        return replace(SPEC, loras=(LoraSelection("uploaded", 0.8, stored.digest, stored),))
     ancestral = replace(SPEC, scheduler=Scheduler.EULER_ANCESTRAL, guidance_scale=7.5)
     return {"plain": SPEC, "euler ancestral": ancestral}[kind]
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("kind", ["plain", "euler ancestral", "lora"])
+@pytest.mark.parametrize("kind", ["plain", "euler ancestral", "lora", "uploaded lora"])
 async def test_a_pair_paints_the_picture_that_one_worker_paints(parts: Parts, peer: Peer, kind: str) -> None:
     spec = spec_of(parts, kind)
     alone = await paint(parts, spec=spec)
@@ -243,9 +249,11 @@ def half_of(parts: Parts, **changes: Any) -> HalfStreamRequest:
 
 
 LITTLE = outgoing_tensor(torch.zeros(1, 8), UNBOUND)
+OTHERS_FILE = LoraSelection("other", 1.0, "sha256:" + "0" * 64, ObjectReference("adapters/x", "sha256:" + "1" * 64, 9))
 BAD_OPENINGS: dict[str, tuple[dict[str, Any], type[PentimentoError], str]] = {
     "another model": ({"model_digest": "sha256:other"}, FailedPrecondition, "MODEL_DIGEST_MISMATCH"),
     "a LoRA that is not here": ({"loras": (LoraSelection("none", 1.0, "sha256:no"),)}, NotFound, "UNKNOWN_LORA"),
+    "a reference of another file": ({"loras": (OTHERS_FILE,)}, InvalidArgument, "INVALID_FIELD"),
     "another size": ({"width_px": SIDE_PX + 1}, InvalidArgument, "INVALID_FIELD"),
     "no steps": ({"step_count": 0}, InvalidArgument, "INVALID_FIELD"),
     "more steps than anybody has": ({"step_count": 2**31}, InvalidArgument, "INVALID_FIELD"),
