@@ -102,19 +102,29 @@ class NetworkShelf:
 
     async def _have(self, shelved: ShelvedNetwork) -> ControlNet:
         name = shelved.adapter.name
-        if name not in self._loaded:
-            async with self._loading:
-                if name not in self._loaded:
-                    await self._load(shelved)
-        return self._loaded[name]
+        if name in self._loaded:
+            return self._loaded[name]
+        await self._loading.acquire()
+        if name in self._loaded:
+            self._loading.release()
+            return self._loaded[name]
+        # A task of its own: the stream that wanted it may be cancelled, while the thread reads on. Until that has ended
+        # it keeps the turn and its room, and what it read is there for the next stream.
+        load = asyncio.create_task(self._load(shelved), name="controlnet-load")
+        load.add_done_callback(self._ended)
+        return await asyncio.shield(load)
 
-    async def _load(self, shelved: ShelvedNetwork) -> None:
+    def _ended(self, load: "asyncio.Task[ControlNet]") -> None:
+        self._loading.release()
+        if not load.cancelled():
+            load.exception()  # whoever waits for it is told; there may be nobody
+
+    async def _load(self, shelved: ShelvedNetwork) -> ControlNet:
         name = shelved.adapter.name
         self._make_room(shelved)
         began_s = time.monotonic()
         try:
-            # Shielded: who else waits for it is not to suffer from a stream that is cancelled.
-            network = await asyncio.shield(asyncio.to_thread(shelved.load))
+            network = await asyncio.to_thread(shelved.load)
         except PentimentoError as error:
             logger.warning("a ControlNet does not load: %s", error.reason)
             raise
@@ -125,6 +135,7 @@ class NetworkShelf:
         metrics.LOADS.inc()
         metrics.LOAD_SECONDS.observe(self._load_s[name])
         self._tell()
+        return network
 
     def _make_room(self, shelved: ShelvedNetwork) -> None:
         in_use = {name for name, count in self._in_use.items() if count > 0}

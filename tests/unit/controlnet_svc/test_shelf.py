@@ -1,5 +1,9 @@
 """Which ControlNets give way on a device that holds two of three."""
 
+import asyncio
+import threading
+from dataclasses import dataclass, field, replace
+
 import pytest
 
 from pentimento.diffusion.controlnets import ControlNet
@@ -74,3 +78,56 @@ async def test_one_that_is_larger_than_the_budget_is_told_to_nobody() -> None:
     with pytest.raises(ResourceExhausted) as caught:
         await use(there, "canny")
     assert caught.value.reason == "NO_DEVICE_MEMORY"
+
+
+@dataclass
+class _Loads:
+    """Loads of ControlNets that end when they are let, and which have begun."""
+
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    let: threading.Event = field(default_factory=threading.Event)
+    begun_names: list[str] = field(default_factory=list)
+
+    def network(self, name: str) -> ShelvedNetwork:
+        loop, network = asyncio.get_running_loop(), shelf().find(name)
+
+        def load() -> ControlNet:
+            self.begun_names.append(name)
+            loop.call_soon_threadsafe(self.begun.set)
+            self.let.wait()
+            return network.load()
+
+        return replace(network, load=load)
+
+
+async def test_a_load_goes_on_without_the_stream_that_wanted_it_and_serves_the_next_one() -> None:
+    loads = _Loads()
+    there = NetworkShelf({name: loads.network(name) for name in ("canny", "depth")}, 200, lambda: None)
+    left = asyncio.ensure_future(use(there, "canny"))
+    await loads.begun.wait()
+
+    left.cancel()
+    await asyncio.wait([left])
+    following = [asyncio.ensure_future(use(there, name)) for name in ("canny", "depth")]
+    await asyncio.sleep(0)
+    loads.let.set()
+    await asyncio.gather(*following)
+
+    assert left.cancelled()
+    assert (loads.begun_names, there.load_count) == (["canny", "depth"], 2)
+    assert set(there.resident) == {"canny", "depth"}
+
+
+async def test_a_load_that_fails_when_nobody_waits_for_it_lets_the_next_one_load(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    there = shelf("canny")
+    left = asyncio.ensure_future(use(there, "canny"))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.wait([left])
+
+    await use(there, "depth")
+
+    assert there.resident == ("depth",)
+    assert [record.getMessage() for record in caplog.records] == ["a ControlNet does not load: INVALID_FIELD"]
