@@ -1,0 +1,145 @@
+"""Where shared memory is not to be had tensors go in chunks, and a metric says why."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from prometheus_client import REGISTRY
+
+from pentimento.api.tensor.v1 import tensor_pb2 as pb
+from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.negotiation import transport_offer
+from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, open_receiver
+from pentimento.tensors.regions import RegionDirectory
+from pentimento.tensors.sending import SLOT_COUNT, TensorSender, open_sender
+from pentimento.tensors.step_lines import make_answering_line
+from pentimento.wire.tensors import Binding, Dtype
+from tests.small_disks import mounted_tmpfs
+
+BINDING = Binding("request", 7, 3, "mid_block", "sha256:model", 2)
+TENSOR = torch.randn(2, 3, 64, 64)
+SIZE_BYTES = TENSOR.numel() * TENSOR.itemsize
+EXPECTED = ExpectedTensor(Dtype.FLOAT32, tuple(TENSOR.shape), BINDING)
+REASONS = ("not_shared", "no_space", "not_opened", "no_free_slot", "no_line")
+
+
+def counted() -> dict[str, float]:
+    samples = {
+        reason: REGISTRY.get_sample_value("pentimento_tensor_fallbacks_total", {"reason": reason}) or 0.0
+        for reason in REASONS
+    }
+    return {reason: count for reason, count in samples.items() if count}
+
+
+class Counted:
+    """How often shared memory was done without since this was made, by why."""
+
+    def __init__(self) -> None:
+        self._before = counted()
+
+    def since(self) -> dict[str, float]:
+        now = {reason: count - self._before.get(reason, 0.0) for reason, count in counted().items()}
+        return {reason: count for reason, count in now.items() if count}
+
+
+@pytest.fixture
+def fallbacks() -> Counted:
+    return Counted()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RegionDirectory:
+    return private_directory(tmp_path / "shared")
+
+
+@pytest.fixture
+def full_directory(tmp_path: Path) -> Iterator[RegionDirectory]:
+    """One whose file system has no room for two slots."""
+    with mounted_tmpfs(tmp_path, SIZE_BYTES) as mount:
+        yield private_directory(mount / "shared")
+
+
+def private_directory(path: Path) -> RegionDirectory:
+    path.mkdir(mode=0o700)
+    return RegionDirectory(path)
+
+
+def assert_sent_in_chunks(sender: TensorSender) -> None:
+    packed = sender.pack([outgoing_tensor(TENSOR, BINDING)])
+    receiver = TensorReceiver()
+    found = receiver.begin(packed.tensors, [EXPECTED])
+    for chunk in packed.chunks:
+        found = receiver.add(chunk.message())
+    assert packed.tensors[0].WhichOneof("payload") == "chunks"
+    assert found is not None and torch.equal(tensor_over(found.tensors[0]), TENSOR)
+
+
+def test_where_everything_is_there_nothing_is_counted(directory: RegionDirectory, fallbacks: Counted) -> None:
+    sender, region = open_sender(transport_offer(directory), directory, [SIZE_BYTES])
+
+    packed = sender.pack([outgoing_tensor(TENSOR, BINDING)])
+
+    assert region is not None
+    assert packed.tensors[0].WhichOneof("payload") == "shared_memory"
+    assert fallbacks.since() == {}
+
+
+def test_shared_memory_that_is_full(full_directory: RegionDirectory, fallbacks: Counted) -> None:
+    sender, region = open_sender(transport_offer(full_directory), full_directory, [SIZE_BYTES])
+
+    assert (region, full_directory.region_count()) == (None, 0)
+    assert_sent_in_chunks(sender)
+    assert fallbacks.since() == {"no_space": 1}
+
+
+def test_ends_that_share_no_directory(tmp_path: Path, directory: RegionDirectory, fallbacks: Counted) -> None:
+    elsewhere = transport_offer(private_directory(tmp_path / "other"))
+
+    sender, _ = open_sender(elsewhere, directory, [SIZE_BYTES])
+
+    assert_sent_in_chunks(sender)
+    assert fallbacks.since() == {"not_shared": 1}
+
+
+def test_a_region_that_the_other_end_cannot_map(tmp_path: Path, directory: RegionDirectory, fallbacks: Counted) -> None:
+    sender, region = open_sender(transport_offer(directory), directory, [SIZE_BYTES])
+    _, told = open_receiver(region, private_directory(tmp_path / "other"))
+    assert told is not None
+
+    sender.region_opened(told)
+
+    assert_sent_in_chunks(sender)
+    assert fallbacks.since() == {"not_opened": 1}
+
+
+def test_slots_that_are_all_in_use(directory: RegionDirectory, fallbacks: Counted) -> None:
+    sender, _ = open_sender(transport_offer(directory), directory, [SIZE_BYTES])
+    for _ in range(SLOT_COUNT):
+        sender.pack([outgoing_tensor(TENSOR, BINDING)])
+
+    assert_sent_in_chunks(sender)
+    assert fallbacks.since() == {"no_free_slot": 1}
+
+
+def test_a_line_that_there_is_no_room_for(tmp_path: Path, fallbacks: Counted) -> None:
+    """The region takes what there is; the slots of the steps' latents come after it."""
+    with mounted_tmpfs(tmp_path, SLOT_COUNT * (SIZE_BYTES + (16 << 10))) as mount:
+        directory = private_directory(mount / "shared")
+        sender, region = open_sender(transport_offer(directory), directory, [SIZE_BYTES])
+
+        made = make_answering_line(directory, sender, lambda step: EXPECTED, lambda step: BINDING)
+
+        assert region is not None and sender.has_region
+        assert made == (None, None)
+        assert fallbacks.since() == {"no_line": 1}
+        sender.close()
+
+
+def test_an_end_that_never_asked_for_shared_memory_is_not_counted(
+    directory: RegionDirectory, fallbacks: Counted
+) -> None:
+    sender, _ = open_sender(pb.TensorTransportOffer(), directory, [SIZE_BYTES])
+
+    assert_sent_in_chunks(sender)
+    assert fallbacks.since() == {}
