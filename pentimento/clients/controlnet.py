@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name
 # What answers by a line are bound to, whose layers are told when the stream is opened.
 ANSWER_LAYER = "residuals"
-_GUIDANCE = {1: pb.GUIDANCE_MODE_CONDITIONAL_ONLY, 2: pb.GUIDANCE_MODE_BOTH_HALVES}
 # Of one answer: more than any network's residuals take, and no more than a machine has.
 MAX_RESIDUAL_BYTES = 1 << 30
 MAX_LAYERS = 256
@@ -42,7 +41,8 @@ SILENT_AFTER_S = 30.0
 @dataclass(frozen=True)
 class ResidualStreamRequest:
     """What a stream of residuals is opened with; its tensors are bound by `ResidualStream`. `states` has a row for each
-    half of the guidance that the latents carry. `latent_dims` are (channels, height, width); `encoded` is the
+    half of the guidance that the latents carry; a lone one is the conditional one, unless `unconditional`.
+    `latent_dims` are (channels, height, width); `encoded` is the
     conditioning image as latents, for families whose ControlNets see those."""
 
     attempt: Attempt
@@ -58,6 +58,14 @@ class ResidualStreamRequest:
     sizes: OutgoingTensor | None = None
     encoded: OutgoingTensor | None = None
     alone: bool = False
+    unconditional: bool = False
+
+    @property
+    def guidance_mode(self) -> pb.GuidanceMode.ValueType:
+        """Return which halves of the guidance the latents carry."""
+        if self.states.dims[0] > 1:
+            return pb.GUIDANCE_MODE_BOTH_HALVES
+        return pb.GUIDANCE_MODE_UNCONDITIONAL_ONLY if self.unconditional else pb.GUIDANCE_MODE_CONDITIONAL_ONLY
 
     def tensors(self) -> list[tuple[str, OutgoingTensor]]:
         """Return those there are, by the contract's fields."""
@@ -179,7 +187,7 @@ class ResidualStream(MayBeLined):
             controlnet=controlnet_to_proto(request.controlnet),
             base_model_digest=request.base_model_digest,
             base_model_family=request.base_model_family,
-            guidance_mode=_GUIDANCE[request.states.dims[0]],
+            guidance_mode=request.guidance_mode,
             transport=transport_offer(self._directory),
             stream_epoch=self._epoch,
             width_px=request.width_px,

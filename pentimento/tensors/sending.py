@@ -195,6 +195,13 @@ def open_sender(
     return TensorSender(), None
 
 
+def transport_of(region: pb.SharedMemoryRegion | None) -> pb.TensorTransport.ValueType:
+    """Return what a stream's tensors travel by that was agreed with `open_sender`."""
+    if region is None:
+        return pb.TENSOR_TRANSPORT_CHUNKS
+    return pb.TENSOR_TRANSPORT_CUDA_IPC if region.HasField("cuda_ipc") else pb.TENSOR_TRANSPORT_SHARED_MEMORY
+
+
 def _create(
     directory: RegionDirectory, transport: pb.TensorTransport.ValueType, size: RegionSize, kept_ids: Sequence[str]
 ) -> tuple[Region | None, pb.CudaIpcHandle | None]:

@@ -19,7 +19,7 @@ from pentimento.tensors.kept_regions import KeptRegions
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender
+from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender, transport_of
 from pentimento.tensors.step_lines import make_answering_line
 from pentimento.wire.generation import attempt_from_proto, controlnet_from_proto
 from pentimento.wire.tensors import Binding, Dtype, checked_description, size_of
@@ -240,11 +240,10 @@ class _Conversation:
         self, region: tensor_pb.SharedMemoryRegion | None, line: tensor_pb.StepLine | None
     ) -> pb.StreamResidualsResponse:
         """Return the answer to the opening."""
-        shared = tensor_pb.TENSOR_TRANSPORT_SHARED_MEMORY
         dtype = tensor_pb.Dtype.ValueType(WIRE_DTYPES[self._stream.dtype].value)
         message = pb.StreamOpened(
             controlnet_digest=self._stream.digest,
-            transport=shared if region is not None else tensor_pb.TENSOR_TRANSPORT_CHUNKS,
+            transport=transport_of(region),
             stream_epoch=self._opening.message.stream_epoch,
             shapes=[pb.ResidualShape(layer=layer.layer, dtype=dtype, dims=layer.dims) for layer in self._stream.layers],
             region=region,

@@ -76,7 +76,8 @@ class _LinedStep:
 class RemoteControl:
     """A `ControlSource`. The engine's thread asks and takes. What goes by lines does so on that thread, the event loop
     sees to the rest: to streams that are to be opened, or were lost. `wake` is called from there when residuals have
-    come. Make it, and close it, on the event loop."""
+    come. A lone row of latents is the conditional one, unless `unconditional`. Make it, and close it, on the event
+    loop."""
 
     def __init__(
         self,
@@ -85,7 +86,10 @@ class RemoteControl:
         controlnets: Sequence[RemoteControlNet],
         replicas: ControlNetReplicas,
         wake: Callable[[], None],
+        *,
+        unconditional: bool = False,
     ) -> None:
+        self._unconditional = unconditional
         self._order = order
         self._held = held
         self._controlnets = tuple(controlnets)
@@ -242,6 +246,7 @@ class RemoteControl:
             sizes=_optional(texts.sizes),
             encoded=_optional(controlnet.encoded),
             alone=bool(order.route.replay_of),
+            unconditional=self._unconditional,
         )
 
 

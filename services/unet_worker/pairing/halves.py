@@ -43,7 +43,7 @@ OpeningShapes = Mapping[str, tuple[Dtype, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class HalfOrder:
-    """OpenHalf in domain values; `conditioning` has one row."""
+    """OpenHalf in domain values; `conditioning` has one row, of the unconditional half where `unconditional`."""
 
     attempt: Attempt
     model_digest: str
@@ -53,6 +53,7 @@ class HalfOrder:
     conditioning: Conditioning
     loras: tuple[LoraSelection, ...] = field(default=(), repr=False)
     controlnets: tuple[RemoteControlNet, ...] = field(default=(), repr=False)
+    unconditional: bool = False
 
 
 class GuidanceHalves:
@@ -150,7 +151,14 @@ class GuidanceHalves:
         if not order.controlnets:
             return None
         attempted = ExecuteOrder(order.attempt, spec, route, self._held.worker_generation)
-        return RemoteControl(attempted, self._held, order.controlnets, self._replicas, self._engine.wake)
+        return RemoteControl(
+            attempted,
+            self._held,
+            order.controlnets,
+            self._replicas,
+            self._engine.wake,
+            unconditional=order.unconditional,
+        )
 
     def _painting(
         self, order: HalfOrder, spec: GenerationSpec, route: Route, steps: AskedSteps, control: RemoteControl | None

@@ -17,7 +17,7 @@ from pentimento.domain.errors import InvalidArgument, ResourceExhausted
 from pentimento.tensors.device import outgoing_tensor, tensor_over
 from pentimento.tensors.lined_steps import LinedSteps
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
-from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender
+from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender, transport_of
 from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, make_answering_line
 from pentimento.wire.generation import attempt_from_proto, controlnet_from_proto, lora_from_proto
 from pentimento.wire.tensors import Binding, size_of
@@ -100,6 +100,7 @@ async def _order(message: pb.OpenHalf, shapes: OpeningShapes, messages: Requests
         controlnets=tuple(
             _controlnet(one, tensors.get(encoded_field(place))) for place, one in enumerate(message.controlnets)
         ),
+        unconditional=message.half == pb.GUIDANCE_HALF_UNCONDITIONAL,
     )
 
 
@@ -177,10 +178,9 @@ class _HalfConversation:
         self, region: tensor_pb.SharedMemoryRegion | None, line: tensor_pb.StepLine | None
     ) -> pb.PredictHalfResponse:
         """The answer to the opening."""
-        shared, chunks = tensor_pb.TENSOR_TRANSPORT_SHARED_MEMORY, tensor_pb.TENSOR_TRANSPORT_CHUNKS
         return pb.PredictHalfResponse(
             opened=pb.HalfOpened(
-                transport=shared if region is not None else chunks,
+                transport=transport_of(region),
                 stream_epoch=self._opening.stream_epoch,
                 region=region,
                 line=line,

@@ -14,9 +14,10 @@ import pytest_asyncio
 import torch
 from torch import Tensor
 
+from pentimento.api.controlnet.v1 import controlnet_service_pb2 as controlnet_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
-from pentimento.clients.controlnet import ControlNetClient
+from pentimento.clients.controlnet import ControlNetClient, ResidualStream, ResidualStreamRequest
 from pentimento.clients.errors import domain_errors
 from pentimento.clients.guidance_half import GuidanceHalfClient, HalfControlNet
 from pentimento.diffusion.controlnets import ControlSetting
@@ -188,6 +189,38 @@ async def test_a_replica_that_is_lost_costs_a_replay(
 
     assert paired.note == ALL
     assert difference(paired, alone) <= TOLERANCE
+
+
+@pytest.fixture
+def told_modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which halves the streams of the worker in this process were opened for."""
+    modes: list[str] = []
+    open_stream = ControlNetClient.open_stream
+
+    async def told(client: ControlNetClient, request: ResidualStreamRequest, *rest: Any) -> ResidualStream:
+        modes.append(controlnet_pb.GuidanceMode.Name(request.guidance_mode).removeprefix("GUIDANCE_MODE_"))
+        return await open_stream(client, request, *rest)
+
+    monkeypatch.setattr(ControlNetClient, "open_stream", told)
+    return modes
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_replicas_are_told_which_halves_their_residuals_are_of(
+    parts: Parts, peer: Peer, replicas: list[Replica], told_modes: list[str]
+) -> None:
+    await paint(parts, "", [edges()], replicas)
+    await paint(parts, peer.address, [edges()], replicas)
+    half = half_of(parts, controlnets=[HalfControlNet(edges(), [replicas[0].address])])
+    stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half, 1, 10.0)
+    await stream.predict(0, 900.0, outgoing_tensor(torch.zeros(latent_shape(parts)), UNBOUND))
+    stream.close()
+
+    assert told_modes == ["BOTH_HALVES", "CONDITIONAL_ONLY", "UNCONDITIONAL_ONLY"]
+
+
+def latent_shape(parts: Parts) -> tuple[int, ...]:
+    return test_pairs.halves_of(parts).latent_shape(test_pairs.SIDE_PX, test_pairs.SIDE_PX)[1]
 
 
 @pytest_asyncio.fixture(loop_scope="module")

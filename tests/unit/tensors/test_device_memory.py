@@ -17,7 +17,7 @@ from pentimento.tensors.negotiation import common_transports, transport_offer
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.tensors.sending import TensorSender, open_sender
+from pentimento.tensors.sending import TensorSender, open_sender, transport_of
 from pentimento.wire.tensors import Binding, Dtype, size_of
 
 CPU = torch.device("cpu")
@@ -117,6 +117,17 @@ def test_another_device_or_none_gets_shared_memory(tmp_path: Path, handles: Host
         assert best == pb.TENSOR_TRANSPORT_SHARED_MEMORY
         assert not region.HasField("cuda_ipc")
     assert common_transports(transport_offer(ours), transport_offer(ours))[0] == pb.TENSOR_TRANSPORT_CUDA_IPC
+
+
+def test_what_was_agreed_is_told_as_what_it_is(tmp_path: Path, handles: HostHandles) -> None:
+    shared = directory(tmp_path, handles)
+    on_device, on_host = (
+        open_sender(transport_offer(theirs), shared, SIZES)[1] for theirs in (shared, RegionDirectory(shared.path))
+    )
+
+    assert transport_of(on_device) == pb.TENSOR_TRANSPORT_CUDA_IPC
+    assert transport_of(on_host) == pb.TENSOR_TRANSPORT_SHARED_MEMORY
+    assert transport_of(None) == pb.TENSOR_TRANSPORT_CHUNKS
 
 
 def test_a_device_that_does_not_share_is_done_without(tmp_path: Path, handles: HostHandles) -> None:
