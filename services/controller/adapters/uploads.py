@@ -6,9 +6,17 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError, ResourceExhausted
+from pentimento.domain.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PentimentoError,
+    ResourceExhausted,
+)
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.models import RegisteredRow
 from pentimento.files.lora_headers import judge_lora
@@ -24,10 +32,13 @@ KIND = "lora"
 STORE_KIND = "lora_store"
 # A plan names them all, to every frontdoor.
 MAX_UPLOADED = 1024
+# An upload of which nothing comes for so long is given up.
+SILENCE_S = 30.0
 
 
 class UploadedAdapters:
-    """On one event loop. One upload at a time is taken, into memory: `max_bytes` bounds that. `changed` is handed those
+    """On one event loop. Uploads are taken into memory: `max_bytes` bounds each, and all that are under way together;
+    who does not fit beside them waits, and one that is silent for `silence_s` is given up. `changed` is handed those
     that there are, whenever that is news. Objects that no name stands for any more go when they have been so for
     `keep_s`: requests under way may still need them."""
 
@@ -38,6 +49,7 @@ class UploadedAdapters:
         max_bytes: int,
         keep_s: float,
         changed: Callable[[tuple[Adapter, ...]], None],
+        silence_s: float = SILENCE_S,
     ) -> None:
         self._ledger = ledger
         self._objects = objects
@@ -46,7 +58,11 @@ class UploadedAdapters:
         self._changed = changed
         self._known: dict[str, Adapter] = {}
         self._prefix = ""
+        self._silence_s = silence_s
+        # Of whoever changes what there is, or deletes what is not named. Nobody waits for a client meanwhile.
         self._turn = asyncio.Lock()
+        self._room = asyncio.Condition()
+        self._received_bytes = 0
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
@@ -67,23 +83,42 @@ class UploadedAdapters:
 
     async def add(self, upload: LoraUpload, chunks: AsyncIterator[bytes]) -> Adapter:
         """Changes state, and returns the LoRA as it is served from now on. Raises InvalidArgument that names field and
-        limit, FailedPrecondition NAME_TAKEN, ResourceExhausted, and what the stores raise."""
+        limit, FailedPrecondition NAME_TAKEN, ResourceExhausted, DeadlineExceeded (UPLOAD_STALLED), and what the stores
+        raise."""
         check_upload(upload, self._max_bytes)
-        async with self._turn:
-            adapter = self._adapter_of(_row_of(upload))
-            known = self._known.get(upload.name)
-            if known is not None and known != adapter:
-                raise _name_taken(upload.name)
-            if known is None and len(self._known) >= MAX_UPLOADED:
-                raise ResourceExhausted("TOO_MANY_LORAS", f"there are {MAX_UPLOADED} LoRAs, which is the limit")
-            data = await _received(upload, chunks)
-            await asyncio.to_thread(self._store, upload, data)
-            if not await asyncio.wrap_future(self._ledger.register(_row_of(upload))):
-                raise _name_taken(upload.name)
-            self._known[upload.name] = adapter
-            self._changed(self.adapters)
+        adapter = self._adapter_of(_row_of(upload))
+        self._check_room_for(adapter)
+        async with self._receiving(upload.size_bytes):
+            data = await _received(upload, chunks, self._silence_s)
+            await asyncio.to_thread(_judge, upload, data)
+            async with self._turn:
+                self._check_room_for(adapter)
+                await asyncio.to_thread(self._objects.put, self._key_of(upload.digest), data)
+                if not await asyncio.wrap_future(self._ledger.register(_row_of(upload))):
+                    raise _name_taken(upload.name)
+                self._known[upload.name] = adapter
+                self._changed(self.adapters)
         logger.info("a LoRA was added", extra={"lora": upload.name, "digest": upload.digest})
         return adapter
+
+    def _check_room_for(self, adapter: Adapter) -> None:
+        known = self._known.get(adapter.name)
+        if known is not None and known != adapter:
+            raise _name_taken(adapter.name)
+        if known is None and len(self._known) >= MAX_UPLOADED:
+            raise ResourceExhausted("TOO_MANY_LORAS", f"there are {MAX_UPLOADED} LoRAs, which is the limit")
+
+    @asynccontextmanager
+    async def _receiving(self, size_bytes: int) -> AsyncIterator[None]:
+        async with self._room:
+            await self._room.wait_for(lambda: self._received_bytes + size_bytes <= self._max_bytes)
+            self._received_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self._received_bytes -= size_bytes
+            async with self._room:
+                self._room.notify_all()
 
     async def remove(self, name: str) -> None:
         """Changes state. Raises NotFound."""
@@ -115,12 +150,6 @@ class UploadedAdapters:
                 logger.info("the file of a removed LoRA was deleted", extra={"object": key})
         return keys - unnamed_before
 
-    def _store(self, upload: LoraUpload, data: bytes) -> None:
-        if digest_of(data) != upload.digest:
-            raise InvalidArgument.of("upload.digest", f"must be that of the file as it arrived, {digest_of(data)}")
-        judge_lora(data, "file")
-        self._objects.put(self._key_of(upload.digest), data)
-
     def _adapter_of(self, row: RegisteredRow) -> Adapter:
         said = json.loads(row.document)
         return Adapter(
@@ -138,17 +167,29 @@ class UploadedAdapters:
         return self._prefix + digest.removeprefix("sha256:")
 
 
-async def _received(upload: LoraUpload, chunks: AsyncIterator[bytes]) -> bytes:
-    parts, size_bytes = [], 0
-    async for chunk in chunks:
-        parts.append(chunk)
-        size_bytes += len(chunk)
-        if size_bytes > upload.size_bytes:
-            break
+async def _received(upload: LoraUpload, chunks: AsyncIterator[bytes], silence_s: float) -> bytes:
+    parts, size_bytes, loop = [], 0, asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(silence_s) as silence:
+            async for chunk in chunks:
+                silence.reschedule(loop.time() + silence_s)
+                parts.append(chunk)
+                size_bytes += len(chunk)
+                if size_bytes > upload.size_bytes:
+                    break
+    except TimeoutError:
+        message = f"nothing of the file came for {silence_s:g} s, after {size_bytes} of {upload.size_bytes} bytes"
+        raise DeadlineExceeded("UPLOAD_STALLED", message) from None
     if size_bytes != upload.size_bytes:
         got = f"more than that came, {size_bytes}" if size_bytes > upload.size_bytes else f"{size_bytes} came"
         raise InvalidArgument.of("upload.size_bytes", f"must be those of the file, {upload.size_bytes}: {got}")
     return b"".join(parts)
+
+
+def _judge(upload: LoraUpload, data: bytes) -> None:
+    if digest_of(data) != upload.digest:
+        raise InvalidArgument.of("upload.digest", f"must be that of the file as it arrived, {digest_of(data)}")
+    judge_lora(data, "file")
 
 
 def _row_of(upload: LoraUpload) -> RegisteredRow:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import AdapterPlacement, Capability, Replica, ReplicaKind
 from pentimento.policies.allocation import ReplicaView
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
@@ -178,6 +178,90 @@ async def test_uploads_take_turns(ledger: FleetLedger, objects: ObjectStore, tmp
     both = await asyncio.gather(*(uploads.add(upload_of(data), sent(data)) for _ in range(2)))
 
     assert both[0] == both[1] == uploads.adapters[0]
+
+
+class Stalling:
+    """A client whose file stops halfway, until it is let; `asked` is set once somebody reads it."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.asked = asyncio.Event()
+        self.let = asyncio.Event()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        self.asked.set()
+        yield self._data[:50]
+        await self.let.wait()
+        yield self._data[50:]
+
+
+async def test_nobody_waits_for_a_client_that_stalls(ledger: FleetLedger, objects: ObjectStore, tmp_path: Path) -> None:
+    slow, quick = lora_bytes(tmp_path, 1.0), lora_bytes(tmp_path, 2.0)
+    uploads, told = await opened(ledger, objects)
+    client = Stalling(slow)
+    stalled = asyncio.ensure_future(uploads.add(upload_of(slow, "slow"), client.chunks()))
+    await client.asked.wait()
+
+    await uploads.add(upload_of(quick, "quick"), sent(quick))
+    await uploads.remove("quick")
+    unnamed = await uploads.sweep(frozenset())
+
+    assert len(unnamed) == 1
+    assert not stalled.done()
+    client.let.set()
+    await stalled
+    assert told.names == ["slow"]
+
+
+async def test_an_upload_of_which_nothing_comes_is_given_up_and_leaves_nothing(
+    ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
+) -> None:
+    data = lora_bytes(tmp_path)
+    uploads = UploadedAdapters(ledger, objects, MAX_BYTES, 60.0, Told(), silence_s=0.05)
+    await uploads.load()
+
+    with pytest.raises(DeadlineExceeded, match=f"nothing of the file came for 0.05 s, after 50 of {len(data)}") as gone:
+        await uploads.add(upload_of(data), Stalling(data).chunks())
+
+    assert gone.value.reason == "UPLOAD_STALLED"
+    assert (uploads.adapters, list(objects.keys())) == ((), [])
+    assert (await uploads.add(upload_of(data), sent(data))).name == "ink"
+
+
+async def test_files_under_way_take_no_more_memory_together_than_one_may(
+    ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
+) -> None:
+    first, second = lora_bytes(tmp_path, 1.0), lora_bytes(tmp_path, 2.0)
+    uploads = UploadedAdapters(ledger, objects, len(first) + len(second) - 1, 60.0, Told())
+    await uploads.load()
+    clients = [Stalling(first), Stalling(second)]
+    taken = asyncio.ensure_future(uploads.add(upload_of(first, "first"), clients[0].chunks()))
+    await clients[0].asked.wait()
+    waiting = asyncio.ensure_future(uploads.add(upload_of(second, "second"), clients[1].chunks()))
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+    assert not clients[1].asked.is_set()
+    for client in clients:
+        client.let.set()
+    assert [(await one).name for one in (taken, waiting)] == ["first", "second"]
+
+
+async def test_of_two_files_under_way_for_one_name_the_first_that_is_there_has_it(
+    ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
+) -> None:
+    slow, quick = lora_bytes(tmp_path, 1.0), lora_bytes(tmp_path, 2.0)
+    uploads, _ = await opened(ledger, objects)
+    client = Stalling(slow)
+    late = asyncio.ensure_future(uploads.add(upload_of(slow), client.chunks()))
+    await client.asked.wait()
+    added = await uploads.add(upload_of(quick), sent(quick))
+    client.let.set()
+
+    with pytest.raises(FailedPrecondition, match="ink stands for another LoRA"):
+        await late
+    assert uploads.adapters == (added,)
+    assert added.object is not None and list(objects.keys()) == [added.object.key]
 
 
 def test_every_worker_that_fetches_is_where_an_uploaded_lora_is() -> None:
