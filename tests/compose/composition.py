@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from pentimento import Client
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -74,6 +77,21 @@ class Composition:
     def python(self, service: str, code: str) -> str:
         """What a piece of Python prints in a service's container."""
         return self.run("exec", "-T", service, "python", "-c", code).strip()
+
+    def metrics(self, service: str, name: str) -> dict[str, float]:
+        """A service's samples of a metric, by their labels as they are written; none where nothing was counted."""
+        code = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
+        lines = self.python(service, code).splitlines()
+        samples = [
+            line.removeprefix(name).rsplit(" ", 1) for line in lines if line.startswith((f"{name}{{", f"{name} "))
+        ]
+        return {labels: float(value) for labels, value in samples}
+
+    def await_adapters(self, *names: str) -> None:
+        """Returns once requests may name them: nothing waits for the replicas that have them."""
+        with Client(self.address) as client:
+            while not {adapter.name for adapter in client.list_adapters()} >= {*names}:
+                time.sleep(0.2)
 
     def generate(self, picture: Path, *options: str) -> str:
         """What `pentimento generate` on the host prints, through the published port."""

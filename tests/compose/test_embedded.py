@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from tests.compose.composition import Composition, running
 from tests.tiny_models import size_px
@@ -19,11 +19,13 @@ SERVICES = (
     "vectordb-gateway",
     "unet-worker-heavy",
     "unet-worker-light",
+    "controlnet-svc",
     "frontdoor",
     "edge",
     "discriminator",
 )
 WORKERS = ("unet-worker-heavy", "unet-worker-light")
+EDGES, NEON = "tiny-controlnet-edges", "tiny-lora-neon"
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,35 @@ def test_workers_share_one_memory_volume(suite: Composition) -> None:
     suite.python(WORKERS[0], "open('/dev/shm/pentimento/left-here', 'w').write('by the other')")
 
     assert suite.python(WORKERS[1], "print(open('/dev/shm/pentimento/left-here').read())") == "by the other"
+
+
+def outline(file: Path) -> Path:
+    """A circle's edge, of the size of the model's pictures."""
+    width, height = size_px("tiny-heavy")
+    image = Image.new("RGB", (width, height))
+    ImageDraw.Draw(image).ellipse((width // 4, height // 4, 3 * width // 4, 3 * height // 4), outline="white")
+    image.save(file)
+    return file
+
+
+def test_a_controlnet_and_a_lora_paint_together_and_residuals_go_through_the_shared_volume(
+    suite: Composition, tmp_path: Path
+) -> None:
+    suite.await_adapters(EDGES, NEON)
+    asked = ("--model", "tiny-heavy", "--seed", "5", "--lora", NEON)
+    suite.generate(tmp_path / "plain.png", *asked)
+
+    control = f"{EDGES}:{outline(tmp_path / 'edges.png')}"
+    answer = json.loads(suite.generate(tmp_path / "controlled.png", *asked, "--controlnet", control, "--json"))
+
+    assert [lora["name"] for lora in answer["spec"]["loras"]] == [NEON]
+    assert [controlnet["name"] for controlnet in answer["spec"]["controlnets"]] == [EDGES]
+    with Image.open(tmp_path / "plain.png") as plain, Image.open(tmp_path / "controlled.png") as controlled:
+        assert plain.tobytes() != controlled.tobytes()
+    sent_bytes = suite.metrics("controlnet-svc", "pentimento_tensor_sent_bytes_total")
+    assert sent_bytes['{transport="shared_memory"}'] > 0
+    for service in ("controlnet-svc", "unet-worker-heavy"):
+        assert sum(suite.metrics(service, "pentimento_tensor_fallbacks_total").values()) == 0
 
 
 @pytest.mark.parametrize("service", ["controller", "vectordb-gateway", "frontdoor"])
