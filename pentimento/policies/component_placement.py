@@ -8,11 +8,11 @@ demand. Pure; what it remembers is in the `AskedShares` that it returns.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.fleet import ComponentPlacement, ReplicaKind, WorkerAssignment
+from pentimento.domain.fleet import Capability, ComponentPlacement, ReplicaKind, WorkerAssignment
 from pentimento.policies.allocation import ModelDemand, ReplicaView
 
 # Weight of the newest look in what is remembered of calls.
@@ -75,14 +75,20 @@ class PlacedComponents:
 
 
 def place_components(
-    shares: AskedShares, replicas: Sequence[ReplicaView], assignments: Sequence[WorkerAssignment]
+    shares: AskedShares,
+    replicas: Sequence[ReplicaView],
+    assignments: Sequence[WorkerAssignment],
+    uploaded: Collection[str] = (),
 ) -> PlacedComponents:
     """Return the placements by what was asked for so far. Replicas that hold a component already come first, then those
-    with the fewest placed ones, so that nothing is loaded twice for nothing."""
+    with the fewest placed ones, so that nothing is loaded twice for nothing. `uploaded` names the LoRAs that workers
+    can fetch."""
     placed, counts = _controlnets(shares, replicas)
     loras = _loras(shares)
     there = {view.replica.instance_id: view.replica for view in replicas}
     known = {name: {adapter.name for adapter in replica.adapters} for name, replica in there.items()}
+    for name, replica in there.items():
+        known[name].update(uploaded if Capability.UPLOADED_LORA in replica.capabilities else ())
     ahead = tuple(
         replace(one, prefetch=tuple(name for name in loras if name in known.get(one.worker_id, ())))
         for one in assignments

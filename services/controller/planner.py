@@ -153,7 +153,8 @@ class Planner:
         any itself."""
         if self._policy.allocator is hold_resident or decision.components:
             return decision
-        found = place_components(self._asked, replicas, decision.assignments)
+        uploaded = [adapter.name for adapter in self.uploaded]
+        found = place_components(self._asked, replicas, decision.assignments, uploaded)
         self._asked = found.shares
         return replace(decision, components=found.components, assignments=found.assignments)
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import (
     MAX_TOLD_COUNT,
@@ -79,8 +80,8 @@ class WorkerProcess(ServiceProcess):
         self.worker = UnetWorker(self.server.instance_id, credit_count, settings.orphan_s, limits, grants)
         self.server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(self.worker), FULL_NAME)
         self._models = models
-        # Model and LoRA, of the newest plan.
-        self._prefetched = frozenset[tuple[str, str]]()
+        # Model and LoRA, of the newest plan; of an uploaded one its digest, too.
+        self._prefetched = frozenset[tuple[str, str, str]]()
         self._member = FleetMember(self.server, ReplicaKind.UNET_WORKER, settings)
         self._identity = WorkerIdentity(
             self.server.instance_id, self._member.generation, BusyMeter(time.monotonic), self.worker.capacity.changed
@@ -119,16 +120,22 @@ class WorkerProcess(ServiceProcess):
             return
         self.assign(backend, wanted)
         # Only what is new in the plan: what gave way to others since then did so for those that were asked for.
-        new = {(wanted.model, name) for name in wanted.prefetch} - self._prefetched
-        self._prefetched = frozenset((wanted.model, name) for name in wanted.prefetch)
+        named = {one.adapter.name: one.adapter for one in plan.placements if one.adapter.object is not None}
+        ahead = frozenset((wanted.model, name, named[name].digest if name in named else "") for name in wanted.prefetch)
+        new, self._prefetched = sorted(name for _, name, _ in ahead - self._prefetched), ahead
         if new:
-            self.run_beside(self._prefetch(backend, wanted.model, [name for _, name in sorted(new)]), "prefetch")
+            uploaded = [named[name] for name in new if name in named]
+            self.run_beside(self._prefetch(backend, wanted.model, new, uploaded), "prefetch")
 
-    async def _prefetch(self, backend: PlannedBackend, model: str, names: Collection[str]) -> None:
+    async def _prefetch(
+        self, backend: PlannedBackend, model: str, names: Collection[str], uploaded: Collection[Adapter]
+    ) -> None:
         """Once the device holds the model that they change; not at all where it is to hold another one by now."""
         await self.worker.capacity.until(lambda: backend.held.model == model or backend.target_model != model)
-        if backend.held.model == model:
-            await backend.prefetch(names)
+        held = backend.held
+        if held.model == model:
+            fitting = [one for one in uploaded if one.changes(held.model_digest, held.family)]
+            await backend.prefetch(names, fitting)
 
     def assign(self, backend: PlannedBackend, wanted: WorkerAssignment) -> None:
         """Have the device hold what the plan wants. A stranger is left alone: plans are intent."""

@@ -9,7 +9,7 @@ from pentimento.diffusion.loras import Lora
 from pentimento.diffusion.loras.loading import LoadingLoras, LoraLoader
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.generation import GenerationSpec, Route
+from pentimento.domain.generation import GenerationSpec, LoraSelection, Route
 from services.unet_worker.adapters.uploaded_loras import UploadedLoras
 
 logger = logging.getLogger(__name__)
@@ -73,10 +73,14 @@ class LoraShelf:
         wanted = [(lora.digest, lora.scale) for lora in spec.loras]
         return self._loader.ask(wanted, route.lora_patch_step, exactly=bool(route.replay_of))
 
-    async def prefetch(self, names: Collection[str]) -> None:
-        """Load those of its LoRAs that have these names, as far as they stay within the memory for LoRAs. Returns when
-        each is here or was found not to be loadable, which the log says."""
+    async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
+        """Load those of its LoRAs that have these names, and `uploaded` ones where it fetches such, as far as they stay
+        within the memory for LoRAs. Returns when each is here or was found not to be loadable, which the log says."""
         wanted = [adapter.digest for adapter in self.adapters if adapter.name in names]
+        if self._uploaded is not None:
+            for adapter in uploaded:
+                self._uploaded.ask(LoraSelection(adapter.name, 1.0, adapter.digest, adapter.object))
+                wanted.append(adapter.digest)
         if self._loader is None or not wanted:
             return
         loads = [asyncio.wrap_future(load) for load in self._loader.begin(wanted)]

@@ -100,8 +100,9 @@ class DeviceBackend(Protocol):
         """Raises InvalidArgument for a picture that this device can never paint."""
         ...
 
-    async def prefetch(self, names: Collection[str]) -> None:
-        """Loads those of its LoRAs that have these names; returns when they are here, or cannot be."""
+    async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
+        """Loads those of its LoRAs that have these names, and `uploaded` ones where it fetches such; returns when they
+        are here, or cannot be."""
         ...
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:

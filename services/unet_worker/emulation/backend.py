@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pentimento.devices.emulation import EmulatedDevices, EmulatedFleet, EmulatedModel, largest_batch
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, InvalidArgument, PentimentoError
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import Capability, HeldModel
@@ -268,8 +269,8 @@ class EmulatedBackend:
     def check(self, spec: GenerationSpec) -> None:
         check_profiled(self.emulated.costs, spec)
 
-    async def prefetch(self, names: Collection[str]) -> None:
-        """Those that are not kept take their time, one after the other."""
+    async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
+        """Those that are not kept take their time, one after the other. It fetches none."""
         known = [adapter.name for adapter in self._loras if adapter.name in names]
         await asyncio.sleep(self.emulated.adapters.take(known, self._loop.time()))
 

@@ -8,6 +8,7 @@ import torch
 
 from pentimento.diffusion.engine import StepEngine
 from pentimento.diffusion.families import LoadedModelInfo, batch_key
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
@@ -92,8 +93,8 @@ class LoadedModel:
     def check(self, spec: GenerationSpec) -> None:
         self.engine.limits.check(batch_key(spec))
 
-    async def prefetch(self, names: Collection[str]) -> None:
-        await self.loras.prefetch(names)
+    async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
+        await self.loras.prefetch(names, uploaded)
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         return await self.runner.run(order, emit)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import ResourceExhausted, Unavailable
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
@@ -52,7 +53,7 @@ class SwitchingBackend:
     def check(self, spec: GenerationSpec) -> None:
         """It is for want of credits that nothing is taken."""
 
-    async def prefetch(self, names: Collection[str]) -> None:
+    async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
         """The model that comes has other LoRAs."""
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
@@ -129,8 +130,8 @@ class ModelSwitch:
     def check(self, spec: GenerationSpec) -> None:
         self._backend.check(spec)
 
-    async def prefetch(self, names: Collection[str]) -> None:
-        await self._backend.prefetch(names)
+    async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
+        await self._backend.prefetch(names, uploaded)
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         self._attempt_count += 1

@@ -1,5 +1,6 @@
 """A worker paints with LoRAs of its directory: told, loaded beside the first steps, accounted for, refused."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator
@@ -14,11 +15,11 @@ from safetensors.torch import load_file
 
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import BaseLayers, layers_of
-from pentimento.domain.adapters import AdapterKind
+from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError, Unavailable
 from pentimento.domain.execution import AttemptResult
-from pentimento.domain.fleet import Capability
-from pentimento.domain.generation import LoraSelection, ObjectReference
+from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, WorkerAssignment
+from pentimento.domain.generation import LoraSelection, ObjectReference, PlanVersion
 from pentimento.stores.objects import open_objects
 from pentimento.testing.lora_files import random_factors, write_diffusers_lora, write_kohya_lora, write_tensors
 from tests.integration.unet_worker.conftest import Served, serve
@@ -130,6 +131,28 @@ async def test_what_is_prefetched_is_resident_before_anybody_asks_for_it(worker:
     resident = await worker.client.prefetch(["neon", "nobody"])
 
     assert (set(before), set(resident)) == ({worker.held.model}, {worker.held.model, "neon"})
+
+
+async def test_an_uploaded_lora_that_its_plan_names_is_fetched_before_anybody_asks_for_it(
+    checkpoint: Path, adapters_dir: Path, tmp_path: Path
+) -> None:
+    """The plan names one of another family, too, which its model cannot have."""
+    async with serve(checkpoint, tmp_path, lora_cache_dir=tmp_path / "fetched") as served:
+        process, family = served.process, served.held.family
+        mosaic = served.objects.put("adapters/mosaic", read_lora_bytes(adapters_dir))
+        there = Adapter("mosaic", AdapterKind.LORA, mosaic.digest, family, object=mosaic)
+        foreign = gone(LoraSelection("foreign", 1.0, "", mosaic))
+        other = Adapter("foreign", AdapterKind.LORA, foreign.digest, "another", object=foreign.object)
+        name = process.server.instance_id
+        wanted = WorkerAssignment(name, "", served.held.model, 0, prefetch=("foreign", "mosaic"))
+        placements = tuple(AdapterPlacement(one, (name,)) for one in (other, there))
+
+        process.follow(served.switch, Plan(PlanVersion(1, 1), (wanted,), placements=placements))
+        await asyncio.gather(*process._background)
+
+        credits = await anext(served.client.watch_credits("frontdoor", 1))
+        assert credits.resident_components == (served.held.model, "mosaic")
+        assert len(list((tmp_path / "fetched").iterdir())) == 1
 
 
 async def test_a_file_is_read_when_it_is_wanted_and_not_at_the_start(

@@ -1,9 +1,18 @@
 """Where popular ControlNets and LoRAs are loaded ahead of need."""
 
+from dataclasses import replace
+
 import pytest
 
 from pentimento.domain.adapters import Adapter, AdapterKind
-from pentimento.domain.fleet import AdapterDemand, ComponentPlacement, Replica, ReplicaKind, WorkerAssignment
+from pentimento.domain.fleet import (
+    AdapterDemand,
+    Capability,
+    ComponentPlacement,
+    Replica,
+    ReplicaKind,
+    WorkerAssignment,
+)
 from pentimento.policies.allocation import ModelDemand, ReplicaView
 from pentimento.policies.component_placement import AskedShares, place_components, placed_on
 
@@ -99,6 +108,17 @@ def test_popular_loras_are_loaded_ahead_by_the_workers_that_have_them() -> None:
     found = place_components(shares, workers, assignments)
 
     assert [one.prefetch for one in found.assignments] == [("lora-a", "lora-b"), ("lora-b",), ()]
+
+
+def test_popular_loras_that_were_uploaded_are_loaded_ahead_by_the_workers_that_fetch_such() -> None:
+    own = replica("w1", ReplicaKind.UNET_WORKER, "lora-a")
+    fetching = replace(own.replica, instance_id="w2", capabilities=frozenset({Capability.UPLOADED_LORA}))
+    assignments = tuple(WorkerAssignment(name, "", "m", 1) for name in ("w1", "w2"))
+    shares = AskedShares().seen(demand(**{"lora-a": 50, "lora-ink": 48, "lora-rare": 2}))
+
+    found = place_components(shares, (own, ReplicaView(fetching)), assignments, ["lora-ink", "lora-rare"])
+
+    assert [one.prefetch for one in found.assignments] == [("lora-a",), ("lora-a", "lora-ink")]
 
 
 def test_a_replica_is_told_what_is_placed_on_it() -> None:
