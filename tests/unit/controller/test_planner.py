@@ -12,6 +12,7 @@ from pentimento.domain.fleet import (
     AdapterDemand,
     AdapterPlacement,
     CachePlan,
+    Capability,
     CascadePlan,
     ComponentPlacement,
     PoolPlan,
@@ -227,6 +228,17 @@ async def test_a_policy_that_plans_places_what_is_popular():
 
     assert plan.components == (ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ("c1",)),)
     assert await planner.look(AllocationContext(1.0, (WORKER, NETS))) is None, "nobody asked: what is placed stays"
+
+
+async def test_a_popular_lora_that_was_uploaded_is_fetched_ahead():
+    planner = planner_of(lambda context: hold_resident(context), "deciding")
+    planner.uploaded = (Adapter("ink", AdapterKind.LORA, "sha256:ink", "stable_diffusion"),)
+    fetching = ReplicaView(replace(WORKER.replica, capabilities=frozenset({Capability.UPLOADED_LORA})))
+    asked = (ModelDemand("heavy", 1.0, adapters=(AdapterDemand(AdapterKind.LORA, "ink", 10),)),)
+
+    plan = await planner.look(AllocationContext(0.0, (fetching,), asked))
+
+    assert [one.prefetch for one in plan.assignments] == [("ink",)]
 
 
 async def test_without_planning_nothing_is_placed(planner):
