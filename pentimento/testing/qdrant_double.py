@@ -3,7 +3,7 @@
 It is not Qdrant: no cluster, no quantisation, no optimiser; what it does not know it refuses as UNIMPLEMENTED. It is
 here because a server cannot always be had; the same tests run on a real one when QDRANT_URL is set. Like a server it
 speaks the wire of qdrant-client, keeps what a collection was asked to be (`request`, `indexed_fields`), refuses to
-create a collection twice, and in a collection with shard keys takes no point without one.
+create a collection twice, and in a collection with shard keys takes no update without one.
 """
 
 import tempfile
@@ -156,13 +156,13 @@ class PointsDouble(points_service.PointsServicer):
 
     def Upsert(self, request: Any, context: grpc.ServicerContext) -> Any:
         collection = self._server.collection(request.collection_name, context)
-        if collection.is_grouped and not request.shard_key_selector.shard_keys:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "Shard key not specified")
+        _refuse_update_without_key(collection, request, context)
         points = [_point(point) for point in request.points]
         return self._update(collection.chosen(request.shard_key_selector), edge.UpdateOperation.upsert_points(points))
 
     def Delete(self, request: Any, context: grpc.ServicerContext) -> Any:
         collection = self._server.collection(request.collection_name, context)
+        _refuse_update_without_key(collection, request, context)
         ids: list[Any] = [uuid.UUID(each.uuid) for each in request.points.points.ids]
         return self._update(collection.chosen(request.shard_key_selector), edge.UpdateOperation.delete_points(ids))
 
@@ -220,6 +220,11 @@ def running_qdrant_double() -> Iterator[tuple[str, QdrantDouble]]:
         finally:
             server.stop(None).wait()
             double.close()
+
+
+def _refuse_update_without_key(collection: DoubledCollection, request: Any, context: grpc.ServicerContext) -> None:
+    if collection.is_grouped and not request.shard_key_selector.shard_keys:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "Shard key not specified")
 
 
 def _point(point: Any) -> "edge.Point":

@@ -104,10 +104,14 @@ class QdrantVectorIndex:
 
     def delete(self, entry_ids: Sequence[str]) -> None:
         """Delete points; ids that are not there are ignored."""
+        # An id does not tell its group, and a grouped collection has no shard for an update that names none.
+        groups: list[str | int] | None = list(self._layout.shard_keys()) or None
         for start in range(0, len(entry_ids), _BATCH_COUNT):
             batch: list[Any] = list(entry_ids[start : start + _BATCH_COUNT])
             with _typed_errors():
-                self._client.delete(self._collection, models.PointIdsList(points=batch), wait=True)
+                self._client.delete(
+                    self._collection, models.PointIdsList(points=batch), wait=True, shard_key_selector=groups
+                )
 
     def entry_ids(self) -> Iterator[str]:
         """Yield every id, in no order."""

@@ -1,4 +1,4 @@
-"""The gateway on PostgreSQL and an S3-compatible store."""
+"""The gateway on PostgreSQL, an S3-compatible store and a Qdrant whose tenants are in groups."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.generation import FromLatent, FromNoise
+from pentimento.testing.qdrant_double import running_qdrant_double
 from tests.gateways import attempt, embedding, running_gateway, scope
 from tests.postgresql import PostgresqlServer, running_server, why_not
 from tests.s3_server import running_s3_server
@@ -46,3 +47,17 @@ async def test_an_entrys_whole_life(tmp_path: Path, postgresql: PostgresqlServer
         assert len(list(gateway.process.stores.objects.keys())) == 5
         assert gateway.problems() == []
         assert (await gateway.client.statistics()).object_backend == "s3"
+
+
+async def test_what_is_evicted_leaves_a_grouped_index_and_the_object_store(tmp_path: Path) -> None:
+    tenants = [f"tenant-{number}" for number in range(6)]
+    with running_qdrant_double() as (url, _):
+        flags = ("--index-url", f"{url}?shard_groups=3", "--max-entries", "2")
+        async with running_gateway(tmp_path, *flags) as gateway:
+            entry_ids = [await gateway.store(embedding(1), scope(tenant)) for tenant in tenants]
+            gateway.maintain()
+
+            left = set(gateway.process.stores.index.entry_ids())
+            assert len(left) == 2 and left < set(entry_ids)
+            assert len(list(gateway.process.stores.objects.keys())) == 10
+            assert gateway.problems() == []
