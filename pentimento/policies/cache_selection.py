@@ -43,6 +43,8 @@ NIRVANA_LATENT_THRESHOLDS: Thresholds = (
 
 # So many of the nearest entries are compared; a search finds no more.
 NEAREST_COUNT = 4
+# Where none of those found may serve, those beyond them are looked for, up to so many in all.
+MOST_SEARCHED_COUNT = 64
 
 
 @dataclass(frozen=True)

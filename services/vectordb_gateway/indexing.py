@@ -43,8 +43,8 @@ class Indexing:
             await asyncio.get_running_loop().run_in_executor(self._thread, self.index_new)
 
     def index_new(self) -> None:
-        """Put every live entry into the index that is not there yet, in batches. While the index takes one, the next is
-        read and the one before is marked."""
+        """Put every live entry into the index that is not there yet, or is there under keys that it lost, in batches.
+        While the index takes one, the next is read and the one before is marked."""
         with self._lock:
             self._guard.prepare_index()
             batch, marked = self._ledger.unindexed(_BATCH_COUNT), None
@@ -54,7 +54,7 @@ class Indexing:
                     self._index.upsert([_point(vectors) for vectors in batch])
                     if marked is not None:
                         marked.result()
-                    marked = self._ledger.mark_indexed([vectors.entry_id for vectors in batch])
+                    marked = self._ledger.mark_indexed(batch)
                     batch = following.result()
             finally:
                 # What the index took is marked before anybody hears that it refused the rest.
@@ -90,7 +90,7 @@ class Indexing:
 
     def _mark_missing(self, missing: Sequence[str]) -> None:
         for batch in batches(missing, _BATCH_COUNT):
-            self._ledger.mark_indexed(batch, indexed=False).result()
+            self._ledger.mark_unindexed(batch).result()
         metrics.REPAIRS.labels("unindexed_entry").inc(len(missing))
 
     def _delete_unknown(self, unknown: Sequence[str]) -> None:

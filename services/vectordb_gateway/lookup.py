@@ -66,6 +66,17 @@ class Question:
         return pools_of(self.asked[0].candidate.scope)
 
 
+class _NotSearched(Exception):
+    """A search is needed that was not made."""
+
+
+class _FoundSoon(dict[VectorQuery, list[VectorMatch]]):
+    """What the searches found that were made."""
+
+    def __missing__(self, query: VectorQuery) -> list[VectorMatch]:
+        raise _NotSearched
+
+
 class Lookup:
     """Answers within `timeout_s`: whatever is slow, stuck or broken behind it is a miss that says so. The event loop
     itself reads memory alone, never a file."""
@@ -200,17 +211,20 @@ class Lookup:
         if len(found) < len(wanted):
             return None
         rows = await self._read_soon([match.entry_id for matches in found.values() for match in matches])
-        answer = self._decide(question, found.__getitem__, lambda _: rows)
+        try:
+            answer = self._decide(question, found.__getitem__, lambda _: rows)
+        except _NotSearched:
+            # None of those found may serve: a thread looks for more.
+            return None
         return Searched(forecast, answer, time.perf_counter() - began_s)
 
-    async def _found_soon(
-        self, index: AwaitedSearches, wanted: Sequence[VectorQuery]
-    ) -> dict[VectorQuery, list[VectorMatch]]:
+    async def _found_soon(self, index: AwaitedSearches, wanted: Sequence[VectorQuery]) -> "_FoundSoon":
         """What was found by those of the searches that could be sent at once. One alone, as most lookups make, needs no
         task of its own."""
         searches = [index.search_soon(query, self._timeout_s) for query in wanted]
         gathered = [await searches[0]] if len(searches) == 1 else await asyncio.gather(*searches)
-        return {query: matches for query, matches in zip(wanted, gathered, strict=True) if matches is not None}
+        found = zip(wanted, gathered, strict=True)
+        return _FoundSoon({query: matches for query, matches in found if matches is not None})
 
     async def _read_soon(self, found: list[str]) -> Mapping[str, CachedEntry]:
         """The live ones of the entries, by a thread unless all of them are in memory."""

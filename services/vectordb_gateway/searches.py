@@ -1,10 +1,10 @@
 """The searches of one lookup: the nearest live entries of the asker's pools that hold something for a scope."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pentimento.domain.cache import CacheScope, image_key, latent_key, latent_keys
-from pentimento.policies.cache_selection import NEAREST_COUNT
+from pentimento.policies.cache_selection import MOST_SEARCHED_COUNT, NEAREST_COUNT
 from pentimento.stores.ledger.cache_records import CachedEntry, HeldLatent
 from pentimento.stores.vectors import Space, VectorMatch, VectorQuery
 
@@ -61,6 +61,9 @@ class LookupBounds:
     row_age_s: float = 0.0
 
 
+# So many times as many are looked for next where none of those found may serve.
+_WIDER = 4
+
 Search = Callable[[VectorQuery], Sequence[VectorMatch]]
 ReadEntries = Callable[[Sequence[str]], Mapping[str, CachedEntry]]
 
@@ -99,10 +102,22 @@ class SharedSearches:
     def _nearest(self, query: VectorQuery, part: int, serves: Callable[[CachedEntry], bool]) -> NearestMatches:
         """`part` tells apart the searches whose query is the same and whose `serves` is not."""
         if (query, part) not in self._found:
-            self._found[query, part] = NearestMatches(self._live(self._answer(query), serves))
+            self._found[query, part] = NearestMatches(self._live(query, self._answer(query), serves))
         return self._found[query, part]
 
-    def _live(self, found: Sequence[VectorMatch], serves: Callable[[CachedEntry], bool]) -> Iterator[Match]:
+    def _live(
+        self, query: VectorQuery, found: Sequence[VectorMatch], serves: Callable[[CachedEntry], bool]
+    ) -> Iterator[Match]:
+        """Those that may serve; where none may, and there may be more than were found, those of a wider search."""
+        nearest = self._serving(found, serves)
+        if (first := next(nearest, None)) is not None:
+            yield first
+            yield from nearest
+        elif len(found) >= query.limit_count < MOST_SEARCHED_COUNT:
+            wider = replace(query, limit_count=min(query.limit_count * _WIDER, MOST_SEARCHED_COUNT))
+            yield from self._live(wider, self._answer(wider), serves)
+
+    def _serving(self, found: Sequence[VectorMatch], serves: Callable[[CachedEntry], bool]) -> Iterator[Match]:
         entries = self._read([match.entry_id for match in found])
         for match in found:
             entry = entries.get(match.entry_id)

@@ -95,7 +95,8 @@ def _choose_items(connection: Connection, held: dict[str, CacheHolding], who: Wh
 
 def _lowest_items(connection: Connection, tenant: str) -> Sequence[Any]:
     order = (_objects.c.rank_score, _objects.c.rank_tie, _objects.c.key)
-    items = select(_objects.c.key, _objects.c.entry_id, _objects.c.size_bytes, _entries.c.object_count)
+    columns = (_objects.c.key, _objects.c.entry_id, _objects.c.size_bytes, _objects.c.compatibility_key)
+    items = select(*columns, _entries.c.object_count)
     of_tenant = items.join(_entries, _entries.c.entry_id == _objects.c.entry_id).where(
         _objects.c.tenant == tenant, IS_HELD
     )
@@ -114,5 +115,15 @@ def _let_go(connection: Connection, items: Sequence[Any], now: float, delete_aft
     rows = [{"loser": entry, "lost_count": count, "lost_bytes": size} for entry, (count, size) in lost.items()]
     connection.execute(_LESS, rows)
     add_to_totals(connection, 0, -len(items), -sum(item.size_bytes for item in items))
+    _index_anew(connection, {(item.entry_id, item.compatibility_key) for item in items})
     empty = select(_entries.c.entry_id).where(_entries.c.entry_id.in_(lost), _entries.c.object_count == 0)
     doom(connection, list(connection.scalars(empty)), now, delete_after)
+
+
+def _index_anew(connection: Connection, lost: set[tuple[str, str]]) -> None:
+    """Have the index forget the keys under which an entry holds nothing any more: found by them it would stand in the
+    place of entries that can serve."""
+    columns = (_objects.c.entry_id, _objects.c.compatibility_key)
+    held = select(*columns).where(_objects.c.entry_id.in_({entry_id for entry_id, _ in lost})).distinct()
+    keyless = {entry_id for entry_id, _ in lost.difference(tuple(row) for row in connection.execute(held))}
+    connection.execute(update(_entries).where(_entries.c.entry_id.in_(keyless)).values(indexed=0))

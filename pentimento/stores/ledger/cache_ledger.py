@@ -121,9 +121,13 @@ class CacheLedger:
         """Release the open grants that ran out, forget committed ones of that age, and return the number released."""
         return self._submit(lambda connection: writes.expire(connection, self._clock.wall()))
 
-    def mark_indexed(self, entry_ids: Collection[str], indexed: bool = True) -> "Future[None]":
-        """Record whether the index holds the entries."""
-        statement = update(_entries).where(_entries.c.entry_id.in_(entry_ids)).values(indexed=int(indexed))
+    def mark_indexed(self, taken: Sequence[EntryVectors]) -> "Future[None]":
+        """Record that the index holds the entries as they were read; one that lost a key since stays to be indexed."""
+        return self._submit(lambda connection: _mark_indexed(connection, taken))
+
+    def mark_unindexed(self, entry_ids: Collection[str]) -> "Future[None]":
+        """Record that the index does not hold the entries."""
+        statement = update(_entries).where(_entries.c.entry_id.in_(entry_ids)).values(indexed=0)
         return self._submit(lambda connection: _run(connection, statement))
 
     def doom(self, entry_ids: Collection[str], grace_s: float) -> "Future[int]":
@@ -210,7 +214,8 @@ class CacheLedger:
         return self._live_entries.read(entry_ids)
 
     def unindexed(self, limit_count: int, after: int = -1) -> list[EntryVectors]:
-        """Return live entries that the index does not hold yet and whose number is above `after`, oldest first."""
+        """Return live entries that the index does not hold yet, or under a key that they lost, and whose number is
+        above `after`, oldest first."""
         is_new = (_entries.c.indexed == 0, IS_LIVE, _entries.c.sequence > after)
         with self._reading() as connection:
             statement = select(_entries).where(*is_new).order_by(_entries.c.sequence)
@@ -328,6 +333,14 @@ class CacheLedger:
 
 def _run(connection: Connection, statement: Any) -> None:
     connection.execute(statement)
+
+
+def _mark_indexed(connection: Connection, taken: Sequence[EntryVectors]) -> None:
+    # Another gateway that evicts meanwhile would have its mark undone.
+    access.take_ticks(connection, 0)
+    keys = _keys_of(connection, [vectors.entry_id for vectors in taken])
+    as_read = [each.entry_id for each in taken if keys.get(each.entry_id) == each.compatibility_keys]
+    connection.execute(update(_entries).where(_entries.c.entry_id.in_(as_read)).values(indexed=1))
 
 
 def _keys_of(connection: Connection, entry_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:

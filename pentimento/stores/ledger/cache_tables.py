@@ -62,7 +62,7 @@ entries = Table(
     # The highest of what it holds.
     Column("rank_score", Double, nullable=False),
     Column("rank_tie", BigInteger, nullable=False),
-    # 1 once the index holds it.
+    # 1 once the index holds it, under the keys of what it holds now.
     Column("indexed", BigInteger, nullable=False),
     Column("doomed_at", Double),
     # Whose picture it is of; empty where that was not noted.

@@ -20,7 +20,8 @@ class Space(Enum):
 @dataclass(frozen=True)
 class VectorPoint:
     """An entry. `entry_id` is a UUID; vectors are float32, little-endian, of unit length; `created_at` wall seconds.
-    `compatibility_keys` are those of the objects that it holds: it is found under each of them."""
+    `compatibility_keys` are those of the objects that it holds: it is found under each of them. An entry that loses a
+    key is upserted again."""
 
     entry_id: str
     tenant: str

@@ -37,7 +37,14 @@ def ledger(ledger_url: str) -> Iterator[CacheLedger]:
     ledger.close()
 
 
-def add(ledger: CacheLedger, name: str, steps: tuple[int, ...] = STEPS, tenant: str = "t", image: bool = False) -> str:
+def add(
+    ledger: CacheLedger,
+    name: str,
+    steps: tuple[int, ...] = STEPS,
+    tenant: str = "t",
+    image: bool = False,
+    image_key: str = "key",
+) -> str:
     keys = [GrantedKey(f"{name}/{step}", step) for step in steps] + [GrantedKey(f"{name}/image", None)] * image
     ledger.reserve(GrantRecord(name, tenant, tenant, "scope", "r", 1, 1e12, tuple(keys))).result()
     latents = tuple(CapturedLatent(step, 0.5, refer_to(f"{name}/{step}", bytes(SIZE)), True) for step in steps)
@@ -47,7 +54,7 @@ def add(ledger: CacheLedger, name: str, steps: tuple[int, ...] = STEPS, tenant: 
         tenant=tenant,
         pool=tenant,
         scope_digest="scope",
-        compatibility_keys={step: "key" for step in (*steps, None)},
+        compatibility_keys={step: "key" for step in steps} | {None: image_key},
         request_id="r",
         fencing_token=1,
         text_vector=VECTOR,
@@ -116,6 +123,23 @@ def test_an_image_may_save_all_steps_of_its_run(ledger: CacheLedger) -> None:
     entry = ledger.live_entry(entry_id)
     assert entry is not None
     assert (entry.latents, entry.image is not None) == ((), True)
+
+
+def test_an_entry_that_lost_all_of_a_key_is_indexed_under_those_it_has(ledger: CacheLedger) -> None:
+    """Five of eight items go, those of few steps: one entry loses its latents, the other one keeps its last."""
+    ledger.follow(LcbfuRule()).result()
+    image_left, both_left = (add(ledger, name, image=True, image_key="picture") for name in "ab")
+    ledger.note_uses(uses(1, *["b/15"] * 9)).result()
+    read = ledger.unindexed(10)
+    ledger.mark_indexed(read).result()
+    assert [vectors.compatibility_keys for vectors in read] == [("key", "picture")] * 2
+
+    ledger.evict_items(down_to(3), grace_s=0).result()
+    # Another gateway's index had taken both entries as they were before.
+    ledger.mark_indexed(read).result()
+
+    assert [(left.entry_id, left.compatibility_keys) for left in ledger.unindexed(10)] == [(image_left, ("picture",))]
+    assert ledger.indexed_ids() == {both_left}
 
 
 def test_another_tenants_items_stay(ledger: CacheLedger) -> None:

@@ -113,12 +113,12 @@ def test_new_entries_wait_for_the_index(ledger: CacheLedger) -> None:
     new = ledger.unindexed(10)
     assert [vectors.entry_id for vectors in new] == [first, second]
     assert [vectors.entry_id for vectors in ledger.unindexed(10, after=new[0].sequence)] == [second]
-    ledger.mark_indexed([first]).result()
+    ledger.mark_indexed(new[:1]).result()
 
     number = new[1].sequence
     assert ledger.unindexed(10) == [EntryVectors(number, second, "pool", ("adapted", "free"), 1000.0, VECTOR, None)]
     assert ledger.indexed_ids() == {first}
-    ledger.mark_indexed([first], False).result()
+    ledger.mark_unindexed([first]).result()
     assert ledger.indexed_ids() == set()
 
 

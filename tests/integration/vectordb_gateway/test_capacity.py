@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.generation import FromLatent, FromNoise
+from pentimento.domain.cache import latent_keys
+from pentimento.domain.generation import FromImage, FromLatent, FromNoise
+from pentimento.stores.ledger.cache_access import UseBatch
+from pentimento.stores.vectors import Space, VectorQuery
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.settings import CapacitySettings
 from services.vectordb_gateway.tenant_limits import TenantLimits
-from tests.gateways import attempt, embedding, running_gateway, scope
+from tests.gateways import RunningGateway, at_similarity, attempt, embedding, running_gateway, scope
 
 FAR_APART = [embedding(*([0] * number), 1) for number in range(4)]
 
@@ -254,3 +257,57 @@ async def test_where_nothing_is_evicted_a_tenant_with_its_bytes_is_granted_nothi
 
         assert (granted is not None) == is_granted
         assert await gateway.client.reserve(scope("another"), attempt("another")) is not None
+
+
+async def test_an_entry_that_lost_its_latents_hides_none_of_others(tmp_path: Path) -> None:
+    """Six entries of five latents and an image, 100 bytes each. Seven items stay: the images, which save most, and
+    the one latent that served, of the entry that is farthest from the prompt."""
+    flags = ("--eviction", "lcbfu", "--image-thresholds", "0.3:0.4")
+    far_picture, nearer = embedding(0, 0, 0, 1), [embedding(1, number / 100) for number in range(5)]
+    async with running_gateway(tmp_path, *flags) as gateway:
+        for text in nearer:
+            await gateway.store(text, image=far_picture)
+        whole = await gateway.store(at_similarity(0.96), image=far_picture)
+        served = (await gateway.lookup(at_similarity(0.96))).start
+        assert isinstance(served, FromLatent) and (served.donor.entry_id, served.resume_step) == (whole, 25)
+        await gateway.client.report_start(served.latent.key, from_image=False, taken=True)
+
+    async with running_gateway(tmp_path, *flags, "--max-size-bytes", "700") as gateway:
+        gateway.maintain()
+
+        start = (await gateway.lookup(embedding(1))).start
+        points = gateway.process.stores.index.search(by_prompt(gateway), 10.0)
+
+        assert (await gateway.client.statistics()).object_count == 7
+        assert isinstance(start, FromLatent) and (start.donor.entry_id, start.resume_step) == (whole, 25)
+        assert [point.entry_id for point in points] == [whole]
+        assert gateway.problems() == []
+
+
+async def test_an_entry_that_lost_its_image_hides_none_of_others(tmp_path: Path) -> None:
+    """Of six entries the five whose pictures are nearest to the prompt lose them, used least recently of all."""
+    flags = ("--eviction", "lru", "--image-thresholds", "0.3:0.4")
+    far_prompt, nearer = embedding(0, 0, 0, 1), [embedding(1, number / 100) for number in range(5)]
+    async with running_gateway(tmp_path, *flags) as gateway:
+        stored = [await gateway.store(far_prompt, image=picture) for picture in nearer]
+        whole = await gateway.store(far_prompt, image=at_similarity(0.9))
+        ledger = gateway.process.stores.ledger
+        entries = ledger.live_entries([*stored, whole])
+        latents = [latent.object.key for entry in entries.values() for latent in entry.latents]
+        kept = entries[whole].image
+        assert kept is not None
+        ledger.note_uses(UseBatch("test", 1, (*latents, kept.key))).result()
+
+    async with running_gateway(tmp_path, *flags, "--max-size-bytes", "3100") as gateway:
+        gateway.maintain()
+
+        start = (await gateway.lookup(embedding(1))).start
+
+        assert (await gateway.client.statistics()).object_count == 31
+        assert isinstance(start, FromImage) and start.donor.entry_id == whole
+        assert gateway.problems() == []
+
+
+def by_prompt(gateway: RunningGateway) -> VectorQuery:
+    """What a lookup of the usual scope asks of the index, as far as it goes."""
+    return VectorQuery(Space.TEXT, embedding(1).values, ("tenant",), latent_keys(scope()), 100)

@@ -20,7 +20,7 @@ async def test_what_the_index_refused_goes_in_with_the_next_round(
         for number in range(1, 7):
             await gateway.store(embedding(number))
         stored = sorted(ledger.indexed_ids())
-        ledger.mark_indexed(stored, False).result()
+        ledger.mark_unindexed(stored).result()
         monkeypatch.setattr(indexing, "_BATCH_COUNT", 2)
         upsert, taken = index.upsert, list[int]()
 

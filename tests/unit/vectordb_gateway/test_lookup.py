@@ -36,6 +36,7 @@ from tests.unit.vectordb_gateway.said_index import (
     VECTOR,
     AwaitedIndex,
     Gateway,
+    SaidIndex,
     candidates,
 )
 
@@ -183,6 +184,36 @@ async def test_candidates_that_differ_in_when_adapters_begin_are_searched_for_ap
     starts = (await gateway.ask(early, late)).starts
 
     assert [type(found.start) for found in starts] == [FromNoise, FromLatent]
+
+
+@pytest.mark.parametrize("kind", [SaidIndex, AwaitedIndex])
+async def test_where_none_of_the_nearest_may_serve_those_behind_them_are_found(
+    gateway: Gateway, kind: type[SaidIndex]
+) -> None:
+    """Four plain entries are nearer, with latents of step 5, where the LoRA has been in force since step 3."""
+    gateway.index, adapted = kind(), scope(adapters_digest="sha256:lora", adapters_from_step=3)
+    plain, own = [gateway.store() for _ in range(4)], gateway.store(of=adapted)
+    gateway.say(*plain, own)
+
+    start = (await gateway.lookup(adapted)).start
+
+    assert isinstance(start, FromLatent) and start.donor.entry_id == own
+    assert [query.limit_count for query, _ in gateway.index.queries][-1] == 16
+
+
+async def test_those_behind_are_looked_for_twice_at_most(gateway: Gateway) -> None:
+    gateway.say(*[NOBODY] * 100)
+
+    assert (await gateway.lookup()).start == FromNoise()
+    assert [query.limit_count for query, _ in gateway.index.queries] == [4, 16, 64]
+
+
+async def test_a_lookup_searches_once_where_one_of_the_nearest_may_serve(gateway: Gateway) -> None:
+    gateway.say(NOBODY, NOBODY, NOBODY, gateway.store(), NOBODY)
+
+    await gateway.lookup()
+
+    assert [query.limit_count for query, _ in gateway.index.queries] == [4]
 
 
 async def test_images_alone_are_searched_where_latents_are_switched_off(gateway: Gateway) -> None:
