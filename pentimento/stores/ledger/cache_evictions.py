@@ -64,8 +64,9 @@ def _choose_entries(connection: Connection, held: dict[str, CacheHolding], who: 
     lowest: dict[str, Iterator[Any]] = {}
     chosen: list[str] = []
     while len(chosen) < _BATCH_COUNT and (tenant := who(held)) is not None:
-        rows = lowest.setdefault(tenant, iter(_lowest_entries(connection, tenant)))
-        entry = next(rows)
+        if tenant not in lowest:
+            lowest[tenant] = iter(_lowest_entries(connection, tenant))
+        entry = next(lowest[tenant])
         chosen.append(entry.entry_id)
         holding = held[tenant]
         held[tenant] = CacheHolding(holding.entry_count - 1, holding.size_bytes - entry.size_bytes)
@@ -84,7 +85,9 @@ def _choose_items(connection: Connection, held: dict[str, CacheHolding], who: Wh
     left: dict[str, int] = {}
     chosen: list[Any] = []
     while len(chosen) < _BATCH_COUNT and (tenant := who(held)) is not None:
-        item = next(lowest.setdefault(tenant, iter(_lowest_items(connection, tenant))))
+        if tenant not in lowest:
+            lowest[tenant] = iter(_lowest_items(connection, tenant))
+        item = next(lowest[tenant])
         chosen.append(item)
         left[item.entry_id] = left.get(item.entry_id, item.object_count) - 1
         holding = held[tenant]

@@ -4,10 +4,12 @@ import struct
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from random import Random
+from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, event, text
 
 from pentimento.domain.access import EvictionRule
 from pentimento.domain.cache import CacheHolding
@@ -170,6 +172,32 @@ def test_more_than_a_batch_of_items_goes(ledger: CacheLedger) -> None:
         add(ledger, f"g{number}")
 
     assert ledger.evict_items(down_to(2), grace_s=0).result() == 73
+
+
+@pytest.mark.parametrize("of_items", [True, False])
+def test_what_goes_is_read_in_batches(ledger: CacheLedger, of_items: bool) -> None:
+    """Of 70 entries of one item 69 go: two batches of 64 at most, each by fewer than ten statements."""
+    for number in range(70):
+        add(ledger, f"g{number}", steps=(5,))
+    made = list[str]()
+
+    with statements_of(made):
+        evicted = ledger.evict_items if of_items else ledger.evict
+        assert evicted(down_to(1), grace_s=0).result() == 69
+
+    assert len(made) < 25
+
+
+@contextmanager
+def statements_of(made: list[str]) -> Iterator[None]:
+    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        made.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
 
 
 def test_records_survive_a_restart(ledger_url: str) -> None:
