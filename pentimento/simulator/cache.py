@@ -1,9 +1,10 @@
 """A cache with a state: what was painted before is what can be found, so hit rates emerge and are not set.
 
-The selector and the eviction rules are the real ones (`policies.cache_selection`, `policies.eviction`). The nearest
-entries are found exactly: the similarities of all prompts of the workload are known beforehand, so a lookup walks down
-the list of a prompt's neighbours to the first ones that are in the cache. Neighbours below the lowest threshold are not
-kept, since they are misses whatever they are.
+The selector and the eviction rules are the real ones (`policies.cache_selection`, `policies.eviction`); under every
+rule single items go, under FIFO too, where a gateway lets whole entries go. The nearest entries are found exactly: the
+similarities of all prompts of the workload are known beforehand, so a lookup walks down the list of a prompt's
+neighbours to the first ones that are in the cache. Neighbours below the lowest threshold are not kept, since they are
+misses whatever they are.
 """
 
 from collections.abc import Iterable, Sequence

@@ -42,6 +42,8 @@ class Capacity:
         self._followed: EvictionChoice | None = None
         self._shortage = ""
         self._store_bytes = 0
+        # The newest entry when the last round began: what came after it makes others give way, not itself.
+        self._new_after: int | None = None
         self.tenants = TenantLimits(ledger)
 
     def refusal(self, tenant: str) -> str:
@@ -74,9 +76,10 @@ class Capacity:
 
     def enforce(self) -> None:
         """Evict down to the limits, and look how much room the object store has."""
-        tenant_bytes = self.tenants.read()
+        tenant_bytes, newest = self.tenants.read(), self._ledger.newest_number()
         if self._eviction() is not EvictionChoice.NONE and self._may_be_over(tenant_bytes):
             self._evict(replace(self._settings.limits(), tenant_bytes=tenant_bytes))
+        self._new_after = newest
         self._look_for_room()
         totals = self._ledger.totals()
         metrics.ENTRIES.set(totals.entry_count)
@@ -84,14 +87,15 @@ class Capacity:
         metrics.READ_ONLY.set(bool(self.read_only_reason(totals)))
 
     def _evict(self, limits: CacheLimits) -> None:
-        """FIFO is of entries. Under the other rules entries go where there are too many of them, and single latents and
-        images where bytes are short."""
-        grace_s, entry_limits, by_items = self._settings.object_grace_s, limits, self._eviction() != EvictionChoice.FIFO
+        """FIFO is of entries, as in MoDM. Under the other rules entries go where there are too many of them, and single
+        latents and images where bytes are short."""
+        entry_limits, by_items = limits, self._eviction() != EvictionChoice.FIFO
+        when = (self._settings.object_grace_s, self._new_after)
         if by_items:
             entry_limits = replace(limits, max_size_bytes=_NO_LIMIT_BYTES, tenant_bytes={})
-        metrics.EVICTIONS.inc(self._ledger.evict(lambda held: gives_way(held, entry_limits), grace_s).result())
+        metrics.EVICTIONS.inc(self._ledger.evict(lambda held: gives_way(held, entry_limits), *when).result())
         if by_items:
-            items = self._ledger.evict_items(lambda held: gives_way(held, limits), grace_s).result()
+            items = self._ledger.evict_items(lambda held: gives_way(held, limits), *when).result()
             metrics.ITEM_EVICTIONS.inc(items)
 
     def _may_be_over(self, tenant_bytes: Mapping[str, int]) -> bool:

@@ -1,12 +1,15 @@
 """What leaves a full cache, by the ranks of its rows: whole entries, or single latents and images.
 
 An entry's rank is the highest of what it holds: it goes when all of it would.
+
+What came after the last round is no part of the order until the others are gone: the paper lets go just before each
+insertion, so that what is new is never among it (NIRVANA, 5.4; `policies.eviction.make_room`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select, update
+from sqlalchemy import Connection, Select, bindparam, func, select, update
 
 from pentimento.domain.cache import CacheHolding
 from pentimento.stores.ledger import cache_tables as tables
@@ -37,35 +40,43 @@ def holdings(connection: Connection) -> dict[str, CacheHolding]:
     return {row.tenant: CacheHolding(row.entries, int(row.bytes)) for row in connection.execute(statement)}
 
 
-def evict(connection: Connection, who: WhoGivesWay, now: float, delete_after: float) -> int:
-    """Doom the lowest entry of the tenant that `who` names, until it names none; return the number doomed."""
+def evict(
+    connection: Connection, who: WhoGivesWay, now: float, delete_after: float, new_after: int | None = None
+) -> int:
+    """Doom the lowest entry of the tenant that `who` names, until it names none; return the number doomed. Entries
+    whose number is above `new_after` go after all others."""
     held, evicted = holdings(connection), 0
-    while chosen := _choose_entries(connection, held, who):
+    while chosen := _choose_entries(connection, held, who, new_after):
         evicted += doom(connection, chosen, now, delete_after)
     return evicted
 
 
-def evict_items(connection: Connection, who: WhoGivesWay, now: float, delete_after: float) -> int:
-    """Let go of the lowest item of the tenant that `who` names, until it names none; return the number of items.
+def evict_items(
+    connection: Connection, who: WhoGivesWay, now: float, delete_after: float, new_after: int | None = None
+) -> int:
+    """Let go of the lowest item of the tenant that `who` names, until it names none; return the number of items. Those
+    of entries whose number is above `new_after` go after all others.
 
     An entry that has none left is doomed.
     """
     # Two gateways that chose the same items would count them off twice.
     take_ticks(connection, 0)
     held, evicted = holdings(connection), 0
-    while chosen := _choose_items(connection, held, who):
+    while chosen := _choose_items(connection, held, who, new_after):
         _let_go(connection, chosen, now, delete_after)
         evicted += len(chosen)
     return evicted
 
 
-def _choose_entries(connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay) -> list[str]:
+def _choose_entries(
+    connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay, new_after: int | None
+) -> list[str]:
     """Choose a batch of entries at most; `held` is what is left without them."""
     lowest: dict[str, Iterator[Any]] = {}
     chosen: list[str] = []
     while len(chosen) < _BATCH_COUNT and (tenant := who(held)) is not None:
         if tenant not in lowest:
-            lowest[tenant] = iter(_lowest_entries(connection, tenant))
+            lowest[tenant] = iter(_lowest_entries(connection, tenant, new_after))
         entry = next(lowest[tenant])
         chosen.append(entry.entry_id)
         holding = held[tenant]
@@ -73,20 +84,22 @@ def _choose_entries(connection: Connection, held: dict[str, CacheHolding], who: 
     return chosen
 
 
-def _lowest_entries(connection: Connection, tenant: str) -> Sequence[Any]:
+def _lowest_entries(connection: Connection, tenant: str, new_after: int | None) -> Sequence[Any]:
     order = (_entries.c.rank_score, _entries.c.rank_tie, _entries.c.sequence)
     statement = select(_entries.c.entry_id, _entries.c.size_bytes).where(_entries.c.tenant == tenant, _IS_LIVE)
-    return connection.execute(statement.order_by(*order).limit(_BATCH_COUNT)).all()
+    return _old_before_new(connection, statement.order_by(*order), new_after)
 
 
-def _choose_items(connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay) -> list[Any]:
+def _choose_items(
+    connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay, new_after: int | None
+) -> list[Any]:
     """Choose a batch of items at most; `held` is what is left without them."""
     lowest: dict[str, Iterator[Any]] = {}
     left: dict[str, int] = {}
     chosen: list[Any] = []
     while len(chosen) < _BATCH_COUNT and (tenant := who(held)) is not None:
         if tenant not in lowest:
-            lowest[tenant] = iter(_lowest_items(connection, tenant))
+            lowest[tenant] = iter(_lowest_items(connection, tenant, new_after))
         item = next(lowest[tenant])
         chosen.append(item)
         left[item.entry_id] = left.get(item.entry_id, item.object_count) - 1
@@ -96,14 +109,25 @@ def _choose_items(connection: Connection, held: dict[str, CacheHolding], who: Wh
     return chosen
 
 
-def _lowest_items(connection: Connection, tenant: str) -> Sequence[Any]:
+def _lowest_items(connection: Connection, tenant: str, new_after: int | None) -> Sequence[Any]:
     order = (_objects.c.rank_score, _objects.c.rank_tie, _objects.c.key)
     columns = (_objects.c.key, _objects.c.entry_id, _objects.c.size_bytes, _objects.c.compatibility_key)
     items = select(*columns, _entries.c.object_count)
     of_tenant = items.join(_entries, _entries.c.entry_id == _objects.c.entry_id).where(
         _objects.c.tenant == tenant, IS_HELD
     )
-    return connection.execute(of_tenant.order_by(*order).limit(_BATCH_COUNT)).all()
+    return _old_before_new(connection, of_tenant.order_by(*order), new_after)
+
+
+def _old_before_new(connection: Connection, ordered: Select[Any], new_after: int | None) -> Sequence[Any]:
+    """A batch of what `ordered` selects of entries up to that number, and where they are too few of those after."""
+    if new_after is None:
+        return connection.execute(ordered.limit(_BATCH_COUNT)).all()
+    of_old, of_new = _entries.c.sequence <= new_after, _entries.c.sequence > new_after
+    old = connection.execute(ordered.where(of_old).limit(_BATCH_COUNT)).all()
+    if len(old) == _BATCH_COUNT:
+        return old
+    return [*old, *connection.execute(ordered.where(of_new).limit(_BATCH_COUNT - len(old)))]
 
 
 def _let_go(connection: Connection, items: Sequence[Any], now: float, delete_after: float) -> None:

@@ -135,17 +135,17 @@ class CacheLedger:
         now = self._clock.wall()
         return self._remove(lambda connection: writes.doom(connection, list(entry_ids), now, now + grace_s))
 
-    def evict(self, who: WhoGivesWay, grace_s: float) -> "Future[int]":
+    def evict(self, who: WhoGivesWay, grace_s: float, new_after: int | None = None) -> "Future[int]":
         """Doom the entry that goes next of the tenant that `who` names until it names none, and return the number
-        doomed."""
+        doomed. Entries whose number is above `new_after` go after all others."""
         now = self._clock.wall()
-        return self._remove(lambda connection: evictions.evict(connection, who, now, now + grace_s))
+        return self._remove(lambda connection: evictions.evict(connection, who, now, now + grace_s, new_after))
 
-    def evict_items(self, who: WhoGivesWay, grace_s: float) -> "Future[int]":
+    def evict_items(self, who: WhoGivesWay, grace_s: float, new_after: int | None = None) -> "Future[int]":
         """Let go of the latent or image that goes next of the tenant that `who` names until it names none, and return
-        their number. An entry without any is doomed."""
+        their number. An entry without any is doomed. Those of entries above `new_after` go after all others."""
         now = self._clock.wall()
-        return self._remove(lambda connection: evictions.evict_items(connection, who, now, now + grace_s))
+        return self._remove(lambda connection: evictions.evict_items(connection, who, now, now + grace_s, new_after))
 
     def pin(self, wanted: ObjectPin, shared_pool: str) -> "Future[None]":
         """Keep an object for a picture that started from it, whatever becomes of its entry. `shared_pool` names the
@@ -288,6 +288,11 @@ class CacheLedger:
             return CacheTotals(
                 row.entry_count, row.object_count, row.size_bytes, connection.execute(open_grants).scalar_one()
             )
+
+    def newest_number(self) -> int:
+        """Return the number of the newest entry that ever was; 0 before the first."""
+        with self._reading() as connection:
+            return int(connection.execute(select(_state.c.sequence)).scalar_one())
 
     def open_grant_count(self, tenant: str) -> int:
         """Return how many grants of the tenant are neither committed nor released."""

@@ -15,7 +15,7 @@ from pentimento.domain.access import EvictionRule
 from pentimento.domain.cache import CacheHolding
 from pentimento.domain.generation import CapturedEntries, CapturedLatent
 from pentimento.policies.cache_quota import CacheLimits, gives_way
-from pentimento.policies.eviction import EvictionQueue
+from pentimento.policies.eviction import EvictionQueue, make_room
 from pentimento.policies.eviction_rules import EVICTION_NAMES, LcbfuRule, LruRule, eviction_rule
 from pentimento.stores.ledger.cache_access import UseBatch
 from pentimento.stores.ledger.cache_evictions import WhoGivesWay
@@ -295,6 +295,42 @@ def test_a_ledger_lets_the_same_items_go_as_the_order_in_memory(ledger: CacheLed
             while len(queue) > 12:
                 queue.pop()
             assert held(ledger) == {str(item) for item in queue.items()}
+
+
+@pytest.mark.parametrize("name", EVICTION_NAMES)
+def test_a_round_after_each_insertion_is_the_papers_room_before_it(ledger: CacheLedger, name: str) -> None:
+    """A full cache of twelve items, uses at random: what is new stays, and the same others go as before insertions."""
+    rule, random = eviction_rule(name, 12), Random(5)
+    queue, new_after = EvictionQueue(rule), None
+    ledger.follow(rule).result()
+    for turn in range(12):
+        for item in make_room(queue, len(STEPS), 12):
+            assert not str(item).startswith(f"g{turn}/")
+        add(ledger, f"g{turn}")
+        for step in STEPS:
+            queue.add(f"g{turn}/{step}", step, SIZE)
+
+        newest = ledger.newest_number()
+        ledger.evict_items(down_to(12), 0, new_after).result()
+        new_after = newest
+
+        assert held(ledger) == {str(item) for item in queue.items()}
+        key = random.choice(sorted(held(ledger)))
+        ledger.note_uses(uses(turn + 1, key)).result()
+        queue.use(key, [other for other in held(ledger) if other.split("/")[0] == key.split("/")[0]])
+
+
+@pytest.mark.parametrize("of_items", [True, False])
+def test_what_is_new_goes_where_nothing_else_is_left(ledger: CacheLedger, of_items: bool) -> None:
+    ledger.follow(LcbfuRule()).result()
+    add(ledger, "old", steps=(25,))
+    new_after = ledger.newest_number()
+    ids = [add(ledger, name, steps=(step,)) for name, step in (("low", 5), ("high", 10))]
+
+    evicted = ledger.evict_items if of_items else ledger.evict
+    assert evicted(down_to(1), 0, new_after).result() == 2
+
+    assert [steps_of(ledger, entry) for entry in ids] == [[], [10]]
 
 
 def held(ledger: CacheLedger) -> set[str]:

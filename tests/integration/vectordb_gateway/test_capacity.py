@@ -147,6 +147,36 @@ async def test_where_entries_are_too_many_those_go_that_serve_least(tmp_path: Pa
         assert found == [True, True, False, False]
 
 
+@pytest.mark.parametrize(("limit", "items"), [(("--max-entries", "2"), 10), (("--max-size-bytes", "1000"), 10)])
+async def test_what_is_new_stays_in_a_full_cache_and_what_serves_least_goes(
+    tmp_path: Path, limit: tuple[str, str], items: int
+) -> None:
+    """Two entries whose every latent served once fill it, and f * K of a new one's latents is half of theirs."""
+    async with running_gateway(tmp_path, *limit, "--eviction", "lcbfu") as gateway:
+        ledger = gateway.process.stores.ledger
+        for number in range(2):
+            latents = ledger.live_entry(await gateway.store(FAR_APART[number]))
+            assert latents is not None
+            used = tuple(latent.object.key for latent in latents.latents)
+            ledger.note_uses(UseBatch("test", number, used)).result()
+        gateway.maintain()
+
+        new = await gateway.store(FAR_APART[2])
+        gateway.maintain()
+
+        entry = ledger.live_entry(new)
+        assert entry is not None and len(entry.latents) == 5
+        assert (await gateway.client.statistics()).object_count == items
+        assert isinstance((await gateway.lookup(FAR_APART[2])).start, FromLatent)
+
+        # From the next round on it is one of the others: unused, it is what serves least.
+        await gateway.store(FAR_APART[3])
+        gateway.maintain()
+        left = ledger.live_entry(new)
+        assert left is None or len(left.latents) < 5
+        assert isinstance((await gateway.lookup(FAR_APART[3])).start, FromLatent)
+
+
 async def test_what_was_evicted_counts_until_it_has_left_the_store(tmp_path: Path) -> None:
     bounds = ("--max-entries", "1", "--max-size-bytes", "600", "--max-store-bytes", "700")
     async with running_gateway(tmp_path, *bounds, "--object-grace-s", "3600") as gateway:
