@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.cache import CacheScope
+from pentimento.domain.clock import Clock
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, CapturedLatent
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
@@ -152,11 +153,12 @@ def gateway_settings(directory: Path, *flags: str) -> GatewaySettings:
 
 
 @asynccontextmanager
-async def running_gateway(directory: Path, *flags: str) -> AsyncIterator[RunningGateway]:
-    """A warm gateway on a socket of its own; `flags` are pairs of flag and value, yes and no for switches."""
+async def running_gateway(directory: Path, *flags: str, clock: Clock | None = None) -> AsyncIterator[RunningGateway]:
+    """A warm gateway on a socket of its own; `flags` are pairs of flag and value, yes and no for switches; `clock` is
+    its machine's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        process = wire(gateway_settings(directory, *flags))
+        process = wire(gateway_settings(directory, *flags), clock)
         await process.server.start()
         try:
             await process.warm()

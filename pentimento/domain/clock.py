@@ -1,7 +1,12 @@
 """Time as an argument, so that pure code never asks for it."""
 
 import time
+from threading import Lock
 from typing import Protocol
+
+# A step of the wall clock by more than this is no correction, and is believed once it has lasted.
+JUMP_S = 300.0
+JUMP_LASTS_S = 3600.0
 
 
 class Clock(Protocol):
@@ -20,3 +25,43 @@ class SystemClock:
 
     def wall(self) -> float:
         return time.time()
+
+
+class SteadyClock:
+    """A clock whose wall time takes no part in a jump of the other's until that has lasted an hour: for what expires by
+    wall time and cannot be brought back.
+
+    It goes on by the monotonic clock meanwhile. What it finds at its start it believes. Thread-safe.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        # Wall time at monotonic 0: the one that is believed, and one that is not yet, with the time it was first seen.
+        self._believed_s = clock.wall() - clock.monotonic()
+        self._jumped_s = self._believed_s
+        self._jumped_at: float | None = None
+
+    def monotonic(self) -> float:
+        """Return the other clock's."""
+        return self._clock.monotonic()
+
+    def wall(self) -> float:
+        """Return wall time as far as it is believed."""
+        with self._lock:
+            now = self._clock.monotonic()
+            self._judge(self._clock.wall() - now, now)
+            return now + self._believed_s
+
+    def wall_as_told(self) -> float:
+        """Return wall time as the other clock tells it: for what another process compares with its own."""
+        return self._clock.wall()
+
+    def _judge(self, told_s: float, now: float) -> None:
+        if abs(told_s - self._believed_s) <= JUMP_S:
+            self._believed_s, self._jumped_at = told_s, None
+            return
+        if self._jumped_at is None or abs(told_s - self._jumped_s) > JUMP_S:
+            self._jumped_s, self._jumped_at = told_s, now
+        if now - self._jumped_at >= JUMP_LASTS_S:
+            self._believed_s, self._jumped_at = told_s, None

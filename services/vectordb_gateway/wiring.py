@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import add_VectordbGatewayServiceServicer_to_server
-from pentimento.domain.clock import SystemClock
+from pentimento.domain.clock import Clock, SteadyClock, SystemClock
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.policies.reuse_rules import ReuseRules
@@ -54,10 +54,10 @@ class Stores:
     objects: ObjectStore
 
     @classmethod
-    def open(cls, settings: GatewaySettings) -> "Stores":
+    def open(cls, settings: GatewaySettings, clock: Clock) -> "Stores":
         """Raises InvalidArgument for a wrong url, StoreUnavailable, SchemaMismatch."""
         objects, index = open_objects(settings.objects_url), open_vectors(settings.index_url, settings.index.building())
-        return cls(open_cache_ledger(settings.ledger_url), index, objects)
+        return cls(open_cache_ledger(settings.ledger_url, clock), index, objects)
 
     def close(self) -> None:
         self.index.close()
@@ -114,10 +114,11 @@ class GatewayProcess(ServiceProcess):
         self.stores.close()
 
 
-def wire(settings: GatewaySettings) -> GatewayProcess:
+def wire(settings: GatewaySettings, machine_clock: Clock | None = None) -> GatewayProcess:
     """Call it inside the event loop that the process runs on."""
+    clock = SteadyClock(machine_clock or SystemClock())
     server = RpcServer(settings.rpc, "vectordb_gateway")
-    stores = Stores.open(settings)
+    stores = Stores.open(settings, clock)
     guard = EncoderGuard(stores.ledger, stores.index)
     watch = MatchWatch(stores.ledger, settings.predictor)
     indexing = Indexing(stores.ledger, stores.index, guard, watch.follow)
@@ -130,14 +131,14 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     quality = QualityWatch(stores.ledger, guard, planned, follows=selection.follow_quality)
     lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch, lambda: planned.in_force)
     neighbours = NeighbourSearch(guard, stores.index, stores.ledger, bounds)
-    writing = _writing(settings, stores, guard, indexing, capacity, planned)
+    writing = _writing(settings, stores, guard, indexing, capacity, planned, clock)
     healing = Healing(stores.ledger, stores.objects)
     gateway = Gateway(
         lookup=lookup,
         neighbours=neighbours,
         writing=writing,
         healing=healing,
-        pinning=Pinning(stores.ledger, SystemClock()),
+        pinning=Pinning(stores.ledger, clock),
         quality=quality,
         uses=uses,
         ledger=stores.ledger,
@@ -193,10 +194,11 @@ def _writing(
     indexing: Indexing,
     capacity: Capacity,
     planned: PlannedCache,
+    clock: SteadyClock,
 ) -> EntryWriting:
     keys = open_grant_keys(settings.grants.grant_key_file)
     bounds = WriteBounds(settings.grants.grant_ttl_s, settings.selection.max_ancestor_depth)
-    return EntryWriting(stores.ledger, guard, indexing, capacity, planned, bounds, SystemClock(), keys)
+    return EntryWriting(stores.ledger, guard, indexing, capacity, planned, bounds, clock, keys)
 
 
 def _bounds(settings: GatewaySettings) -> LookupBounds:

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass, replace
 
 from pentimento.domain.cache import CacheScope, image_key, latent_key, scope_digest
-from pentimento.domain.clock import Clock
+from pentimento.domain.clock import SteadyClock
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, LatentSlot
@@ -78,7 +78,7 @@ class EntryWriting:
         capacity: Capacity,
         planned: PlannedCache,
         bounds: WriteBounds,
-        clock: Clock,
+        clock: SteadyClock,
         keys: GrantKeys | None = None,
     ) -> None:
         self._ledger = ledger
@@ -164,7 +164,9 @@ class EntryWriting:
         )
         await asyncio.wrap_future(self._ledger.reserve(record))
         metrics.GRANTS.labels("granted").inc()
-        return Reservation(self._signed(_grant_of(record, self._bounds.grant_ttl_s), scope, attempt), "granted")
+        # Workers compare it with their own clocks.
+        grant = _grant_of(record, self._bounds.grant_ttl_s, self._clock.wall_as_told())
+        return Reservation(self._signed(grant, scope, attempt), "granted")
 
     def _signed(self, grant: CacheGrant, scope: CacheScope, attempt: Attempt) -> CacheGrant:
         """For this attempt, and for pictures of this scope; as it is where no key is set."""
@@ -229,9 +231,8 @@ def _pool(scope: CacheScope) -> str:
     return SHARED_POOL if scope.shared_pool else scope.tenant
 
 
-def _grant_of(record: GrantRecord, ttl_s: float) -> CacheGrant:
+def _grant_of(record: GrantRecord, ttl_s: float, now_s: float) -> CacheGrant:
     latents = tuple(LatentSlot(each.resume_step, each.key) for each in record.keys if each.resume_step is not None)
     image_key = next((each.key for each in record.keys if each.resume_step is None), "")
-    return CacheGrant(
-        record.grant_id, latents, image_key, round(ttl_s * 1000), expires_at_ms=round(record.expires_at * 1000)
-    )
+    expires_at_ms = round((now_s + ttl_s) * 1000)
+    return CacheGrant(record.grant_id, latents, image_key, round(ttl_s * 1000), expires_at_ms=expires_at_ms)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pentimento.domain.clock import SystemClock
+from pentimento.domain.clock import SteadyClock, SystemClock
 from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.followed_cache import CacheChoice
@@ -101,7 +101,9 @@ class Cache:
         settings = CapacitySettings(max_entries=1, object_grace_s=0, min_free_bytes=0)
         capacity = Capacity(ledger, objects, settings, GrantSettings())
         rules = PlannedCache(CacheChoice(), ReuseRules(SelectionRules()))
-        self.writing = EntryWriting(ledger, guard, self.indexing, capacity, rules, WriteBounds(900, 5), SystemClock())
+        self.writing = EntryWriting(
+            ledger, guard, self.indexing, capacity, rules, WriteBounds(900, 5), SteadyClock(SystemClock())
+        )
         self.maintenance = Maintenance(
             ledger,
             objects,

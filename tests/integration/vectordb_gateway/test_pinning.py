@@ -6,6 +6,7 @@ import pytest
 
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.generation import FromLatent, ObjectReference
+from pentimento.testing.clocks import SetClock
 from services.vectordb_gateway import metrics
 from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
 
@@ -97,3 +98,56 @@ async def test_wrong_pins_are_refused_by_name(tmp_path: Path) -> None:
             with pytest.raises(InvalidArgument) as refused:
                 await gateway.client.pin_object(tenant, request_id, wanted, duration_s)
             assert refused.value.violations[0].field == field
+
+
+@pytest.mark.parametrize("jump_s", [40 * DAY_S, -40 * DAY_S])
+async def test_a_clock_that_jumps_and_is_put_right_ends_no_pin(tmp_path: Path, jump_s: float) -> None:
+    """One object is pinned before the jump and another one during it, each for thirty days."""
+    clock = SetClock(wall_s=1.7e9)
+    async with running_gateway(tmp_path, "--max-entries", "1", clock=clock) as gateway:
+        pinned = []
+        for number, jumped_s in enumerate((0.0, jump_s)):
+            pinned.append(await ancestor(gateway, number))
+            clock.wall_s += jumped_s
+            await gateway.client.pin_object("tenant", f"r{number}", pinned[-1], 30 * DAY_S)
+        await gateway.store(FAR_APART[2])
+        gateway.maintain()
+        clock.wall_s -= jump_s
+        gateway.maintain()
+
+        kept = gateway.process.stores.ledger.kept_by_pins()
+        assert {reference.key for reference in kept} == {reference.key for reference in pinned}
+        assert all(gateway.process.stores.objects.get(reference) for reference in pinned)
+        assert gateway.problems() == []
+
+
+async def test_a_pin_ends_where_the_clock_that_jumped_stays_there(tmp_path: Path) -> None:
+    clock = SetClock(wall_s=1.7e9)
+    async with running_gateway(tmp_path, "--max-entries", "1", clock=clock) as gateway:
+        pinned = await ancestor(gateway)
+        await gateway.client.pin_object("tenant", "r1", pinned, 30 * DAY_S)
+        await gateway.store(FAR_APART[1])
+        clock.wall_s += 40 * DAY_S
+        gateway.maintain()
+        assert gateway.process.stores.objects.get(pinned)
+
+        clock.monotonic_s += 3600.0
+        clock.wall_s += 3600.0
+        gateway.maintain()
+
+        assert pinned.key not in set(gateway.process.stores.objects.keys())
+
+
+async def test_neither_grants_nor_the_grace_of_evictions_end_by_a_jump(tmp_path: Path) -> None:
+    clock = SetClock(wall_s=1.7e9)
+    async with running_gateway(tmp_path, "--max-entries", "1", "--object-grace-s", "3600", clock=clock) as gateway:
+        evicted, by = await ancestor(gateway), attempt()
+        grant = await gateway.client.reserve(scope(), by)
+        assert grant is not None
+        await gateway.store(FAR_APART[1])
+        gateway.maintain()
+        clock.wall_s += 40 * DAY_S
+        gateway.maintain()
+
+        assert gateway.process.stores.objects.get(evicted)
+        assert await gateway.client.commit(scope(), by, gateway.upload(grant), FAR_APART[2], None, 0)

@@ -1,0 +1,71 @@
+"""A clock that does not jump with the machine's: what it says, and from when on it believes a jump."""
+
+import pytest
+
+from pentimento.domain.clock import SteadyClock
+from pentimento.testing.clocks import SetClock
+
+DAY_S = 86_400.0
+
+
+def passed(clock: SetClock, seconds: float, jump_s: float = 0.0) -> None:
+    clock.monotonic_s += seconds
+    clock.wall_s += seconds + jump_s
+
+
+@pytest.mark.parametrize("correction_s", [0.0, 299.0, -299.0])
+def test_it_follows_the_machines_clock_and_its_corrections(correction_s: float) -> None:
+    machine = SetClock(wall_s=1000.0, monotonic_s=7.0)
+    clock = SteadyClock(machine)
+
+    passed(machine, 60.0, correction_s)
+
+    assert (clock.wall(), clock.monotonic()) == (1060.0 + correction_s, 67.0)
+
+
+@pytest.mark.parametrize("jump_s", [40 * DAY_S, -40 * DAY_S])
+def test_a_jump_that_is_put_right_never_was(jump_s: float) -> None:
+    machine = SetClock(wall_s=1e9)
+    clock = SteadyClock(machine)
+
+    passed(machine, 10.0, jump_s)
+    during = clock.wall()
+    passed(machine, 10.0, -jump_s)
+
+    assert (during, clock.wall()) == (1e9 + 10.0, 1e9 + 20.0)
+
+
+@pytest.mark.parametrize("jump_s", [40 * DAY_S, -40 * DAY_S])
+def test_a_jump_that_has_lasted_an_hour_is_believed(jump_s: float) -> None:
+    machine = SetClock(wall_s=1e9)
+    clock = SteadyClock(machine)
+
+    passed(machine, 0.0, jump_s)
+    at_first = clock.wall()
+    passed(machine, 3599.0)
+    before = clock.wall()
+    passed(machine, 1.0)
+
+    assert (at_first, before, clock.wall()) == (1e9, 1e9 + 3599.0, 1e9 + 3600.0 + jump_s)
+
+
+def test_one_jump_after_the_other_is_each_given_its_hour() -> None:
+    machine = SetClock(wall_s=1e9)
+    clock = SteadyClock(machine)
+
+    passed(machine, 0.0, DAY_S)
+    clock.wall()
+    passed(machine, 3000.0, DAY_S)
+    clock.wall()
+    passed(machine, 3000.0)
+
+    assert clock.wall() == 1e9 + 6000.0
+
+
+def test_the_machines_own_time_can_be_had() -> None:
+    machine = SetClock(wall_s=1e9)
+    clock = SteadyClock(machine)
+
+    passed(machine, 1.0, DAY_S)
+
+    assert clock.wall_as_told() == 1e9 + 1.0 + DAY_S
