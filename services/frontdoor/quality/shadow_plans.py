@@ -61,9 +61,10 @@ def donor_of(provenance: Provenance) -> Donor | None:
 
 def may_be_compared(provenance: Provenance) -> bool:
     """Return whether a picture is a hit that can be painted again, and that its profile speaks of: the images that a
-    request came with are not kept, adapters were not profiled, and a replay was counted when it was painted first."""
-    spec = provenance.spec
-    if provenance.inputs or spec.loras or spec.controlnets or provenance.route.replay_of:
+    request came with are not kept, adapters were not profiled, a replay was counted when it was painted first, and what
+    steps left out cost is not the threshold's to answer for."""
+    spec, route = provenance.spec, provenance.route
+    if provenance.inputs or spec.loras or spec.controlnets or route.replay_of or route.thinned_steps:
         return False
     return donor_of(provenance) is not None
 

@@ -95,8 +95,9 @@ def test_a_hit_that_kept_its_start_may_be_compared() -> None:
         picture(inputs=(SpecInput("init_image.image", OBJECT),)),
         picture(spec=replace(SPEC, loras=(LoraSelection("neon"),))),
         picture(route=replace(picture().route, replay_of="r-0")),
+        picture(route=replace(picture().route, thinned_steps=(12, 14, 16))),
     ],
-    ids=["from noise", "the start could not be read", "images of its own", "a LoRA", "a replay"],
+    ids=["from noise", "the start could not be read", "images of its own", "a LoRA", "a replay", "steps left out"],
 )
 def test_other_pictures_are_not(changed: Provenance) -> None:
     assert not may_be_compared(changed)
