@@ -17,18 +17,20 @@ _FIRST_IN_FIRST_OUT = "fifo"
 class CacheChoice:
     """What the operator chose; None where nothing was said. `alpha`: the share of the from-scratch quality (0..1) that
     hits keep where a request does not say; `bias`: rows that every K of the selector is moved by; `eviction`: the name
-    of a rule."""
+    of a rule. `keeps_light`: whether anything of a cascade's earlier stages may enter, as far as a plan admits it."""
 
     alpha: float | None = None
     bias: int | None = None
     eviction: str | None = None
+    keeps_light: bool = True
 
 
 @dataclass(frozen=True)
 class CacheInForce:
     """What a cache goes by now. `alpha` None: whatever the selector's tables promise. `admits`: kinds of start whose
-    pictures and latents may enter, those of a cascade's earlier stages where `admits_light`. `told`: what a plan has to
-    do with it, a sentence for provenance; empty for nothing. `plan`: the plan that is followed; None for none."""
+    pictures and latents may enter by the plan, those of a cascade's earlier stages where `admits_light`, and
+    `keeps_light` by the operator. `told`: what a plan has to do with it, a sentence for provenance; empty for nothing.
+    `plan`: the plan that is followed; None for none."""
 
     alpha: float | None = None
     bias: int = 0
@@ -37,9 +39,12 @@ class CacheInForce:
     admits_light: bool = True
     told: str = ""
     plan: PlanVersion | None = None
+    keeps_light: bool = True
 
     def refusal(self, start_kind: str, *, light: bool) -> str:
         """Return why nothing of such an attempt enters the cache; empty where it may."""
+        if light and not self.keeps_light:
+            return "this cache keeps nothing of a cascade's earlier stages"
         if self.plan is None:
             return ""
         by = _named(self.plan)
@@ -51,7 +56,7 @@ class CacheInForce:
 def cache_in_force(own: CacheChoice, plan: Plan | None) -> CacheInForce:
     """Return what a cache goes by that follows `plan`; None for a cache that follows none, or has heard of none yet."""
     if plan is None:
-        return CacheInForce(own.alpha, own.bias or 0, own.eviction or _FIRST_IN_FIRST_OUT)
+        return CacheInForce(own.alpha, own.bias or 0, own.eviction or _FIRST_IN_FIRST_OUT, keeps_light=own.keeps_light)
     cache = plan.cache
     return CacheInForce(
         alpha=own.alpha if own.alpha is not None else cache.alpha,
@@ -61,6 +66,7 @@ def cache_in_force(own: CacheChoice, plan: Plan | None) -> CacheInForce:
         admits_light=cache.admits_light,
         told=_told(own, plan.version, cache),
         plan=plan.version,
+        keeps_light=own.keeps_light,
     )
 
 

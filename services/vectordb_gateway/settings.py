@@ -75,6 +75,11 @@ class SelectionSettings:
         False, help="a picture that started from the cache leaves its later latents there, as those from noise do"
     )
     keep_images_of_hits: bool = setting(True, help="a picture that started from the cache is kept there itself")
+    keep_light_stages: bool = setting(
+        True,
+        help="pictures and latents of a cascade's earlier stages may enter the cache; no: those of its last stage alone"
+        " (MoDM's cache-large), whatever a plan says",
+    )
     max_ancestor_depth: int = setting(
         5, help="pictures in a row that may start from one another; the last of them is nobody's donor", minimum=1
     )
@@ -269,7 +274,10 @@ class GatewaySettings:
         """Return what the operator chose of all that a plan may say of the cache."""
         eviction = self.capacity.eviction
         return CacheChoice(
-            self.selection.cache_alpha, self.selection.cache_bias, eviction.value if eviction is not None else None
+            self.selection.cache_alpha,
+            self.selection.cache_bias,
+            eviction.value if eviction is not None else None,
+            self.selection.keep_light_stages,
         )
 
 

@@ -81,6 +81,14 @@ async def test_what_the_plan_does_not_admit_is_granted_nothing(tmp_path: Path) -
     assert [grant is not None for grant in (noise, light, hit, later)] == [True, False, False, True]
 
 
+async def test_the_operator_may_keep_nothing_of_light_stages_without_any_plan(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--keep-light-stages", "no") as gateway:
+        light = await gateway.client.reserve(scope(), attempt(), light=True)
+        last = await gateway.client.reserve(scope(), attempt())
+
+    assert [grant is not None for grant in (light, last)] == [False, True]
+
+
 async def test_eviction_is_by_the_plans_rule_from_the_next_round_on(tmp_path: Path) -> None:
     """Two of four entries may stay: the newest by fifo, those that served by lcbfu."""
     async with running_gateway(tmp_path, "--max-entries", "2") as gateway:

@@ -57,5 +57,13 @@ def test_without_a_plan_everything_may_enter() -> None:
     assert CacheInForce(admits=(), admits_light=False).refusal("noise", light=True) == ""
 
 
+@pytest.mark.parametrize("followed", [None, plan(), plan(admits=("noise",), admits_light=False)])
+def test_an_operator_who_keeps_nothing_of_light_stages_keeps_the_last_stages(followed: Plan | None) -> None:
+    now = cache_in_force(CacheChoice(keeps_light=False), followed)
+
+    assert now.refusal("noise", light=True) == "this cache keeps nothing of a cascade's earlier stages"
+    assert now.refusal("noise", light=False) == ""
+
+
 def test_a_caller_that_does_not_say_how_a_run_starts_is_judged_by_its_first_step() -> None:
     assert [kind_of_run("", 0), kind_of_run("", 5), kind_of_run("image", 5)] == ["noise", "latent", "image"]
