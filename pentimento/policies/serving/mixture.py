@@ -40,17 +40,17 @@ class MixtureLoad:
     hits: float
 
     @classmethod
-    def of(cls, rate: float, starts: Sequence[tuple[int, float]], step_count: int) -> "MixtureLoad":
-        """Return the load at `rate` requests a second. `starts` are (start step, share of all requests); what they do
-        not cover starts from noise."""
-        misses, refined = work_shares(starts, step_count)
+    def of(cls, rate: float, starts: Sequence[tuple[float, float]]) -> "MixtureLoad":
+        """Return the load at `rate` requests a second. `starts` are (share of its steps that a start saves, share of
+        all requests), both 0..1; what they do not cover starts from noise."""
+        misses, refined = work_shares(starts)
         return cls(rate * misses, rate * refined)
 
 
-def work_shares(starts: Sequence[tuple[int, float]], step_count: int) -> tuple[float, float]:
+def work_shares(starts: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the full runs of misses and of hits that a request is on average; starts as in `MixtureLoad.of`."""
-    hit_share = sum(share for start, share in starts if start > 0)
-    refined = sum(share * max(0.0, 1.0 - start / step_count) for start, share in starts if start > 0)
+    hit_share = sum(share for saved, share in starts if saved > 0)
+    refined = sum(share * max(0.0, 1.0 - saved) for saved, share in starts if saved > 0)
     return max(0.0, 1.0 - hit_share), refined
 
 
@@ -154,8 +154,11 @@ class MixtureAllocator:
         total = sum(start.request_count for start in starts)
         if not total:
             return rate, *((before.misses, before.refined) if before else (1.0, 0.0))
-        shares = [(start.start_step, start.request_count / total) for start in starts]
-        misses, refined = work_shares(shares, self.settings.step_count)
+        shares = [
+            (start.start_step / (start.step_count or self.settings.step_count), start.request_count / total)
+            for start in starts
+        ]
+        misses, refined = work_shares(shares)
         if before is None:
             return rate, misses, refined
         counted = share_weight(total)

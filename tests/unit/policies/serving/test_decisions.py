@@ -145,7 +145,7 @@ def test_where_no_worker_holds_the_small_model_the_heavy_one_takes_images_too() 
 
 
 def test_the_load_of_a_mixture_is_in_full_runs() -> None:
-    assert MixtureLoad.of(2.0, [(0, 0.2), (10, 0.5), (40, 0.25)], 50) == MixtureLoad(
+    assert MixtureLoad.of(2.0, [(0.0, 0.2), (0.2, 0.5), (0.8, 0.25)]) == MixtureLoad(
         0.5, pytest.approx(2 * (0.4 + 0.05))
     )
 

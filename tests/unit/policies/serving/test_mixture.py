@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pentimento.domain.fleet import StartShare
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
-from pentimento.policies.serving.entry import SPARE
+from pentimento.policies.serving.entry import IMAGE, NOISE, SPARE
 from pentimento.policies.serving.mixture import MixtureAllocator, MixtureLoad, MixtureMode, carries, large_count
 from pentimento.policies.serving.pid import PidGains, PidMemory, step
 from pentimento.policies.serving.settings import ServingSettings
@@ -14,7 +15,7 @@ from tests.unit.policies.serving.fleets import counts, decide, hits, profiles, r
 # MI210, seconds an image, from MoDM's artefact.
 SECONDS = {"sd35": 91.5, "sdxl": 16.5, "sana": 6.5}
 SETTINGS = ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,), demand_weight=1.0)
-SHARES = st.lists(st.tuples(st.sampled_from((5, 10, 15, 25, 30)), st.floats(0, 0.2)), max_size=5)
+SHARES = st.lists(st.tuples(st.sampled_from((0.1, 0.2, 0.3, 0.5, 0.6)), st.floats(0, 0.2)), max_size=5)
 
 
 def asked(per_minute: float, now_s: float = 0.0, hit_share: float = 0.75) -> AllocationContext:
@@ -28,9 +29,9 @@ def asked(per_minute: float, now_s: float = 0.0, hit_share: float = 0.75) -> All
 @settings(deadline=None, max_examples=50)
 @given(rate=st.floats(0.01, 5.0), starts=SHARES, devices=st.integers(1, 20), ratio=st.floats(1.0, 20.0))
 def test_quality_mode_takes_as_many_large_models_as_the_constraints_allow(
-    rate: float, starts: list[tuple[int, float]], devices: int, ratio: float
+    rate: float, starts: list[tuple[float, float]], devices: int, ratio: float
 ) -> None:
-    load = MixtureLoad.of(rate, starts, 50)
+    load = MixtureLoad.of(rate, starts)
     allowed = [count for count in range(devices + 1) if carries(load, devices, count, 0.1, 0.1 * ratio)]
 
     found = large_count(MixtureMode.QUALITY, load, devices, 0.1, 0.1 * ratio)
@@ -40,7 +41,7 @@ def test_quality_mode_takes_as_many_large_models_as_the_constraints_allow(
 
 
 def test_throughput_mode_divides_by_the_work() -> None:
-    load = MixtureLoad.of(1.0, [(25, 0.75)], 50)
+    load = MixtureLoad.of(1.0, [(0.5, 0.75)])
 
     # W_miss = 0.25; W_hit = 0.375, weighted by 1/5 = 0.075: 0.25 / 0.325 of 13.
     assert large_count(MixtureMode.THROUGHPUT, load, 13, 1.0, 5.0) == 10
@@ -51,6 +52,15 @@ def test_more_load_means_fewer_large_models() -> None:
 
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
+
+
+def test_a_hit_costs_what_is_left_of_its_own_steps() -> None:
+    """At 50 steps by the settings, half of the requests save 10 of their own 20: as at 25 of 50."""
+    own = (StartShare(0, 50, NOISE, 20), StartShare(10, 50, IMAGE, 20))
+    busy = asked(30, hit_share=0.5)
+    told = replace(busy, demand=(replace(busy.demand[0], starts=own),))
+
+    assert decide(MixtureAllocator(SETTINGS), told) == decide(MixtureAllocator(SETTINGS), busy)
 
 
 def test_idle_large_workers_take_hits() -> None:
