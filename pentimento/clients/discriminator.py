@@ -9,11 +9,13 @@ from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceStub
 from pentimento.clients.errors import domain_errors
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.errors import Internal
+from pentimento.domain.errors import FailedPrecondition, Internal
 from pentimento.domain.foresight import PromptForesight, Verdict
 from pentimento.wire.cache import embedding_to_proto
 
 AttemptKey = tuple[str, int]
+# The reason of an answer by another discriminator than is meant.
+OTHER_DISCRIMINATOR = "OTHER_DISCRIMINATOR"
 
 VERDICTS = {
     pb.Verdict.VERDICT_UNSURE: Verdict.UNSURE,
@@ -34,11 +36,14 @@ class DiscriminatorClient:
         images: Sequence[tuple[AttemptKey, bytes]],
         timeout_s: float | None = None,
         prompts: Mapping[AttemptKey, Embedding] | None = None,
+        digest: str = "",
     ) -> dict[AttemptKey, float]:
         """Return the confidence, 0..1, for each image: (request id, fencing token) and PNG, JPEG or WebP bytes, with
-        its prompt's embedding, which discriminators that read prompts need; all of one encoder.
+        its prompt's embedding, which discriminators that read prompts need; all of one encoder. `digest`: of the
+        discriminator that is meant; empty for any.
 
-        Raises Internal when the answer leaves one out or holds something that is no share.
+        Raises Internal when the answer leaves one out or holds something that is no share, and FailedPrecondition
+        OTHER_DISCRIMINATOR where another one answers than is meant.
         """
         request = pb.ScoreRequest(
             cascade=cascade,
@@ -53,6 +58,7 @@ class DiscriminatorClient:
                 request.encoder_digest = prompt.encoder_digest
         with domain_errors():
             answer = await self._stub.Score(request, timeout=timeout_s)
+        _check_digest(digest, answer.discriminator_digest)
         scores = {(score.request_id, score.fencing_token): score.confidence for score in answer.scores}
         for key, _ in images:
             confidence = scores.get(key, math.nan)
@@ -60,13 +66,16 @@ class DiscriminatorClient:
                 raise Internal("BAD_SCORE", f"the discriminator answered {confidence:g} for an image")
         return scores
 
-    async def foresee(self, cascade: str, prompt: Embedding, timeout_s: float | None = None) -> PromptForesight:
-        """Return what the prompt tells by itself. Raises FailedPrecondition NO_PROMPT_HEAD for a discriminator of
-        pictures alone, and Internal for an answer that is none."""
+    async def foresee(
+        self, cascade: str, prompt: Embedding, timeout_s: float | None = None, digest: str = ""
+    ) -> PromptForesight:
+        """Return what the prompt tells by itself; `digest` as for `score`. Raises FailedPrecondition NO_PROMPT_HEAD for
+        a discriminator of pictures alone and OTHER_DISCRIMINATOR, and Internal for an answer that is none."""
         entry = pb.PromptToForesee(prompt=embedding_to_proto(prompt))
         request = pb.ForeseeRequest(cascade=cascade, prompts=[entry], encoder_digest=prompt.encoder_digest)
         with domain_errors():
             answer = await self._stub.Foresee(request, timeout=timeout_s)
+        _check_digest(digest, answer.discriminator_digest)
         told = answer.foresights[0] if len(answer.foresights) == 1 else None
         if told is None or told.verdict not in VERDICTS or not 0.0 <= told.probability <= 1.0:
             raise Internal("BAD_FORESIGHT", "the discriminator answered no foresight of the prompt")
@@ -76,3 +85,10 @@ class DiscriminatorClient:
         """Return the discriminator's status message."""
         with domain_errors():
             return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+
+
+def _check_digest(meant: str, answered: str) -> None:
+    """Thresholds that were planned by one discriminator's scores say nothing of another's."""
+    if meant and answered != meant:
+        message = f"the discriminator that answers is {answered[:80]}, the plan's is {meant}"
+        raise FailedPrecondition(OTHER_DISCRIMINATOR, message)

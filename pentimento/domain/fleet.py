@@ -165,17 +165,20 @@ class StartThreshold:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage of a cascade. `discriminator`: the cascade `light>heavy` as discriminators know it; empty for that of its
-    model and the next one's. Pictures from a kind of start that `thresholds` does not name are not scored: they are
-    good enough. `skip_below`: the stage is left out where the prompt alone tells that its picture is good enough with
-    less than this probability (0..1), and the threshold would refuse it; 0 for never. `reuse_share` (0..1) of the next
-    stage's steps are left out there, because it starts from this stage's picture; 0: it starts from noise."""
+    """A stage of a cascade. `discriminator`: the cascade `light>heavy` as discriminators know it; empty for that of
+    its model and the next one's. `discriminator_digest`: that of the discriminator whose f(t) the thresholds were
+    planned by, and whose scores alone count; empty for any. Pictures from a kind of start that `thresholds` does
+    not name are not scored: they are good enough. `skip_below`: the stage is left out where the prompt alone tells
+    that its picture is good enough with less than this probability (0..1), and the threshold would refuse it; 0 for
+    never. `reuse_share` (0..1) of the next stage's steps are left out there, because it starts from this stage's
+    picture; 0: it starts from noise."""
 
     pool: str
     thresholds: tuple[StartThreshold, ...] = ()
     discriminator: str = ""
     skip_below: float = 0.0
     reuse_share: float = 0.0
+    discriminator_digest: str = ""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class FixedDiscriminator(DiscriminatorServiceServicer):
 
     def __init__(self, confidence: float | None) -> None:
         self.confidence = confidence
+        self.digest = ""
         self.hangs = False
         self.foreseen: float | None = None
         self.asked: list[pb.ScoreRequest] = []
@@ -42,7 +43,7 @@ class FixedDiscriminator(DiscriminatorServiceServicer):
             pb.ImageScore(request_id=image.request_id, fencing_token=image.fencing_token, confidence=self.confidence)
             for image in request.images
         ]
-        return pb.ScoreResponse(scores=scores)
+        return pb.ScoreResponse(scores=scores, discriminator_digest=self.digest)
 
     async def Foresee(self, request: pb.ForeseeRequest, context: Any) -> pb.ForeseeResponse:
         self.foresights.append(request)
@@ -55,7 +56,7 @@ class FixedDiscriminator(DiscriminatorServiceServicer):
             pb.PromptForesight(request_id=prompt.request_id, probability=self.foreseen, verdict=verdict)
             for prompt in request.prompts
         ]
-        return pb.ForeseeResponse(foresights=told)
+        return pb.ForeseeResponse(foresights=told, discriminator_digest=self.digest)
 
 
 class CascadeParts:

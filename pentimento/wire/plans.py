@@ -137,6 +137,7 @@ def _cascade_to_proto(cascade: CascadePlan) -> pb.CascadePlan:
                 discriminator=stage.discriminator,
                 skip_below=stage.skip_below,
                 reuse_share=stage.reuse_share,
+                discriminator_digest=stage.discriminator_digest,
             )
             for stage in cascade.stages
         ],
@@ -149,7 +150,14 @@ def _cascade_from_proto(message: pb.CascadePlan) -> CascadePlan:
 
 def _stage_from_proto(message: pb.StagePlan) -> StagePlan:
     thresholds = tuple(StartThreshold(threshold.start, threshold.confidence) for threshold in message.thresholds)
-    return StagePlan(message.pool, thresholds, message.discriminator, message.skip_below, message.reuse_share)
+    return StagePlan(
+        message.pool,
+        thresholds,
+        message.discriminator,
+        message.skip_below,
+        message.reuse_share,
+        message.discriminator_digest,
+    )
 
 
 def _cache_to_proto(cache: CachePlan) -> pb.CachePlan:

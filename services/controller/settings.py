@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pentimento.devices.emulation import read_fleet
 from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.models import Handover
 from pentimento.policies.profiled_cascades import ReusePromise
 from pentimento.policies.selector_profiling import RuleChoice
 from pentimento.policies.serving.needs import check_needs, fleet_settings
@@ -184,11 +185,12 @@ class ControllerSettings:
         """What is asked of hand-over profiles."""
         return ReusePromise(self.handover_alpha, self.handover_rule.rule)
 
-    def policy(self, deferral: DeferralCurve | None = None) -> ServingPolicy:
-        """Raises ValueError naming the flag that the policy lacks. `deferral`: f(t) in place of the settings' own."""
+    def policy(self, handover: Handover | None = None) -> ServingPolicy:
+        """Raises ValueError naming the flag that the policy lacks. `handover`: what is registered of the light model's
+        pictures that go on to the heavy one; its f(t) takes the place of the settings' own."""
         serving = self.serving.serving()
-        if deferral is not None:
-            serving = replace(serving, deferral=deferral)
+        if handover is not None:
+            serving = serving.handing_over(handover)
         try:
             check_needs(self.allocator, serving)
         except InvalidArgument as error:

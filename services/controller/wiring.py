@@ -115,12 +115,12 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
 
 
 def _policy(settings: ControllerSettings, repository: ModelRepository) -> ServingPolicy:
-    """What plans: the cascade of the settings once it is registered, else their policy, by f(t) of its cascade's
-    registration where there is one."""
+    """What plans: the cascade of the settings once it is registered, else their policy, by what is registered of its
+    light model's pictures that go on to the heavy one."""
     serving = settings.serving.serving()
     if (cascade := repository.cascade(settings.cascade)) is not None:
         return cascade_chain(serving, cascade)
-    return settings.policy(repository.deferral(serving.light, serving.heavy))
+    return settings.policy(repository.handover(serving.light, serving.heavy))
 
 
 def _uploads(

@@ -1,6 +1,7 @@
 """A discriminator that reads what an emulated picture says of itself, in the time that was profiled."""
 
 import asyncio
+import hashlib
 import random
 from collections.abc import Callable, Sequence
 
@@ -10,7 +11,8 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from services.discriminator.scoring import Foresights, PictureScores, PictureToScore, reads_no_prompts
 
-DIGEST = "emulated"
+# In the form of a real one, so that a cascade of emulated models can be registered with it.
+DIGEST = f"sha256:{hashlib.sha256(b'emulated discriminator').hexdigest()}"
 
 
 class EmulatedScorer:

@@ -30,6 +30,10 @@ THINNED_STEPS = counter(
 UNSCORED = counter(
     "pentimento_frontdoor_unscored_total", "Light pictures that no discriminator scored; the settings say what then."
 )
+OTHER_DISCRIMINATORS = counter(
+    "pentimento_frontdoor_other_discriminator_total",
+    "Answers of discriminators that are not the one whose deferral curve the plan follows; they do not count.",
+)
 LEFT_OUT = counter(
     "pentimento_frontdoor_left_out_stages_total",
     "Light stages of cascades that were left out, as the prompt alone told that the picture would be refused.",

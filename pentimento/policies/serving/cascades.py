@@ -20,6 +20,7 @@ from pentimento.policies.serving.cascade_problem import (
 from pentimento.policies.serving.costs import BatchCost, batch_costs
 from pentimento.policies.serving.demand import averaged_demand, demand_of, smoothed
 from pentimento.policies.serving.entry import EVERY_START, STARTS, every_start
+from pentimento.policies.serving.handed_over import scored_stage
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.settings import ServingSettings
 
@@ -73,7 +74,7 @@ class CascadeAllocator:
             device_count=len(context.workers()),
             slo_s=math.inf if self.aimd else settings.slo_s,
             light=batch_costs(context, settings.light, self._sizes(memory.light_batch)),
-            heavy=batch_costs(context, settings.heavy, self._sizes(memory.heavy_batch)),
+            heavy=batch_costs(context, settings.heavy, self._sizes(memory.heavy_batch), settings.reuse_share),
             deferral=settings.deferral.bent(memory.bend),
             thresholds=self._thresholds(),
             light_queue_s=self._queue_delay(light),
@@ -131,7 +132,7 @@ class StaticCascade:
             device_count=len(context.workers()),
             slo_s=settings.slo_s,
             light=batch_costs(context, settings.light, settings.batch_sizes),
-            heavy=batch_costs(context, settings.heavy, settings.batch_sizes),
+            heavy=batch_costs(context, settings.heavy, settings.batch_sizes, settings.reuse_share),
             deferral=settings.deferral,
             thresholds=grid(settings.threshold_count),
             light_queue_s=same_again,
@@ -172,7 +173,7 @@ def as_decision(
 def _cascade(settings: ServingSettings, threshold: float) -> CascadePlan:
     """Every light picture is scored, whatever it started from (DiffServe has no other start than noise)."""
     thresholds = tuple(StartThreshold(start, threshold) for start in STARTS)
-    stages = (StagePlan(settings.light, thresholds), StagePlan(settings.heavy))
+    stages = (scored_stage(settings.light, thresholds, settings.handover), StagePlan(settings.heavy))
     return CascadePlan(f"{settings.light}>{settings.heavy}", stages)
 
 

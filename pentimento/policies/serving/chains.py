@@ -10,6 +10,7 @@ from pentimento.policies.serving.chain_problem import ChainProblem, ChainSolutio
 from pentimento.policies.serving.costs import batch_costs
 from pentimento.policies.serving.demand import averaged_demand, demand_of
 from pentimento.policies.serving.entry import EVERY_START, STARTS, every_start
+from pentimento.policies.serving.handed_over import scored_stage
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
@@ -85,6 +86,5 @@ class ChainAllocator:
                 stages.append(StagePlan(model))
                 break
             thresholds = tuple(StartThreshold(start, solution.thresholds[index]) for start in STARTS)
-            handover = self.cascade.handovers[index]
-            stages.append(StagePlan(model, thresholds, handover.discriminator, reuse_share=handover.reuse_share))
+            stages.append(scored_stage(model, thresholds, self.cascade.handovers[index]))
         return CascadePlan(self.cascade.name, tuple(stages))

@@ -25,7 +25,7 @@ class Stage:
     scored. `cascade` names the plan's cascade, empty for the operator's own and where there is none. `planned`: the
     plan's shares sent the request there, and not its own wish. `skip_below`: the plan's bound of the prompt's
     probability, below which the stage is left out; 0 for never. `reuse_share` (0..1) of the next stage's steps are left
-    out there, because it starts from this one's picture; 0 for none."""
+    out there, because it starts from this one's picture; 0 for none. `discriminator_digest`: as `StagePlan` has it."""
 
     pool: str
     model: str
@@ -35,6 +35,7 @@ class Stage:
     planned: bool = False
     skip_below: float = 0.0
     reuse_share: float = 0.0
+    discriminator_digest: str = ""
 
     def threshold(self, start: str) -> float | None:
         """Return the confidence that pictures from that start must exceed; None where they are not scored."""
@@ -154,6 +155,7 @@ def _stages(plan: Plan, entry: EnteredPool) -> tuple[Stage, ...]:
             planned=True,
             skip_below=stage.skip_below,
             reuse_share=stage.reuse_share,
+            discriminator_digest=stage.discriminator_digest,
         )
         for stage in cascade.stages
     )

@@ -22,8 +22,10 @@ from pentimento.domain.fleet import (
     StartThreshold,
     WorkerAssignment,
 )
+from pentimento.domain.models import Handover
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.entry import IMAGE, SPARE, STARTS
+from pentimento.policies.serving.handed_over import scored_stage
 from pentimento.policies.serving.joint_problem import (
     Course,
     JointProblem,
@@ -188,11 +190,13 @@ def as_planned(context: AllocationContext) -> AllocationContext:
 @dataclass(frozen=True)
 class _Way:
     """How requests of one start go: the pool where they enter, the one that follows, and from which confidence on they
-    stay in the first; None where they do unless it would be late, so that the second stands in."""
+    stay in the first; None where they do unless it would be late, so that the second stands in. `handover`: what is
+    registered of those that go on."""
 
     pool: str
     beyond: str = ""
     threshold: float | None = None
+    handover: Handover | None = None
 
 
 class _Entries:
@@ -215,7 +219,7 @@ class _Entries:
         model, stand_in = course.pools[0].component, self._stand_ins.get(start, "")
         way = _Way(first, stand_in) if stand_in and stand_in != model else _Way(first)
         if rest:
-            way = _Way(first, rest[0], planned.threshold)
+            way = _Way(first, rest[0], planned.threshold, planned.handover)
         rates = self._rates.setdefault(start, {})
         rates[way] = rates.get(way, 0.0) + rate
 
@@ -234,7 +238,7 @@ class _Entries:
         return tuple(
             CascadePlan(
                 self._name(start, way),
-                (StagePlan(way.pool, _thresholds(start, way)), StagePlan(way.beyond)),
+                (scored_stage(way.pool, _thresholds(start, way), way.handover), StagePlan(way.beyond)),
             )
             for start, rates in self._rates.items()
             for way in rates

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import Replica
+from pentimento.domain.models import Handover
 from pentimento.policies.allocation import AllocationContext, AllocationProfile
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
@@ -19,12 +20,13 @@ _THRESHOLD_COUNT = 11
 @dataclass(frozen=True)
 class PlannedRoute:
     """A route of the joint problem, and what a plan must say of it: the model that it begins with; the model that it
-    may be sent on to and from which confidence on it is not, where it is a cascade."""
+    may be sent on to, from which confidence on it is not and what is registered of that, where it is a cascade."""
 
     route: PaintingRoute
     first: str
     heavy: str = ""
     threshold: float = 0.0
+    handover: Handover | None = None
 
 
 def kind_of(worker: Replica) -> str:
@@ -102,6 +104,8 @@ def routes_of(
         NOISE: 1.0 - hits * (1.0 - image_left),
         LATENT: _left(context, settings.heavy, demand.latent_saved),
     }
+    # Whoever is sent on starts from the light picture, but for those hits: nothing was measured of them.
+    sent_on_left = hits * image_left + (1.0 - hits) * _left(context, settings.heavy, settings.reuse_share)
     if hits and kept < 1.0:
         settings = _less_by_heavy(settings, 1.0 - hits * (1.0 - kept))
     curve = settings.deferral.bent(demand.bend)
@@ -112,7 +116,7 @@ def routes_of(
         found += [_alone(settings, heavy, IMAGE, image_left)] if refined or settings.light not in there else []
     if settings.light in there:
         found.append(_alone(settings, settings.light, NOISE, 1.0))
-        found += _cascades(settings, NOISE, curve, heavy_left=left[NOISE]) if heavy in there else ()
+        found += _cascades(settings, NOISE, curve, heavy_left=sent_on_left) if heavy in there else ()
     if not refined and settings.light in there:
         # Such requests go as if they had come from noise.
         found.append(_alone(settings, settings.light, IMAGE, 1.0))
@@ -176,6 +180,9 @@ def _cascades(
     where all are sent on the heavy model alone does as well. A mean request takes `share` of a whole run of the light
     model, and `heavy_left` of one of the heavy model; of its quality a light picture has `kept`."""
     light, own, heavy = settings.light, settings.quality_of(settings.light), settings.quality_of(settings.heavy)
+    handover = settings.handover
+    if handover is not None and start != NOISE:
+        handover = replace(handover, reuse_share=0.0)
     for number in range(1, _THRESHOLD_COUNT - 1):
         deferred = number / (_THRESHOLD_COUNT - 1)
         threshold = min(curve.confidence(deferred), 1.0)
@@ -183,7 +190,7 @@ def _cascades(
         uses = (Use(light, share, _PATH * share), Use(settings.heavy, deferred * heavy_left, _PATH))
         route = PaintingRoute(f"{start}:{light}>{settings.heavy}@{number}", start, uses, quality)
         if threshold > 0.0:
-            yield PlannedRoute(route, light, settings.heavy, threshold)
+            yield PlannedRoute(route, light, settings.heavy, threshold, handover)
 
 
 def _cascade_quality(light: ModelQuality, heavy: ModelQuality, deferred: float, kept: float) -> float:

@@ -3,7 +3,9 @@
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from pentimento.domain.models import Handover
 
 THRESHOLD_COUNT = 201
 
@@ -99,7 +101,8 @@ class ModelQuality:
 class ServingSettings:
     """Settings of every policy here; each reads what it needs. Times in seconds, rates per second.
 
-    `light` and `heavy` are the models of a cascade; `small` those that MoDM refines hits with, best first (empty: the
+    `light` and `heavy` are the models of a cascade, `handover` what is registered of the one's pictures that go on to
+    the other; `small` those that MoDM refines hits with, best first (empty: the
     light one). `slo_s` is L of DiffServe's allocation problem. `expected_per_s` is the demand that dynamic policies
     begin with (0: what they see first), `peak_per_s` the one that static policies are provisioned for. `overprovision`
     is DiffServe's lambda, `demand_weight` the weight of demand's newest second in its average (DiffServe's artefact:
@@ -116,6 +119,7 @@ class ServingSettings:
     small: tuple[str, ...] = ()
     slo_s: float = math.inf
     deferral: DeferralCurve = DeferralCurve()
+    handover: Handover | None = None
     discriminator_s: float = 0.0
     expected_per_s: float = 0.0
     peak_per_s: float = 0.0
@@ -130,6 +134,15 @@ class ServingSettings:
     plans_reuse: bool = False
     bias_loss: float = 0.05
     qualities: tuple[ModelQuality, ...] = ()
+
+    def handing_over(self, handover: Handover) -> "ServingSettings":
+        """Return the settings with a registered hand-over, and its f(t)."""
+        return replace(self, handover=handover, deferral=DeferralCurve(handover.thresholds, handover.shares))
+
+    @property
+    def reuse_share(self) -> float:
+        """The share (0..1) of the heavy model's steps that a start from the light one's picture spares."""
+        return self.handover.reuse_share if self.handover is not None else 0.0
 
     def quality_of(self, model: str) -> ModelQuality:
         """Return the quality of a model."""

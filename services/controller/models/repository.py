@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
-from pentimento.domain.models import CascadeVariant, DeviceCost, ModelVariant, RegisteredModels, RegisteredRow
+from pentimento.domain.models import CascadeVariant, DeviceCost, Handover, ModelVariant, RegisteredModels, RegisteredRow
 from pentimento.files.json_values import from_json, to_json
 from pentimento.policies.profiled_cascades import ReusePromise, with_profiled_shares
-from pentimento.policies.serving.settings import DeferralCurve
 from services.controller.models.checks import check_cascade, check_name, check_variant
 
 if TYPE_CHECKING:
@@ -62,10 +61,10 @@ class ModelRepository:
         """Return the cascade of that name; None where none is registered."""
         return self._cascades.get(name)
 
-    def deferral(self, light: str, heavy: str) -> DeferralCurve | None:
-        """Return f(t) of the cascade of these two; None where none is registered."""
+    def handover(self, light: str, heavy: str) -> Handover | None:
+        """Return the hand-over of the cascade of these two; None where none is registered."""
         cascade = self._cascades.get(f"{light}>{heavy}")
-        return DeferralCurve(cascade.handovers[0].thresholds, cascade.handovers[0].shares) if cascade else None
+        return cascade.handovers[0] if cascade else None
 
     async def load(self) -> None:
         """Changes state: what the ledger holds. What this version cannot read is passed over, and stays there."""

@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Callable, Iterable
 
-from pentimento.clients.discriminator import AttemptKey, DiscriminatorClient
+from pentimento.clients.discriminator import OTHER_DISCRIMINATOR, AttemptKey, DiscriminatorClient
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import ComponentPlacement, ReplicaKind, ServiceEndpoint
+from services.frontdoor.metrics import OTHER_DISCRIMINATORS
 
 logger = logging.getLogger(__name__)
 
@@ -42,24 +43,33 @@ class Discriminators:
         self._clients = {at: self._clients.get(at) or self._open_client(at) for at in self._cascades}
 
     async def score(
-        self, cascade: str, key: AttemptKey, image: bytes, prompt: Embedding | None, timeout_s: float
+        self,
+        cascade: str,
+        key: AttemptKey,
+        image: bytes,
+        prompt: Embedding | None,
+        timeout_s: float,
+        digest: str = "",
     ) -> float | None:
-        """The confidence; None when nobody answers in time. Some discriminators read the prompt beside the picture."""
+        """The confidence; None when nobody answers in time. Some discriminators read the prompt beside the picture.
+        Where `digest` names a discriminator, nobody else's answer counts."""
         prompts = {} if prompt is None else {key: prompt}
         for address, client in self._next_two(cascade):
             try:
-                return (await client.score(cascade, [(key, image)], timeout_s, prompts))[key]
+                return (await client.score(cascade, [(key, image)], timeout_s, prompts, digest))[key]
             except PentimentoError as error:
+                _count_other(error)
                 logger.warning("a picture was not scored", extra={"address": address, "reason": error.reason})
         return None
 
-    async def foresee(self, cascade: str, prompt: Embedding, timeout_s: float) -> float | None:
+    async def foresee(self, cascade: str, prompt: Embedding, timeout_s: float, digest: str = "") -> float | None:
         """The probability, by the prompt alone, that the light picture will be good enough; None when nobody answers
-        in time, or whoever does reads pictures alone."""
+        in time, or whoever does reads pictures alone, or is not the one that `digest` names."""
         for address, client in self._next_two(cascade):
             try:
-                return (await client.foresee(cascade, prompt, timeout_s)).probability
+                return (await client.foresee(cascade, prompt, timeout_s, digest)).probability
             except PentimentoError as error:
+                _count_other(error)
                 logger.debug("a prompt was not foreseen", extra={"address": address, "reason": error.reason})
         return None
 
@@ -70,6 +80,11 @@ class Discriminators:
         first = [entry for entry in clients if entry[0] in placed]
         others = [entry for entry in clients if entry[0] not in placed]
         return [*_turned(first, self._turn), *_turned(others, self._turn)][:2]
+
+
+def _count_other(error: PentimentoError) -> None:
+    if error.reason == OTHER_DISCRIMINATOR:
+        OTHER_DISCRIMINATORS.inc()
 
 
 def _turned(clients: list[tuple[str, DiscriminatorClient]], turn: int) -> list[tuple[str, DiscriminatorClient]]:

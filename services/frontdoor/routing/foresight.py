@@ -31,7 +31,8 @@ async def foresee(
     told: float | None = None
     if embedding is not None:
         cascade, timeout_s = discriminator_of(stages, 0), parts.timeouts.foresee_s
-        told = await parts.discriminators.foresee(cascade, embedding, timeout_s)
+        digest = stages[0].discriminator_digest
+        told = await parts.discriminators.foresee(cascade, embedding, timeout_s, digest)
     if told is None:
         note("foresight skipped: no discriminator told")
     return told

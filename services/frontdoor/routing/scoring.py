@@ -20,10 +20,10 @@ async def _score(parts: FrontdoorParts, job: Job, token: int) -> None:
     result = execution.result
     assert result is not None
     began_at = parts.clock.monotonic()
-    cascade = discriminator_of(job.stages, execution.stage)
+    cascade, digest = discriminator_of(job.stages, execution.stage), job.stages[execution.stage].discriminator_digest
     prompt = await prompt_of(parts, job)
     key, timeout_s = (execution.attempt.request_id, token), parts.timeouts.score_s
-    confidence = await parts.discriminators.score(cascade, key, result.image, prompt, timeout_s)
+    confidence = await parts.discriminators.score(cascade, key, result.image, prompt, timeout_s, digest)
     job.time_stage("score", began_at, parts.clock.monotonic())
     execution.confidence = confidence
     if confidence is None:

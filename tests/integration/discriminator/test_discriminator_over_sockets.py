@@ -68,6 +68,19 @@ async def test_each_picture_gets_its_own_confidence(client: DiscriminatorClient)
     assert found == {key: pytest.approx(expected(key[1] - 1), abs=1e-5) for key, _ in images}
 
 
+async def test_another_discriminator_than_is_meant_is_told_from_the_one_that_is(client: DiscriminatorClient) -> None:
+    image, own = ("r", 1), open_discriminator(SHIPPED).digest
+
+    with pytest.raises(FailedPrecondition) as other:
+        await client.score(CASCADE, [(image, picture(0))], digest="sha256:" + "0" * 64)
+    with pytest.raises(FailedPrecondition) as foreseen:
+        await client.foresee(READING, prompt(3), digest=own)
+    found = await client.score(CASCADE, [(image, picture(0))], digest=own)
+
+    assert [raised.value.reason for raised in (other, foreseen)] == ["OTHER_DISCRIMINATOR"] * 2
+    assert list(found) == [image]
+
+
 async def test_calls_of_two_cascades_at_the_same_time_are_all_answered(client: DiscriminatorClient) -> None:
     calls = [
         client.score(cascade, [((f"{cascade} {number}", 1), picture(number))])

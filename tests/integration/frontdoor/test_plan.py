@@ -253,6 +253,22 @@ async def test_the_heavy_stage_starts_from_the_light_picture_where_the_pair_was_
     assert "heavy started from the picture of light: 2 steps are taken" in provenance.notes
 
 
+@pytest.mark.parametrize(("answers", "painted"), [("sha256:meant", "heavy"), ("sha256:other", "light")])
+async def test_a_score_counts_where_it_is_of_the_discriminator_that_was_planned_by(
+    folder: Path, answers: str, painted: str
+) -> None:
+    """At 0.9 of 0.95 the light picture is refused; unscored, it is kept."""
+    pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
+    known = cascade("light", "heavy", noise=0.95)
+    meant = replace(known, stages=(replace(known.stages[0], discriminator_digest="sha256:meant"), known.stages[1]))
+    async with planned(folder, pools, FromNoise(), (meant,)) as run:
+        run.discriminator.digest = answers
+        provenance = (await run.suite.paint(replace(UNNAMED, cache=CacheMode.OFF))).provenance
+
+    assert provenance.spec.model == painted
+    assert ("degraded: UNSCORED" in provenance.notes) is (painted == "light")
+
+
 async def test_misses_take_one_way_and_hits_another_cascade(folder: Path) -> None:
     """Misses go to the heavy model alone. The light model refines hits, and what is not good enough goes on."""
     pools = (

@@ -3,8 +3,10 @@
 import math
 from typing import Any
 
+from prometheus_client import REGISTRY
+
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.errors import Unavailable
+from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.fleet import ComponentPlacement, ReplicaKind, ServiceEndpoint
 from pentimento.domain.foresight import PromptForesight, Verdict
 from services.frontdoor.routing.discriminators import Discriminators
@@ -17,16 +19,20 @@ class _NotingClient:
         self._address = address
         self._asked = asked
 
-    async def score(self, cascade: str, images: Any, timeout_s: float, prompts: Any) -> dict[tuple[str, int], float]:
-        self._ask()
+    async def score(
+        self, cascade: str, images: Any, timeout_s: float, prompts: Any, digest: str
+    ) -> dict[tuple[str, int], float]:
+        self._ask(digest)
         return {key: 0.5 if prompts == {key: PROMPT} else math.nan for key, _ in images}
 
-    async def foresee(self, cascade: str, prompt: Embedding, timeout_s: float) -> PromptForesight:
-        self._ask()
+    async def foresee(self, cascade: str, prompt: Embedding, timeout_s: float, digest: str) -> PromptForesight:
+        self._ask(digest)
         return PromptForesight(0.25, Verdict.UNSURE)
 
-    def _ask(self) -> None:
+    def _ask(self, digest: str) -> None:
         self._asked.append(self._address)
+        if "other" in self._address and digest:
+            raise FailedPrecondition("OTHER_DISCRIMINATOR", "another one")
         if "down" in self._address:
             raise Unavailable("DOWN", "nobody there", retry_after_ms=1)
 
@@ -87,6 +93,22 @@ async def test_one_that_is_down_is_passed_over() -> None:
     them.follow([endpoint("down", "l>h"), endpoint("b", "l>h")])
 
     assert [await score(them, "l>h") for _ in range(2)] == [0.5, 0.5]
+
+
+async def test_of_another_discriminator_than_is_meant_nothing_is_taken_and_it_is_counted() -> None:
+    asked: list[str] = []
+    them = discriminators(asked, "other")
+    before = other_count()
+
+    assert await them.score("l>h", ("r", 1), b"picture", PROMPT, 1.0, digest="sha256:meant") is None
+    assert await them.foresee("l>h", PROMPT, 1.0, digest="sha256:meant") is None
+    assert await score(them, "l>h") == 0.5, "any will do where none is meant"
+
+    assert (len(asked), other_count() - before) == (3, 2)
+
+
+def other_count() -> float:
+    return REGISTRY.get_sample_value("pentimento_frontdoor_other_discriminator_total") or 0.0
 
 
 async def test_what_a_prompt_tells_is_asked_of_those_of_its_cascade_and_of_the_next_where_one_is_down() -> None:

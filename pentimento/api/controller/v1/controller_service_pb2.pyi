@@ -826,6 +826,7 @@ class StagePlan(_message.Message):
     DISCRIMINATOR_FIELD_NUMBER: _builtins.int
     SKIP_BELOW_FIELD_NUMBER: _builtins.int
     REUSE_SHARE_FIELD_NUMBER: _builtins.int
+    DISCRIMINATOR_DIGEST_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     discriminator: _builtins.str
     """As discriminators know it, `light>heavy`; empty for that of this stage's model and the next one's."""
@@ -833,6 +834,8 @@ class StagePlan(_message.Message):
     """The stage is left out where the prompt alone tells that its picture is good enough with less than this probability; 0 for never."""
     reuse_share: _builtins.float
     """Share of the next stage's steps that are left out there, because it starts from this stage's picture; 0: it starts from noise."""
+    discriminator_digest: _builtins.str
+    """Of the discriminator whose f(t) the thresholds were planned by: scores of another one do not count. Empty for any."""
     @_builtins.property
     def thresholds(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartThreshold]:
         """Pictures from a kind of start that is not named are not scored: they are good enough."""
@@ -845,10 +848,11 @@ class StagePlan(_message.Message):
         discriminator: _builtins.str = ...,
         skip_below: _builtins.float = ...,
         reuse_share: _builtins.float = ...,
+        discriminator_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "pool", b"pool", "reuse_share", b"reuse_share", "skip_below", b"skip_below", "thresholds", b"thresholds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "discriminator_digest", b"discriminator_digest", "pool", b"pool", "reuse_share", b"reuse_share", "skip_below", b"skip_below", "thresholds", b"thresholds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

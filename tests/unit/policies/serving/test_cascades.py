@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.models import Handover
 from pentimento.policies.allocation import AllocationContext, ModelDemand
 from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeSolution, grid, solve
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
@@ -91,6 +92,19 @@ def test_the_threshold_falls_as_demand_rises() -> None:
 
     assert thresholds == sorted(thresholds, reverse=True)
     assert thresholds[0] > 2 * thresholds[-1]
+
+
+def test_a_registered_hand_over_is_what_plans_say_and_count_with() -> None:
+    """Its discriminator scores by its digest; of two fifths of its steps the heavy model is spared, so more go on."""
+    handover = Handover("turbo>sd15", "sha256:d", (0.0, 1.0), (0.0, 1.0), reuse_share=0.4)
+    asked = context(16, ModelDemand("turbo", 20.0))
+
+    reusing = decide(CascadeAllocator(SETTINGS.handing_over(handover)), asked)
+    full = decide(CascadeAllocator(SETTINGS), asked)
+
+    first = reusing.cascades[0].stages[0]
+    assert (first.discriminator, first.discriminator_digest, first.reuse_share) == ("turbo>sd15", "sha256:d", 0.4)
+    assert reusing.threshold("turbo") > full.threshold("turbo") > 0.0
 
 
 def test_every_device_gets_work_and_the_light_ones_carry_the_demand() -> None:

@@ -117,10 +117,10 @@ def test_a_plan_has_the_three_stages_with_their_thresholds_and_discriminators() 
 
     (cascade,) = decision.cascades
     assert cascade.cascade == "turbo>middle>sd15"
-    assert [(stage.pool, stage.discriminator) for stage in cascade.stages] == [
-        ("turbo", "turbo>middle"),
-        ("middle", "middle>sd15"),
-        ("sd15", ""),
+    assert [(stage.pool, stage.discriminator, stage.discriminator_digest) for stage in cascade.stages] == [
+        ("turbo", "turbo>middle", "sha256:" + "d" * 64),
+        ("middle", "middle>sd15", "sha256:" + "d" * 64),
+        ("sd15", "", ""),
     ]
     assert {entry.start for entry in cascade.stages[0].thresholds} == {"noise", "latent", "image"}
     assert set(counts(decision)) == {"turbo", "middle", "sd15"}

@@ -1,10 +1,12 @@
 """From a solution of the joint problem to a plan, where a model needs batches of two sizes."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from pentimento.domain.fleet import CascadePlan, PoolPlan, RouteShare, StagePlan, StartThreshold, WorkerAssignment
+from pentimento.domain.models import Handover
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.joint_plan import as_planned, decision_of, slot_name
@@ -32,14 +34,16 @@ ONE, FOUR, TURBO = PlannedPool("sd15", KIND, 1), PlannedPool("sd15", KIND, 4), P
 RATES = {Course("heavy", (FOUR,)): 3.9, Course("cascade", (TURBO, ONE)): 0.6}
 
 
-def decided(heavy_count: int, served_share: float = 1.0) -> AllocationDecision:
+def decided(
+    heavy_count: int, served_share: float = 1.0, routes: Mapping[str, PlannedRoute] = ROUTES
+) -> AllocationDecision:
     """So many workers hold the heavy model, of which three are needed, and one the light one."""
     views = [worker(index) for index in range(heavy_count)] + [worker(heavy_count, "turbo")]
     context = AllocationContext(0.0, tuple(views), profiles=profiles(sd15={1: 1.0, 4: 2.0}, turbo={1: 1.0}))
     held = {(KIND, "sd15"): heavy_count, (KIND, "turbo"): 1}
     problem = JointProblem({"noise": 4.5}, {KIND: heavy_count + 1}, (HEAVY, LIGHT), (BY_HEAVY, CASCADE), 2.5, held)
     solution = JointSolution({ONE: 1, FOUR: 2, TURBO: 1}, RATES, served_share, 1.0)
-    return decision_of(context, kinds_of(context), problem, solution, ROUTES)
+    return decision_of(context, kinds_of(context), problem, solution, routes)
 
 
 def sizes(decision: AllocationDecision) -> dict[str, list[int]]:
@@ -185,6 +189,16 @@ def test_behind_a_model_that_paints_alone_the_quickest_one_stands_in_and_behind_
     found = {pool.pool: pool.routes for pool in decision.pools if pool.routes}
     assert found["sd15"][0] == RouteShare("noise", 0.75, "noise:sd15~turbo")
     assert found["turbo"][0] == RouteShare("noise", 0.25)
+
+
+def test_a_registered_hand_over_stands_in_the_stage_that_is_scored() -> None:
+    handover = Handover("turbo>sd15", "sha256:d", (0.0, 1.0), (0.0, 1.0), reuse_share=0.4)
+    routes = ROUTES | {"cascade": replace(ROUTES["cascade"], handover=handover)}
+
+    (cascade,) = (one for one in decided(4, routes=routes).cascades if one.stages[0].thresholds)
+
+    first = cascade.stages[0]
+    assert (first.discriminator, first.discriminator_digest, first.reuse_share) == ("turbo>sd15", "sha256:d", 0.4)
 
 
 def test_cascades_of_the_same_pools_are_told_apart_by_their_thresholds() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.fleet import Replica, ReplicaKind
+from pentimento.domain.models import Handover
 from pentimento.policies.allocation import AllocationContext, AllocationProfile, ReplicaView
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
@@ -85,6 +86,19 @@ def test_a_cascade_sends_the_worst_pictures_on(number: int, deferred: float) -> 
     assert hit.route.uses == (Use("light", 0.5, 1.0), Use("heavy", deferred, 2.0))
     assert plain.route.quality == pytest.approx((1.0 - deferred) * stays + deferred)
     assert hit.route.quality == pytest.approx((1.0 - deferred) * stays * 0.95 + deferred)
+
+
+def test_who_is_sent_on_starts_from_the_light_picture_where_the_pair_was_measured_so() -> None:
+    """Of ten seconds two are no steps, and two fifths of the others are spared. Of hits nothing was measured."""
+    handover = Handover("light>heavy", "sha256:d", (0.0, 1.0), (0.0, 1.0), reuse_share=0.4)
+
+    found = routes(SETTINGS.handing_over(handover))
+
+    plain, hit = found["noise:light>heavy@5"], found["image:light>heavy@5"]
+    assert plain.route.uses[1].work == pytest.approx(0.5 * (2.0 + 0.6 * 8.0) / 10.0)
+    assert hit.route.uses[1].work == 0.5
+    assert (plain.handover, hit.handover) == (handover, replace(handover, reuse_share=0.0))
+    assert found["noise:heavy"] == routes()["noise:heavy"]
 
 
 def test_thresholds_are_read_from_the_curve_as_it_is_bent() -> None:
