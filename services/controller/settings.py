@@ -1,6 +1,7 @@
 """Settings of the controller: flags, PENTIMENTO_CONTROLLER_… and the table [controller]."""
 
 import math
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from pentimento.policies.profiled_cascades import ReusePromise
 from pentimento.policies.selector_profiling import RuleChoice
 from pentimento.policies.serving.needs import check_needs, fleet_settings
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
-from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
+from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
 from pentimento.rpc import RpcServerSettings
 from pentimento.settings import setting
 
 _DEFAULT = ServingSettings("")
+# Of quality, spread and reuse.
+_MOST = (1.0, 1.0, 2.0)
 # Of what a policy may lack.
 _FLAGS = {
     "heavy": "--heavy",
@@ -73,6 +76,13 @@ class PolicySettings:
         maximum=1,
     )
 
+    qualities: tuple[str, ...] = setting(
+        (),
+        help="what the joint policy weighs pictures by, measured with one measure for all models:"
+        " MODEL=QUALITY[:SPREAD[:REUSE]], the mean (0..1), by how much the most confident pictures are better than the"
+        " least confident (0..1), and what a start from the cache keeps of it (0..2); of models not named --fleet's,"
+        " else 1 for heavy and 0.9 for others, without spread, all kept",
+    )
     plan_reuse: bool = setting(
         _DEFAULT.plans_reuse,
         help="the joint policy's plans say how much of the cache's tables hits use: gateways need --follow-plan",
@@ -81,7 +91,7 @@ class PolicySettings:
     def serving(self) -> ServingSettings:
         """ValueError for a curve that is none; what is wrong with the fleet's file as `read_fleet` says it."""
         of_fleet = fleet_settings(read_fleet(self.fleet)) if self.fleet is not None else _DEFAULT
-        return replace(
+        serving = replace(
             of_fleet,
             heavy=self.heavy or of_fleet.heavy,
             light=self.light or of_fleet.light,
@@ -99,6 +109,26 @@ class PolicySettings:
             run_price=self.run_price,
             plans_reuse=self.plan_reuse,
         )
+        own = self._qualities({serving.heavy, serving.light, *serving.small_models})
+        others = tuple(one for one in of_fleet.qualities if one.model not in own)
+        return replace(serving, qualities=(*own.values(), *others))
+
+    def _qualities(self, models: Set[str]) -> dict[str, ModelQuality]:
+        """By model. ValueError naming what is wrong with an entry, a model that is none of `models` among it."""
+        found: dict[str, ModelQuality] = {}
+        for given in self.qualities:
+            model, _, numbers = given.partition("=")
+            quality = _quality_of(model, numbers.split(":"))
+            if quality is None:
+                raise ValueError(
+                    f"--qualities must be MODEL=QUALITY[:SPREAD[:REUSE]] within limits, got {given!r:.120}"
+                )
+            if model not in models or model in found:
+                raise ValueError(
+                    f"--qualities must name a model of --heavy, --light and --small once, got {model!r:.80}"
+                )
+            found[model] = quality
+        return found
 
     def _deferral(self) -> DeferralCurve | None:
         if not self.deferral_thresholds and not self.deferral_shares:
@@ -107,6 +137,17 @@ class PolicySettings:
             return DeferralCurve(self.deferral_thresholds, self.deferral_shares)
         except ValueError as error:
             raise ValueError(f"--deferral-thresholds and --deferral-shares: {error}") from None
+
+
+def _quality_of(model: str, numbers: Sequence[str]) -> ModelQuality | None:
+    """None where they are not one to three numbers within their limits."""
+    try:
+        values = [float(number) for number in numbers]
+    except ValueError:
+        return None
+    if not model or len(values) > len(_MOST) or not all(0 <= v <= m for v, m in zip(values, _MOST, strict=False)):
+        return None
+    return ModelQuality(model, *values)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from pentimento.domain.fleet import (
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, AllocationProfile, hold_resident
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.settings import ModelQuality
 from pentimento.settings import SettingsError, load_settings
 from pentimento.testing.clocks import SetClock
 from services.controller.controller import Controller, ControllerTimes
@@ -226,6 +227,13 @@ def test_an_epoch_that_no_leader_can_have_had_is_refused(controller):
             "--deferral-thresholds and --deferral-shares: .*ascend",
         ),
         ("--batch-sizes 0", "--batch-sizes must be at least 1, got 0"),
+        ("--heavy h --qualities h=1.1", "--qualities must be MODEL=QUALITY.*, got 'h=1.1'"),
+        ("--heavy h --qualities h=0.9:0:2.1", "--qualities must be MODEL=QUALITY.*, got 'h=0.9:0:2.1'"),
+        ("--heavy h --qualities h=nan", "--qualities must be MODEL=QUALITY.*, got 'h=nan'"),
+        ("--heavy h --qualities h", "--qualities must be MODEL=QUALITY.*, got 'h'"),
+        ("--heavy h --qualities h=1:0:1:0", "--qualities must be MODEL=QUALITY.*, got 'h=1:0:1:0'"),
+        ("--heavy h --qualities x=1", "--qualities must name a model of --heavy, --light and --small once, got 'x'"),
+        ("--heavy h --qualities h=1,h=0.9", "--qualities must name a model of .* once, got 'h'"),
     ],
 )
 def test_a_policy_that_lacks_something_refuses_to_start_and_names_the_flag(flags: str, message: str):
@@ -241,6 +249,16 @@ def test_the_file_of_an_emulated_fleet_says_what_the_flags_do_not(tmp_path: Path
 
     assert (serving.heavy, serving.light, serving.slo_s, serving.step_count) == ("heavy", "light", 5.0, 20)
     assert (serving.deferral.share(0.5), serving.discriminator_s) == (0.2, 0.01)
+
+
+def test_what_models_are_worth_is_said_by_flags_and_of_the_others_by_the_fleet_s_file(tmp_path: Path):
+    (tmp_path / "fleet.toml").write_text(FLEET.replace('name = "light"', 'name = "light"\nquality = 0.7'))
+    flags = ["--fleet", str(tmp_path / "fleet.toml"), "--qualities", "heavy=0.95:0.1:0.9"]
+
+    serving = load_settings(ControllerSettings, "controller", flags, {}).serving.serving()
+
+    assert serving.quality_of("heavy") == ModelQuality("heavy", 0.95, 0.1, 0.9)
+    assert serving.quality_of("light") == ModelQuality("light", 0.7)
 
 
 @pytest.mark.parametrize("name", sorted(SERVING_POLICIES))
