@@ -18,14 +18,11 @@ from pentimento.policies.serving.cascade_problem import (
     solve,
 )
 from pentimento.policies.serving.costs import BatchCost, batch_costs
-from pentimento.policies.serving.demand import averaged_demand, demand_of, smoothed
+from pentimento.policies.serving.demand import averaged_demand, demand_of, observed_bend
 from pentimento.policies.serving.entry import EVERY_START, STARTS, every_start
 from pentimento.policies.serving.handed_over import scored_stage
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.settings import ServingSettings
-
-# How fast the profiled curve follows what is observed, where that tells most.
-_CURVE_WEIGHT = 0.2
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ class CascadeAllocator:
         known = before.demand if context.last.memory else self.settings.expected_per_s
         elapsed_s = context.now_s - before.at_s if context.last.memory else 0.0
         demand = averaged_demand(light.arrivals_per_s, known, self.settings.demand_weight, elapsed_s)
-        bend = _bend(context, self.settings, light, before.bend)
+        bend = observed_bend(context, self.settings.deferral, light, before.bend)
         batches = next_batches((before.light_batch, before.heavy_batch), light, heavy, max(self.settings.batch_sizes))
         return replace(
             _CascadeMemory(demand, bend, *batches) if self.aimd else _CascadeMemory(demand, bend), at_s=context.now_s
@@ -175,15 +172,6 @@ def _cascade(settings: ServingSettings, threshold: float) -> CascadePlan:
     thresholds = tuple(StartThreshold(start, threshold) for start in STARTS)
     stages = (scored_stage(settings.light, thresholds, settings.handover), StagePlan(settings.heavy))
     return CascadePlan(f"{settings.light}>{settings.heavy}", stages)
-
-
-def _bend(context: AllocationContext, settings: ServingSettings, light: ModelDemand, before: float) -> float:
-    """f(t) updated online: the exponent that the last threshold's observed share asks for, averaged."""
-    threshold = context.last.threshold(settings.light)
-    seen = settings.deferral.bend_towards(threshold, light.deferred_share)
-    if seen is None:
-        return before
-    return smoothed(min(max(seen, 0.2), 5.0), before, _CURVE_WEIGHT * settings.deferral.tells(threshold))
 
 
 def next_batches(

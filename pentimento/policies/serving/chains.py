@@ -8,7 +8,7 @@ from pentimento.domain.models import CascadeVariant
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.chain_problem import ChainProblem, ChainSolution, ChainStage, solve_chain
 from pentimento.policies.serving.costs import batch_costs
-from pentimento.policies.serving.demand import averaged_demand, demand_of
+from pentimento.policies.serving.demand import averaged_demand, demand_of, observed_bend
 from pentimento.policies.serving.entry import EVERY_START, STARTS, every_start
 from pentimento.policies.serving.handed_over import scored_stage
 from pentimento.policies.serving.placement import place
@@ -26,28 +26,37 @@ def cascade_chain(settings: ServingSettings, cascade: CascadeVariant) -> Serving
 @dataclass(frozen=True)
 class ChainAllocator:
     """`settings` give the SLO, the batch sizes and how demand is averaged and over-provisioned; models, discriminators
-    and deferral curves are the cascade's."""
+    and deferral curves are the cascade's. Each curve is bent towards the share that is observed to be sent on there."""
 
     settings: ServingSettings
     cascade: CascadeVariant
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
-        demand, memory = self._demand(context)
+        demand, bends = self._demand(context), self._bends(context)
+        curves = (DeferralCurve(each.thresholds, each.shares) for each in self.cascade.handovers)
         problem = ChainProblem(
             demand * self.settings.overprovision,
             len(context.workers()),
             self.settings.slo_s,
             tuple(self._stage(context, index) for index in range(len(self.cascade.models))),
-            tuple(DeferralCurve(each.thresholds, each.shares) for each in self.cascade.handovers),
+            tuple(curve.bent(bend) for curve, bend in zip(curves, bends, strict=True)),
             self.settings.discriminator_s,
         )
-        return self._decision(context, solve_chain(problem), memory)
+        return self._decision(context, solve_chain(problem), (demand, context.now_s, *bends))
 
-    def _demand(self, context: AllocationContext) -> tuple[float, tuple[float, ...]]:
+    def _demand(self, context: AllocationContext) -> float:
         newest = demand_of(context, self.cascade.models[0]).arrivals_per_s
-        known, at_s = context.last.memory or (self.settings.expected_per_s, context.now_s)
-        demand = averaged_demand(newest, known, self.settings.demand_weight, context.now_s - at_s)
-        return demand, (demand, context.now_s)
+        known, at_s = context.last.memory[:2] or (self.settings.expected_per_s, context.now_s)
+        return averaged_demand(newest, known, self.settings.demand_weight, context.now_s - at_s)
+
+    def _bends(self, context: AllocationContext) -> tuple[float, ...]:
+        """The exponent of each hand-over's curve."""
+        handovers = self.cascade.handovers
+        before = context.last.memory[2:] or (1.0,) * len(handovers)
+        return tuple(
+            observed_bend(context, DeferralCurve(each.thresholds, each.shares), demand_of(context, model), bend)
+            for model, each, bend in zip(self.cascade.models[:-1], handovers, before, strict=True)
+        )
 
     def _stage(self, context: AllocationContext, index: int) -> ChainStage:
         """Little's law, W = L / lambda, as for two models. Whoever starts from the picture before takes fewer steps."""

@@ -1,7 +1,11 @@
 """What an allocator reads out of its context about demand, the same in all of them."""
 
 from pentimento.policies.allocation import AllocationContext, ModelDemand
+from pentimento.policies.serving.settings import DeferralCurve
 
+# How fast the profiled curve follows what is observed, where that tells most, and how far.
+_CURVE_WEIGHT = 0.2
+_LEAST_BEND, _MOST_BEND = 0.2, 5.0
 _SETTLED_COUNT = 40.0
 _SLOWEST_S = 120.0
 _SHARED_COUNT = 50.0
@@ -33,6 +37,16 @@ def smoothed(newest: float, before: float, weight: float) -> float:
     """Return the exponentially weighted moving average after `newest`, which counts `weight`; all of it where nothing
     is known (0)."""
     return before + weight * (newest - before) if before > 0.0 else newest
+
+
+def observed_bend(context: AllocationContext, deferral: DeferralCurve, scored: ModelDemand, before: float) -> float:
+    """Return the exponent of f(t), updated online: the one that the share asks for which was sent on from that model at
+    the last threshold, averaged with what it was before."""
+    threshold = context.last.threshold(scored.model)
+    seen = deferral.bend_towards(threshold, scored.deferred_share)
+    if seen is None:
+        return before
+    return smoothed(min(max(seen, _LEAST_BEND), _MOST_BEND), before, _CURVE_WEIGHT * deferral.tells(threshold))
 
 
 def settled_weight(weight: float, rate: float) -> float:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.domain.fleet import StagePlan
+from pentimento.domain.fleet import StagePlan, StartThreshold
 from pentimento.domain.models import CascadeVariant, Handover
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
 from pentimento.policies.serving.cascade_problem import CascadeProblem, grid, solve
@@ -16,7 +16,7 @@ from pentimento.policies.serving.chain_problem import ChainProblem, ChainSolutio
 from pentimento.policies.serving.chains import ChainAllocator
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
-from tests.unit.policies.serving.fleets import SD15, TURBO, counts, decide, profiles, worker
+from tests.unit.policies.serving.fleets import SD15, TURBO, counts, decide, profiles, repeat, worker
 
 MIDDLE = {size: 4 * seconds for size, seconds in TURBO.items()}
 CURVE = DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.3, 1.0))
@@ -154,7 +154,36 @@ def test_demand_is_averaged_from_look_to_look() -> None:
 
     again = decide(allocator, fleet(12, 30.0, first))
 
-    assert (first.memory, again.memory) == ((6.0, 0.0), (6.0, 0.0))
+    assert (first.memory, again.memory) == ((6.0, 0.0, 1.0, 1.0), (6.0, 0.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("bent", [0, 1])
+def test_each_curve_follows_the_share_that_is_observed_to_go_on_there(bent: int) -> None:
+    """By a fifth, at most, of what the share of the last plan's thresholds asks for: 0.49 goes on where 0.7 was
+    registered, which is twice the exponent."""
+    first = decide(ChainAllocator(SETTINGS, THREE), fleet(12, 6.0))
+    (planned,) = first.cascades
+    scored = tuple(replace(stage, thresholds=(StartThreshold("noise", 0.785714),)) for stage in planned.stages[:-1])
+    last = replace(first, cascades=(replace(planned, stages=(*scored, planned.stages[-1])),))
+    model = THREE.models[bent]
+    demand = tuple(ModelDemand(name, 6.0, deferred_share=0.49 if name == model else 0.7) for name in THREE.models[:-1])
+
+    found = decide(ChainAllocator(SETTINGS, THREE), replace(fleet(12, 6.0, last), demand=demand))
+
+    bends = found.memory[2:]
+    assert bends[bent] == pytest.approx(1.0 + 0.2 * CURVE.tells(0.785714), abs=1e-3)
+    assert bends[1 - bent] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_where_more_go_on_than_was_registered_the_threshold_falls() -> None:
+    allocator = ChainAllocator(SETTINGS, THREE)
+    calm = decide(allocator, fleet(12, 20.0)).threshold("middle")
+    seen = ModelDemand("middle", 20.0, deferred_share=1.6 * CURVE.share(calm))
+    asked = fleet(12, 20.0)
+
+    last, _ = repeat(allocator, replace(asked, demand=(*asked.demand, seen)), times=30, every_s=5.0)
+
+    assert last.threshold("middle") < 0.8 * calm
 
 
 def test_a_stage_that_is_the_last_scores_nothing() -> None:
