@@ -2,8 +2,8 @@
 
 import asyncio
 
-from pentimento.rpc import run_service
 from pentimento.settings import load_settings
+from services.controller.allocating import run_beside_allocators
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import wire
 
@@ -24,4 +24,4 @@ async def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_service(main)
+    run_beside_allocators(main)

@@ -1,11 +1,17 @@
 """Runs an allocator beside the event loop: while it decides, and if it never ends, the controller serves on."""
 
 import asyncio
+import logging
+import os
+import sys
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator
+from pentimento.rpc import run_service
 
+_THREAD_NAME = "allocator"
 # Calls that did not end in time go on in their threads; no more are started while so many do.
 MAX_STUCK = 4
 
@@ -15,7 +21,7 @@ class AllocatorStuck(Exception):
 
 
 class AllocatorThreads:
-    """Runs each call in a thread of its own, which an interpreter that ends does not wait for."""
+    """Runs each call in a thread of its own, which nobody waits for at the end: `run_beside_allocators`."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -28,7 +34,7 @@ class AllocatorThreads:
             raise AllocatorStuck(f"{MAX_STUCK} calls have not ended")
         loop = asyncio.get_running_loop()
         decided: asyncio.Future[AllocationDecision] = loop.create_future()
-        thread = threading.Thread(target=_run, args=(allocator, context, loop, decided), name="allocator", daemon=True)
+        thread = threading.Thread(target=_run, args=(allocator, context, loop, decided), name=_THREAD_NAME, daemon=True)
         thread.start()
         try:
             async with asyncio.timeout(self.limit_s):
@@ -38,6 +44,22 @@ class AllocatorThreads:
                 raise  # the allocator's own
             self._stuck.add(thread)
             raise AllocatorStuck(f"no decision after {self.limit_s:g} s") from None
+
+
+def run_beside_allocators(main: Callable[[list[str]], Awaitable[None]]) -> None:
+    """Run `main(argv)` as `run_service` does, and end the process with its exit code. Where an allocator is still
+    deciding the process ends at once: an interpreter that is taken down under a solver's C++ aborts."""
+    code = 0
+    try:
+        run_service(main)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    if any(thread.name == _THREAD_NAME for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _run(

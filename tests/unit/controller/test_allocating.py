@@ -1,7 +1,10 @@
 """An allocator runs beside the loop, and for so long only."""
 
 import asyncio
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +78,45 @@ async def test_once_the_hanging_calls_have_ended_it_is_asked_again():
 
     threads.limit_s = 60.0
     assert await threads.decide(lambda asked: AllocationDecision(), CONTEXT) == AllocationDecision()
+
+
+# A market split problem: no solver is through with it in hours.
+HUNG = """
+import random
+from pentimento.domain.errors import Internal
+from pentimento.policies.allocation import AllocationContext
+from pentimento.policies.serving.linear_program import LinearProgram
+from services.controller.allocating import AllocatorStuck, AllocatorThreads, run_beside_allocators
+
+def hanging(context):
+    program, source = LinearProgram(), random.Random(1)
+    choices = [program.choice() for _ in range(60)]
+    for _ in range(7):
+        factors = [float(source.randint(1, 99)) for _ in choices]
+        half = sum(factors) // 2
+        program.require(zip(choices, factors), at_least=half, at_most=half)
+    program.solve()
+
+async def main(argv):
+    try:
+        await AllocatorThreads(0.5).decide(hanging, AllocationContext(0.0, ()))
+    except AllocatorStuck:
+        print("stuck", flush=True)
+    if argv:
+        raise Internal("BROKEN", argv[0])
+
+run_beside_allocators(main)
+"""
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), [((), 0, ""), (("the disk is gone",), 1, "the disk is gone\n")])
+def test_a_process_ends_as_it_should_while_the_solver_is_still_at_it(
+    arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    root = Path(__file__).parents[3]
+
+    done = subprocess.run(
+        [sys.executable, "-c", HUNG, *arguments], cwd=root, capture_output=True, text=True, check=False, timeout=120
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (code, "stuck\n", said)
