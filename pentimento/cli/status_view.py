@@ -40,7 +40,10 @@ def sample_of(status: SuiteStatus, at_s: float) -> AllocationSample | None:
     if status.fleet is None:
         return None
     names = ("accepted_count", "completed_count", "failed_count", "rejected_count")
-    counts = {name: getattr(status.frontdoor, name) for name in names} if status.frontdoor is not None else {}
+    counts = {}
+    if status.frontdoor is not None:
+        counts = {name: getattr(status.frontdoor, name) for name in names}
+        counts["late_count"] = sum(pool.late_count for pool in status.frontdoor.pools)
     return sample_of_plan(at_s, status.fleet.plan, **counts)
 
 

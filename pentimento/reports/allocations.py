@@ -35,6 +35,7 @@ class AllocationSample:
     completed_count: int = 0
     failed_count: int = 0
     rejected_count: int = 0
+    late_count: int = 0
 
     @property
     def arrived_count(self) -> int:
@@ -44,7 +45,7 @@ class AllocationSample:
     @property
     def violated_count(self) -> int:
         """Requests that were refused, dropped, late or failed."""
-        return self.failed_count + self.rejected_count
+        return self.failed_count + self.rejected_count + self.late_count
 
 
 def sample_of_plan(at_s: float, plan: Plan, **counts: int) -> AllocationSample:

@@ -50,6 +50,7 @@ def step(gains: PidGains, memory: PidMemory, target: float, elapsed_s: float, lo
     beyond = wanted - value
     if beyond * error > 0:
         integral = memory.integral
-    if beyond * integral * gains.integral > 0:
+    # In no time nothing is steered: what lies beyond is of a limit that moved, and not the integral's doing.
+    if share > 0 and beyond * integral * gains.integral > 0:
         integral -= math.copysign(min(abs(integral), abs(beyond / (gains.integral * share))), integral)
     return PidMemory(value, integral, error)

@@ -2,6 +2,7 @@
 
 from rich.console import Console
 
+from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse, PoolStatus
 from pentimento.cli.status_view import fleet_table, movement, sample_of
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.errors import Unavailable
@@ -42,6 +43,16 @@ def test_processes_and_kinds_stand_on_one_line_in_a_narrow_terminal() -> None:
     console.print(fleet_table(Fleet((ReplicaStatus(replica, 0, live=True),), Plan(PlanVersion(7, 2)), 7)))
 
     assert " vectordb_gateway " in console.export_text()
+
+
+def test_late_answers_of_all_pools_are_counted() -> None:
+    pools = [PoolStatus(pool="heavy", late_count=2), PoolStatus(pool="light", late_count=3)]
+    frontdoor = GetStatusResponse(accepted_count=9, completed_count=8, failed_count=1, pools=pools)
+
+    sample = sample_of(SuiteStatus.of(Fleet((), Plan(PlanVersion(7, 2)), 7), frontdoor, None), 1.0)
+
+    assert sample is not None
+    assert (sample.late_count, sample.violated_count) == (5, 6)
 
 
 def test_a_look_without_a_controller_is_no_sample() -> None:

@@ -72,6 +72,11 @@ def test_violations_are_those_between_two_looks() -> None:
     assert all(math.isnan(share) for share in shares[1:])
 
 
+def test_an_answer_that_came_late_breaks_its_slo_too() -> None:
+    """Of six accepted and two refused the two, and one of those that were answered."""
+    assert violation_shares((FIRST, replace(SECOND, late_count=1))) == (0.375,)
+
+
 def test_a_model_without_workers_has_none_and_a_stage_without_a_threshold_a_gap() -> None:
     allocation, thresholds, admission, violations = allocation_panels((FIRST, SECOND))
 

@@ -187,6 +187,11 @@ def test_two_steps_at_once_move_once() -> None:
     assert step(PidGains(), PidMemory(10.0, 0.0, 1.0), 14.0, 0.0, 1.0, 16.0) == PidMemory(10.0, 0.0, 4.0)
 
 
+def test_in_no_time_a_value_beyond_its_limit_is_cut_and_the_integral_stays() -> None:
+    """Four of sixteen devices have gone between two looks at the same moment."""
+    assert step(PidGains(), PidMemory(16.0, 3.0, 1.0), 12.0, 0.0, 1.0, 12.0) == PidMemory(12.0, 3.0, -4.0)
+
+
 def test_what_an_integral_pushes_beyond_the_limit_is_forgotten() -> None:
     """A whole period: 16 - 0.6 * 1 + 0.05 * (40 - 3) is 1.25 beyond the limit, 25 of the integral."""
     memory = step(PidGains(derivative=0.0), PidMemory(16.0, 40.0, -1.0), 15.0, 180.0, 1.0, 16.0)
