@@ -46,7 +46,9 @@ class PolicySettings:
     deferral_shares: tuple[float, ...] = setting(
         (), help="shares of light pictures whose confidence is not above them", minimum=0, maximum=1
     )
-    discriminator_s: float = setting(0.0, help="seconds of the discriminator; 0: by --fleet", minimum=0)
+    discriminator_s: float = setting(
+        0.0, help="seconds of the discriminator; 0: by --fleet, else as discriminators measured", minimum=0
+    )
     expected_per_s: float = setting(
         _DEFAULT.expected_per_s, help="requests a second that dynamic policies begin with; 0: what they see", minimum=0
     )

@@ -9,6 +9,7 @@ from pentimento.devices.emulation import label_of
 from pentimento.devices.profile import Cost
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.fleet import ModelCost
 from services.discriminator.scoring import Foresights, PictureScores, PictureToScore, reads_no_prompts
 
 # In the form of a real one, so that a cascade of emulated models can be registered with it.
@@ -28,6 +29,11 @@ class EmulatedScorer:
     @property
     def cascades(self) -> tuple[str, ...]:
         """Return none: whatever the cascade is called, what is emulated knows the confidence of its own pictures."""
+        return ()
+
+    @property
+    def costs(self) -> tuple[ModelCost, ...]:
+        """Return none: the controller reads them in the fleet's file."""
         return ()
 
     async def open(self) -> None:

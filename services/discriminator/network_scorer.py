@@ -1,6 +1,7 @@
 """Scores pictures by real discriminators, those of several calls in one pass."""
 
 import asyncio
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -9,14 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from pentimento.diffusion.discriminators import PictureDiscriminator, PromptHead
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import NotFound, ResourceExhausted, Unavailable
+from pentimento.domain.fleet import ModelCost
 from pentimento.pictures.decoding import decode
 from services.discriminator.metrics import PASS_SECONDS, SCORED_PICTURES
 from services.discriminator.scoring import Foresights, PictureScores, PictureToScore, reads_no_prompts
 
+MEASURED_PASSES = 3
 Opener = Callable[[], Mapping[str, PictureDiscriminator]]
 
 
@@ -49,6 +53,7 @@ class NetworkScorer:
         self._limits = limits
         self._busy = busy
         self._networks: Mapping[str, PictureDiscriminator] = {}
+        self._costs: tuple[ModelCost, ...] = ()
         self._queue: deque[_WaitingPicture] = deque()
         # Pictures of calls that are not answered yet, those that are being decoded among them.
         self._taken_count = 0
@@ -60,9 +65,17 @@ class NetworkScorer:
         """Return the cascades whose pictures it scores."""
         return self._cascades
 
+    @property
+    def costs(self) -> tuple[ModelCost, ...]:
+        """Return what a pass over one picture took of each cascade, as measured when they were loaded; none before."""
+        return self._costs
+
     async def open(self) -> None:
-        """Load the discriminators. Raises what is wrong with one."""
-        self._networks = await asyncio.get_running_loop().run_in_executor(self._thread, self._opener)
+        """Load the discriminators and measure what they take. Raises what is wrong with one."""
+        loop = asyncio.get_running_loop()
+        networks = await loop.run_in_executor(self._thread, self._opener)
+        self._costs = await loop.run_in_executor(self._thread, _measured, networks)
+        self._networks = networks
 
     async def close(self) -> None:
         """Score what waits, then end the thread."""
@@ -152,6 +165,21 @@ class NetworkScorer:
         self._busy(seconds)
         PASS_SECONDS.observe(seconds)
         SCORED_PICTURES.inc(size)
+
+
+def _measured(networks: Mapping[str, PictureDiscriminator]) -> tuple[ModelCost, ...]:
+    return tuple(ModelCost(cascade, ((1, _pass_s(network)),)) for cascade, network in networks.items())
+
+
+def _pass_s(network: PictureDiscriminator) -> float:
+    """The median of some, after one that warms up."""
+    blank = [network.pixels(Image.new("RGB", (network.image_size_px,) * 2))]
+    taken = []
+    for _ in range(1 + MEASURED_PASSES):
+        began_s = time.perf_counter()
+        network.confidences(blank)
+        taken.append(time.perf_counter() - began_s)
+    return statistics.median(taken[1:])
 
 
 async def _pixels_of(network: PictureDiscriminator, index: int, image: bytes) -> NDArray[np.float32]:

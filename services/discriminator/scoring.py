@@ -6,6 +6,7 @@ from typing import Protocol
 
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.fleet import ModelCost
 from pentimento.domain.foresight import PromptForesight
 
 
@@ -39,6 +40,11 @@ class ImageScorer(Protocol):
     @property
     def cascades(self) -> tuple[str, ...]:
         """Whose pictures it scores, in the form `light>heavy`; empty where it scores any."""
+        ...
+
+    @property
+    def costs(self) -> tuple[ModelCost, ...]:
+        """What scoring a picture of each cascade takes; none before that is measured, or where nobody measures."""
         ...
 
     async def open(self) -> None:

@@ -55,7 +55,9 @@ def serve(
     servicer = DiscriminatorServicer(discriminator, server.instance_id)
     server.add(add_DiscriminatorServiceServicer_to_server, servicer, FULL_NAME)
     registration = FleetMember(server, ReplicaKind.DISCRIMINATOR, settings).registration(
-        lambda replica: replace(described(replica), available_models=discriminator.scorer.cascades),
+        lambda replica: replace(
+            described(replica), available_models=discriminator.scorer.cascades, costs=discriminator.scorer.costs
+        ),
         lambda report: replace(
             report,
             busy_share=busy.take(),

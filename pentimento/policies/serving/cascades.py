@@ -17,7 +17,7 @@ from pentimento.policies.serving.cascade_problem import (
     grid,
     solve,
 )
-from pentimento.policies.serving.costs import BatchCost, batch_costs
+from pentimento.policies.serving.costs import BatchCost, batch_costs, scoring_s
 from pentimento.policies.serving.demand import averaged_demand, demand_of, observed_bend
 from pentimento.policies.serving.entry import EVERY_START, STARTS, every_start
 from pentimento.policies.serving.handed_over import scored_stage
@@ -76,7 +76,7 @@ class CascadeAllocator:
             thresholds=self._thresholds(),
             light_queue_s=self._queue_delay(light),
             heavy_queue_s=self._queue_delay(heavy),
-            discriminator_s=settings.discriminator_s,
+            discriminator_s=scoring_s(context, settings.discriminator_s, [settings.discriminator]),
             relaxed=self.relaxed,
         )
         return as_decision(context, settings, self.solver(problem), memory.values())
@@ -134,7 +134,7 @@ class StaticCascade:
             thresholds=grid(settings.threshold_count),
             light_queue_s=same_again,
             heavy_queue_s=same_again,
-            discriminator_s=settings.discriminator_s,
+            discriminator_s=scoring_s(context, settings.discriminator_s, [settings.discriminator]),
         )
         return solve(problem)
 

@@ -7,7 +7,7 @@ from pentimento.domain.fleet import CascadePlan, PoolPlan, StagePlan, StartThres
 from pentimento.domain.models import CascadeVariant
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.chain_problem import ChainProblem, ChainSolution, ChainStage, solve_chain
-from pentimento.policies.serving.costs import batch_costs
+from pentimento.policies.serving.costs import batch_costs, scoring_s
 from pentimento.policies.serving.demand import averaged_demand, demand_of, observed_bend
 from pentimento.policies.serving.entry import EVERY_START, STARTS, every_start
 from pentimento.policies.serving.handed_over import scored_stage
@@ -40,7 +40,7 @@ class ChainAllocator:
             self.settings.slo_s,
             tuple(self._stage(context, index) for index in range(len(self.cascade.models))),
             tuple(curve.bent(bend) for curve, bend in zip(curves, bends, strict=True)),
-            self.settings.discriminator_s,
+            scoring_s(context, self.settings.discriminator_s, (each.discriminator for each in self.cascade.handovers)),
         )
         return self._decision(context, solve_chain(problem), (demand, context.now_s, *bends))
 

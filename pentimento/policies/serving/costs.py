@@ -38,6 +38,14 @@ def batch_costs(
     return tuple(costs) or (BatchCost(min(measured), measured[min(measured)]),)
 
 
+def scoring_s(context: AllocationContext, stated_s: float, discriminators: Iterable[str]) -> float:
+    """Return the seconds of scoring a picture by the slowest of these discriminators: the stated ones, else what they
+    measured of themselves; 0 where nobody says."""
+    names = set(discriminators)
+    measured = (one.latency_s for one in context.profiles if one.model in names and one.batch_size == 1)
+    return stated_s or max(measured, default=0.0)
+
+
 def has_profile(context: AllocationContext, model: str) -> bool:
     """Return whether `model` was profiled on a kind of device that is there."""
     return bool(_measured(context, model))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pentimento.domain.fleet import Replica
 from pentimento.domain.models import Handover
 from pentimento.policies.allocation import AllocationContext, AllocationProfile
-from pentimento.policies.serving.costs import BatchCost
+from pentimento.policies.serving.costs import BatchCost, scoring_s
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.serving.joint_demand import ROOMS, JointDemand, refines, starts_from_images
 from pentimento.policies.serving.joint_problem import Component, PaintingRoute, Use
@@ -47,6 +47,7 @@ def components_of(
 ) -> tuple[list[Component], list[str]]:
     """Return the models that can be planned with, and why others cannot be, for people."""
     components, notes = [], []
+    scored_s = scoring_s(context, settings.discriminator_s, [settings.discriminator])
     for model in dict.fromkeys(name for name in (settings.heavy, settings.light, *settings.small_models) if name):
         costs: dict[str, tuple[BatchCost, ...]] = {}
         profiled: list[AllocationProfile] = []
@@ -60,7 +61,7 @@ def components_of(
                 notes.append(f"{model} is not planned on {workers[0].device or 'its devices'}: {why}")
         if costs:
             wait_s = max(profile.finish_s for profile in profiled)
-            wait_s += settings.discriminator_s if model == settings.light else 0.0
+            wait_s += scored_s if model == settings.light else 0.0
             load_s = max(profile.load_s for profile in profiled)
             components.append(Component(model, costs, load_s, wait_s))
     return components, notes

@@ -103,7 +103,8 @@ class ServingSettings:
 
     `light` and `heavy` are the models of a cascade, `handover` what is registered of the one's pictures that go on to
     the other; `small` those that MoDM refines hits with, best first (empty: the
-    light one). `slo_s` is L of DiffServe's allocation problem. `expected_per_s` is the demand that dynamic policies
+    light one). `slo_s` is L of DiffServe's allocation problem. `discriminator_s`: of one scoring; 0 for what
+    discriminators say. `expected_per_s` is the demand that dynamic policies
     begin with (0: what they see first), `peak_per_s` the one that static policies are provisioned for. `overprovision`
     is DiffServe's lambda, `demand_weight` the weight of demand's newest second in its average (DiffServe's artefact:
     centre of mass 2.1, so 1 / 3.1). `step_count` is T. `hysteresis` is the share of its throughput that a smaller model
@@ -138,6 +139,11 @@ class ServingSettings:
     def handing_over(self, handover: Handover) -> "ServingSettings":
         """Return the settings with a registered hand-over, and its f(t)."""
         return replace(self, handover=handover, deferral=DeferralCurve(handover.thresholds, handover.shares))
+
+    @property
+    def discriminator(self) -> str:
+        """The cascade of light and heavy model as discriminators know it: by its registration, or by its models."""
+        return self.handover.discriminator if self.handover is not None else f"{self.light}>{self.heavy}"
 
     @property
     def reuse_share(self) -> float:

@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pentimento.clients.controller import ControllerClient
 from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.diffusion.discriminators import open_discriminator
 from pentimento.domain.embedding import Embedding
@@ -19,6 +21,8 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFou
 from pentimento.pictures.decoding import decode
 from pentimento.pictures.png_text import flat_png
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
+from services.controller.settings import ControllerSettings
+from services.controller.wiring import wire as wire_controller
 from services.discriminator.settings import DiscriminatorSettings
 from services.discriminator.wiring import wire
 
@@ -204,3 +208,28 @@ def test_weights_that_were_changed_are_refused_before_torch_is_loaded(tmp_path: 
 def imported(told: str) -> set[str]:
     """The modules that `-X importtime` tells of, whole or not."""
     return {line.rpartition("|")[2].strip() for line in told.splitlines()}
+
+
+async def test_the_controller_is_told_what_a_pass_over_one_picture_takes(tmp_path: Path) -> None:
+    """Of every cascade what was measured when its network was loaded."""
+    at_controller, at_scorer, channels = f"unix:{tmp_path / 'c'}", f"unix:{tmp_path / 's'}", RpcChannelSettings()
+    controller = wire_controller(ControllerSettings(RpcServerSettings(listen=(at_controller,))))
+    cascades = (f"{CASCADE}={SHIPPED}", f"{READING}={READER}")
+    mine = DiscriminatorSettings(
+        RpcServerSettings(listen=(at_scorer,)), channels, cascades, controller_address=at_controller
+    )
+    scorer = wire(mine)
+    async with AsyncExitStack() as stack:
+        for process in (controller, scorer):
+            await process.server.start()
+            stack.push_async_callback(process.server.stop)
+            await process.warm()
+            stack.push_async_callback(process.drain)
+        channel = await stack.enter_async_context(open_channel(at_controller, channels))
+        assert scorer.registration is not None
+        while not (replicas := (await ControllerClient(channel).fleet()).replicas):
+            scorer.registration.report_soon()
+
+    (status,) = replicas
+    assert [cost.model for cost in status.replica.costs] == [CASCADE, READING]
+    assert all(size == 1 and taken_s > 0.0 for cost in status.replica.costs for size, taken_s in cost.run_s)

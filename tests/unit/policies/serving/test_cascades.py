@@ -13,7 +13,7 @@ from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeS
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
-from tests.unit.policies.serving.fleets import context, counts, decide, repeat, worker
+from tests.unit.policies.serving.fleets import context, counts, decide, profiles, repeat, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, discriminator_s=0.01)
 COSTS = st.lists(st.floats(0.05, 4.0), min_size=1, max_size=3).map(
@@ -105,6 +105,17 @@ def test_a_registered_hand_over_is_what_plans_say_and_count_with() -> None:
     first = reusing.cascades[0].stages[0]
     assert (first.discriminator, first.discriminator_digest, first.reuse_share) == ("turbo>sd15", "sha256:d", 0.4)
     assert reusing.threshold("turbo") > full.threshold("turbo") > 0.0
+
+
+def test_what_scoring_takes_is_what_discriminators_measured_unless_it_is_stated() -> None:
+    """A discriminator that takes four of five seconds leaves the heavy model no time."""
+    asked = context(16, ModelDemand("turbo", 4.0))
+    slow = replace(asked, profiles=(*asked.profiles, *profiles(**{"turbo>sd15": {1: 4.0}})))
+    unstated = replace(SETTINGS, discriminator_s=0.0)
+
+    assert decide(CascadeAllocator(unstated), asked).threshold("turbo") > 0.0
+    assert decide(CascadeAllocator(unstated), slow).threshold("turbo") == 0.0
+    assert decide(CascadeAllocator(SETTINGS), slow) == decide(CascadeAllocator(SETTINGS), asked)
 
 
 def test_every_device_gets_work_and_the_light_ones_carry_the_demand() -> None:

@@ -186,6 +186,15 @@ def test_where_more_go_on_than_was_registered_the_threshold_falls() -> None:
     assert last.threshold("middle") < 0.8 * calm
 
 
+def test_every_hand_over_takes_what_the_slowest_discriminator_measured() -> None:
+    """Two scorings of four seconds leave nothing of eight."""
+    asked = fleet(12, 6.0)
+    slow = replace(asked, profiles=(*asked.profiles, *profiles(**{"turbo>middle": {1: 0.01}, "middle>sd15": {1: 4.0}})))
+
+    assert decide(ChainAllocator(SETTINGS, THREE), asked).threshold("turbo") > 0.0
+    assert decide(ChainAllocator(SETTINGS, THREE), slow).threshold("turbo") == 0.0
+
+
 def test_a_stage_that_is_the_last_scores_nothing() -> None:
     decision = decide(ChainAllocator(SETTINGS, THREE), fleet(12, 6.0))
 

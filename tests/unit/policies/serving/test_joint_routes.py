@@ -101,6 +101,19 @@ def test_who_is_sent_on_starts_from_the_light_picture_where_the_pair_was_measure
     assert found["noise:heavy"] == routes()["noise:heavy"]
 
 
+def test_a_light_picture_waits_for_what_its_discriminator_measured() -> None:
+    measured = (
+        *PROFILES,
+        AllocationProfile("light", "", 1, 1.0, 0),
+        AllocationProfile("light>heavy", "cpu", 1, 0.25, 0),
+    )
+    there = context(worker("w1"), profiles=measured)
+
+    found, _ = components_of(there, replace(SETTINGS, discriminator_s=0.0), kinds_of(there))
+
+    assert {component.name: component.wait_s for component in found} == {"heavy": 0.0, "light": 0.25}
+
+
 def test_thresholds_are_read_from_the_curve_as_it_is_bent() -> None:
     """f(t) = t ** 2: a quarter is below one half."""
     demand = replace(DEMAND, bend=2.0)
