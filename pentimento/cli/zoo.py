@@ -17,7 +17,7 @@ SUBCOMMANDS = {
     "list": ("zoo.inventory", "the parts, what each stands on and how far it is"),
     "train": ("zoo.train", "train a part, or go on with it"),
     "export": ("zoo.export", "write what is trained as stock directories"),
-    "prompt-head": ("zoo.export.prompt_head", "fit what reads prompts to a discriminator, for any pair of models"),
+    "prompt-head": ("zoo.export.prompt_head", "fit what reads prompts to a discriminator of the zoo's scenes"),
     "eval": ("zoo.evaluate", "measure the exported models on held-out scenes"),
     "sample": ("zoo.sample", "paint captions into a grid of pictures"),
     "cards": ("zoo.cards", "write the model cards with their samples and figures"),
