@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.errors import Cancelled, DeadlineExceeded, FailedPrecondition, InvalidArgument, PentimentoError
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed, Progress, RequestStatus
 from pentimento.domain.jobs import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, RequestPage, RequestQuery, RequestSummary
 from pentimento.domain.requests import RequestState
@@ -178,6 +178,13 @@ def progress_document(event: Progress) -> dict[str, Any]:
 def failed_event(error: PentimentoError) -> bytes:
     """Return the event that ends the stream of a job that has no picture."""
     return sse("job.failed", {"type": "job.failed", **error_document(error, API_NAMES)})
+
+
+def failure_of(status: RequestStatus) -> PentimentoError:
+    """Return why one of several pictures that have ended did not come."""
+    classes = {RequestState.CANCELLED: Cancelled, RequestState.EXPIRED: DeadlineExceeded}
+    error: type[PentimentoError] = classes.get(status.state, FailedPrecondition)
+    return error(status.error_reason, status.error_message)
 
 
 def seconds(at_ms: int | None) -> int | None:

@@ -10,7 +10,8 @@ from starlette.routing import BaseRoute, Route
 
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
-from pentimento.domain.image_request import Completed, RequestStatus
+from pentimento.domain.image_request import PictureFailed, RequestStatus
+from pentimento.domain.requests import RequestState
 from services.edge.http.bodies import read_body
 from services.edge.http.callers import idempotency_key_of, token_of
 from services.edge.http.errors import as_known
@@ -19,13 +20,14 @@ from services.edge.images.addresses import UrlOffers, origin_of, urls_of, whole_
 from services.edge.images.answering import pictures_document
 from services.edge.images.asking import AskedPictures, asked_pictures
 from services.edge.images.events import HEARTBEAT
-from services.edge.images.painting import STREAM_HEADERS, send_part, with_heartbeats
+from services.edge.images.painting import STREAM_HEADERS, EndedPictures, send_part, with_heartbeats
 from services.edge.images.routes import GENERATION_FIELDS_BY_NAME, JSON_TYPE, introduce, may_be_large
 from services.edge.images.values import judged, read_json
 from services.edge.jobs.documents import (
     WantedResult,
     event_of,
     failed_event,
+    failure_of,
     job_document,
     jobs_document,
     query_of,
@@ -102,9 +104,10 @@ class JobRoutes:
         if wanted.as_urls:
             await self._url_offers.check(token_of(request))
         async with self._client(request) as client:
-            pictures = await completed_pictures(client, request.path_params["id"], wanted.as_urls)
-            urls = await urls_of(client, pictures, origin_of(request, self._parts)) if wanted.as_urls else ()
-        return JSONResponse(pictures_document(pictures, [], int(time.time()), wanted.provenance, urls))
+            ended = await ended_pictures(client, request.path_params["id"], wanted.as_urls)
+            urls = await urls_of(client, ended.completed, origin_of(request, self._parts)) if wanted.as_urls else ()
+        document = pictures_document(ended.completed, ended.failed, int(time.time()), wanted.provenance, urls)
+        return JSONResponse(document)
 
     async def url(self, request: Request) -> Response:
         """Give an address of its picture that expires."""
@@ -156,19 +159,24 @@ def asked_job(body: bytes) -> tuple[AskedPictures, str]:
     return asked, webhook_url
 
 
-async def completed_pictures(client: ImageClient, request_id: str, omit_image: bool) -> list[Completed]:
-    """Return the pictures of a request, at least one. Raises FailedPrecondition NOT_COMPLETED where there is none."""
+async def ended_pictures(client: ImageClient, request_id: str, omit_image: bool) -> EndedPictures:
+    """Return the pictures of a request that has ended, at least one, and which of several did not come. Raises
+    FailedPrecondition NOT_COMPLETED where it has not ended, or without a picture."""
     status = await client.get_request(request_id, omit_image, CALL_TIMEOUT_S)
-    found = [status]
-    if status.pictures:
-        there = [one.request_id for one in status.pictures if one.state.value == "completed"]
-        found = [await client.get_request(one, omit_image, CALL_TIMEOUT_S) for one in there]
-    pictures = [one.completed for one in found if one.completed is not None]
-    if not pictures:
+    if status.state is not RequestState.COMPLETED:
         raise not_completed(status)
-    return pictures
+    ended = EndedPictures()
+    for index, one in enumerate(status.pictures or (status,)):
+        if one.state is not RequestState.COMPLETED:
+            ended.failed.append(PictureFailed(one.request_id, index, failure_of(one)))
+            continue
+        found = await client.get_request(one.request_id, omit_image, CALL_TIMEOUT_S) if status.pictures else one
+        assert found.completed is not None
+        ended.completed.append(found.completed)
+    return ended
 
 
 def not_completed(status: RequestStatus) -> FailedPrecondition:
     why = f" ({status.error_reason}: {status.error_message})" if status.error_reason else ""
-    return FailedPrecondition("NOT_COMPLETED", f"the job has no picture: it is {status.state.value}{why}")
+    has_no = "has no picture" if status.state.terminal else "has not ended"
+    return FailedPrecondition("NOT_COMPLETED", f"the job {has_no}: it is {status.state.value}{why}")

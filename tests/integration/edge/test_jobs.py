@@ -192,3 +192,41 @@ async def test_several_pictures_are_shown_and_fetched_together(edge: EdgeUnderTe
 
     assert (document["id"], document["status"]) == (job_id, "completed")
     assert [picture["request_id"] for picture in result["data"]] == [f"{job_id}-0", f"{job_id}-1"]
+
+
+async def submit_three_of_which_one_is_painted(edge: EdgeUnderTest) -> str:
+    """Return its id once the second is under way."""
+    edge.worker.hold.clear()
+    job_id: str = (await submit(edge, n=3)).json()["id"]
+    await edge.worker.wait_until(lambda: any(one.step == 2 for one in edge.worker.running.values()))
+    edge.worker.hold.set()
+    edge.worker.hold.clear()
+    await edge.worker.wait_until(lambda: len(edge.worker.executed) == 2)
+    return job_id
+
+
+async def test_the_result_of_several_is_not_there_before_all_have_ended(edge: EdgeUnderTest) -> None:
+    job_id = await submit_three_of_which_one_is_painted(edge)
+
+    early = await edge.http.get(f"/v1/jobs/{job_id}/result")
+
+    assert (early.status_code, early.json()["error"]["code"]) == (409, "NOT_COMPLETED")
+    edge.worker.hold.set()
+    await ended(edge, job_id)
+    assert len((await edge.http.get(f"/v1/jobs/{job_id}/result")).json()["data"]) == 3
+
+
+async def test_the_result_of_several_names_those_that_did_not_come(edge: EdgeUnderTest) -> None:
+    job_id = await submit_three_of_which_one_is_painted(edge)
+    await edge.http.post(f"/v1/jobs/{job_id}/cancel")
+
+    result = (await edge.http.get(f"/v1/jobs/{job_id}/result")).json()
+
+    assert len(result["data"]) == 1
+    painted = result["data"][0]["image_index"]
+    assert [one["image_index"] for one in result["failed"]] == [index for index in range(3) if index != painted]
+    assert [one["request_id"] for one in result["failed"]] == [
+        f"{job_id}-{index}" for index in range(3) if index != painted
+    ]
+    assert {one["error"]["code"] for one in result["failed"]} == {"CANCELLED"}
+    assert {one["error"]["type"] for one in result["failed"]} == {"request_cancelled"}
