@@ -20,7 +20,7 @@ def sse(name: str, document: dict[str, Any]) -> bytes:
 
 
 def error_event(error: PentimentoError) -> bytes:
-    """Return the event that ends a stream whose picture failed."""
+    """Return the event that ends a stream before its picture has come."""
     return sse("error", error_document(error, API_NAMES))
 
 

@@ -165,7 +165,9 @@ def result_call() -> Schema:
 
 def events_call() -> Schema:
     """Return the operation that tells of a job as it happens."""
-    told = content(EVENT, "events until it has ended; leaving cancels nothing", EVENTS)
+    told = content(
+        EVENT, "events until it has ended; `error` ends the stream alone, and leaving cancels nothing", EVENTS
+    )
     return {
         "summary": "Tell what becomes of a job as it happens.",
         "parameters": [ID],

@@ -14,12 +14,11 @@ from pentimento.domain.image_request import PictureFailed, RequestStatus
 from pentimento.domain.requests import RequestState
 from services.edge.http.bodies import read_body
 from services.edge.http.callers import idempotency_key_of, token_of
-from services.edge.http.errors import as_known
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
 from services.edge.images.addresses import UrlOffers, origin_of, urls_of, whole_url
 from services.edge.images.answering import pictures_document
 from services.edge.images.asking import AskedPictures, asked_pictures
-from services.edge.images.events import HEARTBEAT
+from services.edge.images.events import HEARTBEAT, error_event
 from services.edge.images.painting import STREAM_HEADERS, EndedPictures, send_part, with_heartbeats
 from services.edge.images.routes import GENERATION_FIELDS_BY_NAME, JSON_TYPE, introduce, may_be_large
 from services.edge.images.values import judged, read_json
@@ -134,7 +133,8 @@ class JobEvents:
         async with AsyncExitStack() as stack:
             channel = await stack.enter_async_context(self._parts.frontdoor.channel(token_of(request)))
             await stack.enter_async_context(while_connected(receive))
-            attached = ImageClient(channel).attach(request.path_params["id"])
+            client, job_id = ImageClient(channel), request.path_params["id"]
+            attached = client.attach(job_id)
             events = await stack.enter_async_context(aclosing(attached))
             # What is wrong with the call is told by the answer's status.
             first = await anext(events)
@@ -145,8 +145,18 @@ class JobEvents:
                     async for event in beating:
                         await send_part(send, HEARTBEAT if event is None else event_of(event))
             except PentimentoError as error:
-                await send_part(send, failed_event(as_known(error)))
+                await send_part(send, await last_event(client, job_id, error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def last_event(client: ImageClient, job_id: str, error: PentimentoError) -> bytes:
+    """Return the event that ends a stream: of a job's own end where it has failed, else of the stream's alone."""
+    try:
+        status = await client.get_request(job_id, True, CALL_TIMEOUT_S)
+    except PentimentoError:
+        return error_event(error)
+    has_failed = status.state.terminal and status.state is not RequestState.COMPLETED
+    return failed_event(error) if has_failed else error_event(error)
 
 
 def asked_job(body: bytes) -> tuple[AskedPictures, str]:

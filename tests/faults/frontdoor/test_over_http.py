@@ -71,7 +71,7 @@ async def test_a_frontdoor_that_is_killed_is_told_and_loses_nothing(running: Pro
         result = (await http.get(submitted["result"])).json()
         retried = await http.post("/v1/images/generations", **streamed)  # type: ignore[arg-type]
 
-    assert [name for name, _ in ends] == ["error", "job.failed"]
+    assert [name for name, _ in ends] == ["error", "error"]
     assert {values["error"]["type"] for _, values in ends} == {"server_error"}
     assert [(one.status_code, one.headers["retry-after"]) for one in away] == [(503, "1")] * 5
     assert (ready.status_code, ready.json(), health.status_code) == (503, {"status": "not ready"}, 200)
