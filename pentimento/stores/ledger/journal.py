@@ -46,7 +46,7 @@ from pentimento.stores.ledger.journal_rows import (
     select_requests,
     values_of_result,
 )
-from pentimento.stores.ledger.journal_webhooks import JournalWebhooks, add_webhook, untold_requests
+from pentimento.stores.ledger.journal_webhooks import AskedWebhook, JournalWebhooks, add_webhook, is_untold
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.prepared_write import PreparedWrite
 from pentimento.stores.ledger.records import (
@@ -143,14 +143,14 @@ class Journal(EpochLedger):
         statement = self._claim_from("", least).values(journal_id=_new_journal_id())
         return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
 
-    def accept(self, record: AcceptedRequest, webhook_url: str = "") -> "Future[AcceptOutcome]":
+    def accept(self, record: AcceptedRequest, webhook: AskedWebhook | None = None) -> "Future[AcceptOutcome]":
         """Make a request durable, with whom to tell of its end, or find the one that holds its (tenant, idempotency
         key).
 
         Fails with Unavailable SUPERSEDED when a newer epoch than the record's was claimed (0: of no epoch): whoever
         holds it has taken over what was there, and would never hear of this one.
         """
-        return self._submit(lambda connection: _accept(connection, record, webhook_url))
+        return self._submit(lambda connection: _accept(connection, record, webhook))
 
     def find_key(self, tenant: str, idempotency_key: str, body_hash: str) -> "Future[AcceptOutcome | None]":
         """Return what `accept` would answer of the request that holds the key; None where none does. Changes
@@ -214,8 +214,7 @@ class Journal(EpochLedger):
         them, oldest first. `tenant`: of that one alone. Those stay that are pinned, or somebody is still to be told
         of."""
         is_pinned = _requests.c.request_id.in_(pinned_requests(self._clock.wall()))
-        is_untold = _requests.c.request_id.in_(untold_requests())
-        statement = select_requests().where(_requests.c.finished_at < finished_before, ~is_pinned, ~is_untold)
+        statement = select_requests().where(_requests.c.finished_at < finished_before, ~is_pinned, ~is_untold())
         if tenant:
             statement = statement.where(_requests.c.tenant == tenant)
         oldest = statement.order_by(_requests.c.finished_at).limit(limit_count)
@@ -249,13 +248,13 @@ def _new_journal_id() -> str:
     return secrets.token_hex(16)
 
 
-def _accept(connection: Connection, record: AcceptedRequest, webhook_url: str) -> AcceptOutcome:
+def _accept(connection: Connection, record: AcceptedRequest, webhook: AskedWebhook | None) -> AcceptOutcome:
     # Shared lock: no epoch is claimed between this look and the commit.
     if record.frontdoor_epoch and _newest_epoch(connection) > record.frontdoor_epoch:
         raise superseded()
     if _ADD_REQUEST.first(connection, row_of_request(record)) is not None:
-        if webhook_url:
-            add_webhook(connection, record.request_id, webhook_url)
+        if webhook is not None:
+            add_webhook(connection, record.request_id, webhook)
         return AcceptOutcome(AcceptKind.NEW, record.request_id)
     held = _outcome(connection.execute(_holder_of_key(record)).one(), record.tenant, record.body_hash)
     assert held is not None

@@ -104,11 +104,14 @@ pinned_inputs = Table(
     Column("size_bytes", BigInteger, nullable=False),
 )
 
-# Who is to be told when a request ends. `next_at` counts from its end on.
+# Who is to be told when a request ends. `next_at` counts from its end on. Where those from `request_id` to `last_id`
+# are one job, all have to end, and are told of as `told_id`; both are '' of a request that is a job alone.
 webhooks = Table(
     "journal_webhooks",
     _METADATA,
     Column("request_id", Text, primary_key=True),
+    Column("told_id", Text, nullable=False),
+    Column("last_id", Text, nullable=False),
     Column("url", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("try_count", BigInteger, nullable=False),
@@ -227,6 +230,13 @@ MIGRATIONS = (
                 error TEXT NOT NULL
             )""",
             "CREATE INDEX journal_webhooks_pending ON journal_webhooks (next_at) WHERE state = 'pending'",
+        ),
+    ),
+    Migration(
+        8,
+        (
+            "ALTER TABLE journal_webhooks ADD COLUMN told_id TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE journal_webhooks ADD COLUMN last_id TEXT NOT NULL DEFAULT ''",
         ),
     ),
 )

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, and_, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, func, insert, or_, select, update
 
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
@@ -16,17 +16,33 @@ T = TypeVar("T")
 
 _requests = tables.requests
 _webhooks = tables.webhooks
+_others = tables.requests.alias()
+_IS_PENDING = _webhooks.c.state == WebhookState.PENDING.value
+_OTHER_RUNS = exists().where(
+    _others.c.request_id.between(_webhooks.c.request_id, _webhooks.c.last_id), _others.c.finished_at.is_(None)
+)
 _IS_DUE = and_(
-    _webhooks.c.state == WebhookState.PENDING.value,
+    _IS_PENDING,
     _webhooks.c.request_id == _requests.c.request_id,
     _requests.c.finished_at.is_not(None),
+    or_(_webhooks.c.last_id == "", ~_OTHER_RUNS),
 )
+
+
+@dataclass(frozen=True)
+class AskedWebhook:
+    """Whom to tell that a request has ended. Of the first of several that are one job: `told_id` is the job's id,
+    `last_id` the greatest of theirs; the webhook is due once all of them have ended."""
+
+    url: str
+    told_id: str = ""
+    last_id: str = ""
 
 
 @dataclass(frozen=True)
 class DueWebhook:
     """A job that has ended and whose webhook is to be called. Times are seconds since 1970; `try_count` is of tries so
-    far."""
+    far. `told_id`: of several requests that are one job its id, "" where the request is the job."""
 
     request_id: str
     tenant: str
@@ -36,6 +52,12 @@ class DueWebhook:
     error_reason: str
     accepted_at: float
     finished_at: float
+    told_id: str = ""
+
+    @property
+    def job_id(self) -> str:
+        """The id that its client knows the job by."""
+        return self.told_id or self.request_id
 
 
 class JournalWebhooks:
@@ -47,7 +69,7 @@ class JournalWebhooks:
     def due(self, now: float, limit_count: int) -> "Future[list[DueWebhook]]":
         """Return up to so many that are to be called by that time, those first that wait longest."""
         statement = _select_due().where(_webhooks.c.next_at <= now).order_by(_webhooks.c.next_at).limit(limit_count)
-        return self._submit(lambda connection: [_due_of(row) for row in connection.execute(statement)])
+        return self._submit(lambda connection: [_due_of(connection, row) for row in connection.execute(statement)])
 
     def next_at(self, after: float) -> "Future[float | None]":
         """Return when the first one is to be called that is not due by that time yet; None where there is none."""
@@ -65,43 +87,49 @@ class JournalWebhooks:
         statement = update(_webhooks).where(_webhooks.c.request_id == request_id).values(**values)
         return self._submit(lambda connection: _nothing(connection.execute(statement)))
 
-    def delivery(self, request_id: str) -> "Future[WebhookDelivery | None]":
-        """Return what became of a request's webhook; None where it named none."""
-        statement = select(_webhooks).where(_webhooks.c.request_id == request_id)
+    def delivery(self, request_id: str, told_id: str = "") -> "Future[WebhookDelivery | None]":
+        """Return what became of a request's webhook, None where it named none. `told_id`: of the first of several that
+        are one job, the job's id."""
+        statement = select(_webhooks).where(_webhooks.c.request_id == request_id, _webhooks.c.told_id == told_id)
         return self._submit(lambda connection: _delivery_of(connection.execute(statement).one_or_none()))
 
     def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
         return self._writer.submit(work)
 
 
-def add_webhook(connection: Connection, request_id: str, url: str) -> None:
+def add_webhook(connection: Connection, request_id: str, webhook: AskedWebhook) -> None:
     """Keep the address that a request named, in the transaction that accepts it."""
-    row = {"request_id": request_id, "url": url, "state": WebhookState.PENDING.value, "try_count": 0}
+    row = {"request_id": request_id, **vars(webhook), "state": WebhookState.PENDING.value, "try_count": 0}
     connection.execute(insert(_webhooks), {**row, "next_at": 0.0, "error": ""})
 
 
-def untold_requests() -> Select[tuple[str]]:
-    """Select the ids of requests whose webhook is still to be called."""
-    return select(_webhooks.c.request_id).where(_webhooks.c.state == WebhookState.PENDING.value)
+def is_untold() -> ColumnElement[bool]:
+    """Return the condition of requests whose webhook is still to be called, or that of the job that they are of."""
+    of_one = select(_webhooks.c.request_id).where(_IS_PENDING)
+    between = _requests.c.request_id.between(_webhooks.c.request_id, _webhooks.c.last_id)
+    of_several = exists().where(_IS_PENDING, _webhooks.c.last_id != "", between)
+    return or_(_requests.c.request_id.in_(of_one), of_several)
 
 
 def _select_due() -> Select[Any]:
     columns = _requests.c
     told = (columns.request_id, columns.tenant, columns.error_reason, columns.accepted_at, columns.finished_at)
-    ended = columns.state.label("request_state")
-    return select(*told, ended, _webhooks.c.url, _webhooks.c.try_count).where(_IS_DUE)
+    hook = (_webhooks.c.url, _webhooks.c.try_count, _webhooks.c.told_id, _webhooks.c.last_id)
+    return select(*told, columns.state.label("request_state"), *hook).where(_IS_DUE)
 
 
-def _due_of(row: Row[Any]) -> DueWebhook:
+def _due_of(connection: Connection, row: Row[Any]) -> DueWebhook:
+    state, reason, finished_at = RequestState(row.request_state), row.error_reason, row.finished_at
+    if row.last_id:
+        columns = (_others.c.state, _others.c.finished_at)
+        of_job = _others.c.request_id.between(row.request_id, row.last_id)
+        ends = connection.execute(select(*columns).where(of_job)).all()
+        finished_at = max(one.finished_at for one in ends)
+        # One picture that is there makes the job a completed one.
+        if any(one.state == RequestState.COMPLETED.value for one in ends):
+            state, reason = RequestState.COMPLETED, ""
     return DueWebhook(
-        row.request_id,
-        row.tenant,
-        row.url,
-        row.try_count,
-        RequestState(row.request_state),
-        row.error_reason,
-        row.accepted_at,
-        row.finished_at,
+        row.request_id, row.tenant, row.url, row.try_count, state, reason, row.accepted_at, finished_at, row.told_id
     )
 
 

@@ -35,9 +35,10 @@ def picture_ids(group_id: str) -> tuple[str, ...]:
     return tuple(f"{group_id}-{index}" for index in range(int(found[1]))) if found else ()
 
 
-def group_of(picture_id: str) -> str:
-    """Return the id of the call that the picture belongs to."""
-    return picture_id.rpartition("-")[0]
+def group_of(request_id: str) -> str:
+    """Return the id of the call that the picture belongs to; "" for what is none of several."""
+    group = request_id.rpartition("-")[0]
+    return group if request_id in picture_ids(group) else ""
 
 
 def picture_key(idempotency_key: str, index: int) -> str:

@@ -23,11 +23,13 @@ from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt
 from pentimento.domain.image_request import Completed
 from pentimento.stores.ledger import Journal
+from pentimento.stores.ledger.journal_webhooks import AskedWebhook
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, ResultRecord
 from pentimento.wire.generation import route_from_bytes, route_to_bytes
 from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_to_bytes
 from services.frontdoor.answers.delivery import drop_job, hand_over
 from services.frontdoor.answers.endings import STATE_OF, key_reused
+from services.frontdoor.answers.several_pictures import group_of, picture_ids
 from services.frontdoor.identity import Identity
 from services.frontdoor.metrics import DEGRADED, QUEUE_SECONDS
 from services.frontdoor.parts import FrontdoorParts
@@ -90,8 +92,8 @@ async def _accept(parts: FrontdoorParts, job: Job) -> None:
     request = job.request
     try:
         await parts.inputs.store(job)
-        webhook_url = request.terms.webhook_url if request.terms is not None else ""
-        outcome = await asyncio.wrap_future(parts.journal.accept(_row_of(request, parts.identity), webhook_url))
+        accepting = parts.journal.accept(_row_of(request, parts.identity), _webhook_of(request))
+        outcome = await asyncio.wrap_future(accepting)
     except PentimentoError as error:
         _refuse(parts, job, error)
         return
@@ -119,6 +121,16 @@ def _row_of(request: ClientRequest, identity: Identity) -> AcceptedRequest:
         frontdoor_epoch=identity.epoch,
         detached=request.terms is not None,
     )
+
+
+def _webhook_of(request: ClientRequest) -> AskedWebhook | None:
+    """Return whom to tell of its end. Of several pictures the first one has it, for all of them."""
+    url = request.terms.webhook_url if request.terms is not None else ""
+    group = group_of(request.request_id)
+    if not url or not group:
+        return AskedWebhook(url) if url else None
+    ids = picture_ids(group)
+    return AskedWebhook(url, group, max(ids)) if request.request_id == ids[0] else None
 
 
 def _refuse(parts: FrontdoorParts, job: Job, error: PentimentoError) -> None:

@@ -272,12 +272,14 @@ class ImageApi:
         if ids:
             status = status_of(request_id, [await self.get_request(tenant, one, omit_image=True) for one in ids])
             summaries = [one.summary for one in status.pictures if one.summary is not None]
-            return replace(status, summary=summary_of_several(request_id, status.state, summaries))
+            webhook = await self._tenants.webhook(summaries[0], request_id)
+            return replace(status, summary=summary_of_several(request_id, status.state, summaries), webhook=webhook)
         record = await self._tenants.record(tenant, request_id)
         completed = None
         if record.state is RequestState.COMPLETED:
             completed = await self._parts.results.load(record, with_image=not omit_image)
-        summary, webhook = self._tenants.summary(record), await self._tenants.webhook(record)
+        summary = self._tenants.summary(record)
+        webhook = await self._tenants.webhook(summary)
         ended = (record.error_reason, record.error_message)
         job = None if summary.state.terminal else self._arrivals.find_job(tenant, request_id)
         progress = job.audience.progress if job is not None else None

@@ -86,23 +86,25 @@ class TenantRequests:
             return record.state
         return _PUBLIC_STATE.get(live.phase, RequestState.RUNNING)
 
-    async def webhook(self, record: JournalledRequest) -> WebhookDelivery | None:
-        """Return what became of its webhook; None where it named none."""
-        if not record.request.detached:
+    async def webhook(self, summary: RequestSummary, job_id: str = "") -> WebhookDelivery | None:
+        """Return what became of its webhook, None where it named none. `job_id`: of the first of several pictures, that
+        of their job."""
+        if not summary.job:
             return None
-        return await asyncio.wrap_future(self._journal.webhooks.delivery(record.request.request_id))
+        return await asyncio.wrap_future(self._journal.webhooks.delivery(summary.request_id, job_id))
 
 
 def summary_of_several(request_id: str, state: RequestState, pictures: Sequence[RequestSummary]) -> RequestSummary:
     """Return the pictures of one request as one: it has ended with the last of them, and is kept as long as the first
-    that goes."""
+    that goes. Its size and its error are those of a picture in its state."""
     ends = [one.finished_at_ms for one in pictures if one.finished_at_ms is not None]
     kept = [one.kept_until_ms for one in pictures if one.kept_until_ms is not None]
     has_ended = len(ends) == len(pictures)
+    shown = next(one for one in pictures if one.state is state)
     return replace(
-        pictures[0],
+        shown,
         request_id=request_id,
-        state=state,
+        idempotency_key=pictures[0].idempotency_key,
         deadline_at_ms=max(one.deadline_at_ms for one in pictures),
         finished_at_ms=max(ends) if has_ended else None,
         kept_until_ms=min(kept) if has_ended else None,

@@ -134,7 +134,7 @@ class Webhooks:
     async def _try(self, due: DueWebhook) -> WebhookDelivery:
         tries = due.try_count + 1
         body = webhook_body(due)
-        headers = signed_headers(self._keys, due.tenant, due.request_id, body, self._clock.wall())
+        headers = signed_headers(self._keys, due.tenant, due.job_id, body, self._clock.wall())
         try:
             status = await self._caller.post(due.url, headers, body)
         except WebhookFailed as failed:

@@ -27,12 +27,12 @@ def key_as_text(key: bytes) -> str:
 
 
 def webhook_body(due: DueWebhook) -> bytes:
-    """Return what is posted: which request ended, how and when; neither prompt nor picture. JSON in UTF-8."""
+    """Return what is posted: which job ended, how and when; neither prompt nor picture. JSON in UTF-8."""
     told = {
         "type": f"request.{due.state.value}",
         "timestamp": datetime.fromtimestamp(due.finished_at, UTC).isoformat(timespec="milliseconds"),
         "data": {
-            "request_id": due.request_id,
+            "request_id": due.job_id,
             "state": due.state.value,
             "error_reason": due.error_reason,
             "accepted_at_ms": round(due.accepted_at * 1000),

@@ -6,13 +6,13 @@ from contextlib import closing
 import pytest
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import Attempt
+from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.journal_listing import PagePlace
-from pentimento.stores.ledger.journal_webhooks import DueWebhook
-from pentimento.stores.ledger.records import AcceptedRequest
+from pentimento.stores.ledger.journal_webhooks import AskedWebhook, DueWebhook
+from pentimento.stores.ledger.records import AcceptedRequest, ResultRecord
 from pentimento.testing.clocks import SetClock
 
 NONE: frozenset[RequestState] = frozenset()
@@ -26,10 +26,15 @@ def journal(ledger_url: str) -> Iterator[Journal]:
 
 
 def accept(
-    journal: Journal, request_id: str, at: float, tenant: str = "acme", detached: bool = True, webhook_url: str = ""
+    journal: Journal,
+    request_id: str,
+    at: float,
+    tenant: str = "acme",
+    detached: bool = True,
+    webhook: AskedWebhook | None = None,
 ) -> None:
     record = AcceptedRequest(request_id, tenant, b"body", "hash", accepted_at=at, detached=detached)
-    journal.accept(record, webhook_url).result()
+    journal.accept(record, webhook).result()
 
 
 def ids(journal: Journal, *query: object, tenant: str = "acme") -> list[str]:
@@ -91,7 +96,7 @@ def test_a_token_that_was_not_given_is_refused(token: str) -> None:
 
 
 def test_a_webhook_is_due_once_its_job_has_ended(journal: Journal) -> None:
-    accept(journal, "job", 1.5, webhook_url=HOOK)
+    accept(journal, "job", 1.5, webhook=AskedWebhook(HOOK))
     before = (journal.webhooks.due(9e9, 5).result(), journal.webhooks.next_at(-1.0).result())
 
     journal.finish("job", RequestState.FAILED, "WORKER_LOST", "").result()
@@ -105,7 +110,7 @@ def test_a_webhook_is_due_once_its_job_has_ended(journal: Journal) -> None:
 def test_a_try_that_failed_comes_again_later_and_one_that_did_not_never(ledger_url: str) -> None:
     with closing(open_journal(ledger_url)) as journal:
         for request_id in ("again", "told"):
-            accept(journal, request_id, 1.0, webhook_url=HOOK)
+            accept(journal, request_id, 1.0, webhook=AskedWebhook(HOOK))
             journal.finish(request_id, RequestState.CANCELLED, "", "").result()
         again = WebhookDelivery(WebhookState.PENDING, 1, "status 503")
         journal.webhooks.note_try("again", again, 700.0).result()
@@ -121,7 +126,7 @@ def test_a_try_that_failed_comes_again_later_and_one_that_did_not_never(ledger_u
 
 
 def test_a_job_is_kept_until_somebody_was_told(journal: Journal) -> None:
-    accept(journal, "job", 1.0, webhook_url=HOOK)
+    accept(journal, "job", 1.0, webhook=AskedWebhook(HOOK))
     journal.finish("job", RequestState.CANCELLED, "", "").result()
 
     kept = journal.forget_finished(9e9, 5).result()
@@ -135,7 +140,62 @@ def test_a_job_is_kept_until_somebody_was_told(journal: Journal) -> None:
 def test_a_key_that_is_held_already_adds_no_webhook(journal: Journal) -> None:
     for request_id in ("first", "second"):
         record = AcceptedRequest(request_id, "acme", b"", "hash", 1.0, idempotency_key="key", detached=True)
-        journal.accept(record, HOOK).result()
+        journal.accept(record, AskedWebhook(HOOK)).result()
         journal.finish("first", RequestState.CANCELLED, "", "").result()
 
     assert [due.request_id for due in journal.webhooks.due(9e9, 5).result()] == ["first"]
+
+
+OF_SEVERAL = AskedWebhook(HOOK, "p3-a", "p3-a-2")
+
+
+def accept_several(journal: Journal) -> None:
+    """Three pictures of one job, and one of another between them and what comes next."""
+    for index in range(3):
+        accept(journal, f"p3-a-{index}", 1.0, webhook=OF_SEVERAL if index == 0 else None)
+    accept(journal, "p3-b-0", 1.0)
+
+
+def complete(journal: Journal, request_id: str) -> None:
+    attempt = Attempt(request_id, 1, 1, "f", 1, "acme")
+    journal.start_attempt(attempt, "w1").result()
+    image = ObjectReference("key", "sha256:0", 1)
+    assert journal.commit_result(attempt, ResultRecord(image, "png", 32, 32, b"", completed_at=500.0)).result()
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [(RequestState.EXPIRED, RequestState.FAILED), (RequestState.COMPLETED, RequestState.COMPLETED)],
+)
+def test_the_webhook_of_several_is_due_once_all_have_ended(
+    journal: Journal, second: RequestState, told: RequestState
+) -> None:
+    accept_several(journal)
+    journal.finish("p3-a-0", RequestState.FAILED, "WORKER_LOST", "").result()
+    if second is RequestState.COMPLETED:
+        complete(journal, "p3-a-1")
+    else:
+        journal.finish("p3-a-1", second, "DEADLINE", "").result()
+    before = (journal.webhooks.due(9e9, 5).result(), journal.webhooks.next_at(-1.0).result())
+
+    journal.finish("p3-a-2", RequestState.CANCELLED, "", "").result()
+
+    (due,) = journal.webhooks.due(9e9, 5).result()
+    assert before == ([], None)
+    assert (due.request_id, due.job_id, due.state) == ("p3-a-0", "p3-a", told)
+    assert (due.error_reason, due.finished_at) == ("" if told is RequestState.COMPLETED else "WORKER_LOST", 500.0)
+
+
+def test_several_are_kept_until_somebody_was_told_of_their_job(journal: Journal) -> None:
+    accept_several(journal)
+    for request_id in ("p3-a-0", "p3-a-1", "p3-a-2", "p3-b-0"):
+        journal.finish(request_id, RequestState.CANCELLED, "", "").result()
+
+    others = journal.forget_finished(9e9, 5).result()
+    told = WebhookDelivery(WebhookState.DELIVERED, 1)
+    journal.webhooks.note_try("p3-a-0", told, 0.0).result()
+
+    assert [record.request.request_id for record in others] == ["p3-b-0"]
+    assert journal.webhooks.delivery("p3-a-0", "p3-a").result() == told
+    assert journal.webhooks.delivery("p3-a-0").result() is None
+    assert len(journal.forget_finished(9e9, 5).result()) == 3

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.jobs import RequestQuery, WebhookDelivery, WebhookState
+from pentimento.domain.requests import RequestState
 from pentimento.files.signing_keys import new_signing_key
 from pentimento.testing.certificates import Authority
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
@@ -71,6 +73,22 @@ async def test_the_end_of_a_job_is_told_and_signed(folder: Path, worker: PacedWo
     assert (headers["webhook-id"], json.loads(body)["data"]["request_id"]) == (request_id, request_id)
     assert json.loads(body)["type"] == "request.completed"
     assert REQUEST.prompt not in body.decode()
+
+
+async def test_the_end_of_several_pictures_is_told_once_as_that_of_their_job(folder: Path, worker: PacedWorker) -> None:
+    async with running_webhook_server() as server, running_suite(folder, **calling(folder, server)) as suite:
+        several = replace(REQUEST, image_count=3)
+        accepted = await suite.client.submit(several, webhook_url=url_of(server))
+        delivery = await told(suite, accepted.request_id)
+        pictures = [await suite.client.get_request(one, omit_image=True) for one in accepted.image_request_ids]
+
+    ((_, headers, body),) = server.requests
+    data = json.loads(body)["data"]
+    assert delivery == WebhookDelivery(WebhookState.DELIVERED, 1)
+    assert (headers["webhook-id"], data["request_id"]) == (accepted.request_id, accepted.request_id)
+    assert (json.loads(body)["type"], data["state"]) == ("request.completed", "completed")
+    assert [one.webhook for one in pictures] == [None] * 3
+    assert {one.state for one in pictures} == {RequestState.COMPLETED}
 
 
 async def test_a_failed_call_is_made_again_under_the_same_id(folder: Path, worker: PacedWorker) -> None:

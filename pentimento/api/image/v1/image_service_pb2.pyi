@@ -727,7 +727,7 @@ class SubmitRequest(_message.Message):
     def generate(self) -> Global___GenerateRequest: ...
     @_builtins.property
     def webhook(self) -> Global___Webhook:
-        """Called once the job has ended."""
+        """Called once the job has ended: of several pictures once, when all of them have."""
 
     def __init__(
         self,
@@ -747,7 +747,7 @@ Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
 
 @_typing.final
 class Webhook(_message.Message):
-    """Where to tell that a job has ended. The call is a POST of JSON that names the request and how it ended, never prompt or picture;
+    """Where to tell that a job has ended. The call is a POST of JSON that names the job and how it ended, never prompt or picture;
     it is signed as Standard Webhooks are (webhook-id, webhook-timestamp, webhook-signature), and may come more than once.
     """
 
@@ -1273,7 +1273,7 @@ class GetRequestResponse(_message.Message):
     def summary(self) -> Global___RequestSummary: ...
     @_builtins.property
     def webhook(self) -> Global___WebhookDelivery:
-        """Of a job that named one."""
+        """Of a job that named one; each of several pictures has none of its own."""
 
     @_builtins.property
     def progress(self) -> Global___Progress:
