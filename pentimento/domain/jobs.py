@@ -13,7 +13,8 @@ MAX_PAGE_SIZE = 200
 @dataclass(frozen=True)
 class RequestSummary:
     """A request as lists show it. `job`: it goes on without listeners. `finished_at_ms` and `kept_until_ms` are None
-    until it has ended; sizes are pixels of its picture, 0 where there is none."""
+    until it has ended; sizes are pixels of its picture, 0 where there is none. `group_id`: of one of several pictures
+    the id under which they were accepted together."""
 
     request_id: str
     state: RequestState
@@ -27,6 +28,7 @@ class RequestSummary:
     height_px: int = 0
     error_reason: str = ""
     error_message: str = ""
+    group_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ JOB = {
         "expires_at": SECONDS,
         "size": {"type": ["string", "null"], "pattern": "^[0-9]+x[0-9]+$"},
         "idempotency_key": {"type": ["string", "null"]},
+        "group_id": {"type": ["string", "null"], "description": "of one of several pictures the job that it is of"},
         "progress": PROGRESS,
         "pictures": {
             "type": "array",

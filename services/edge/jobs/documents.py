@@ -33,6 +33,7 @@ def job_document(summary: RequestSummary, status: RequestStatus | None = None) -
         "expires_at": seconds(summary.kept_until_ms),
         "size": f"{summary.width_px}x{summary.height_px}" if summary.width_px else None,
         "idempotency_key": summary.idempotency_key or None,
+        "group_id": summary.group_id or None,
         "detached": summary.job,
         "error": None,
     }

@@ -47,6 +47,11 @@ def picture_key(idempotency_key: str, index: int) -> str:
     return f"{idempotency_key}{_SEPARATOR}{index}" if idempotency_key and index else idempotency_key
 
 
+def client_key(picture_key: str) -> str:
+    """Return the idempotency key that the client of one of several pictures gave."""
+    return picture_key.partition(_SEPARATOR)[0]
+
+
 def picture_seed(first_seed: int, index: int) -> int:
     """Return the seed of one of several pictures whose client named the first one's."""
     return (first_seed + index) % _SEED_COUNT

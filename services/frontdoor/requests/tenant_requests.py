@@ -19,6 +19,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal_listing import PagePlace
 from pentimento.stores.ledger.records import JournalledRequest
+from services.frontdoor.answers.several_pictures import client_key, group_of
 
 _MAX_ID_LENGTH = 64
 # What a request that is under way is to its client, by its phase.
@@ -68,7 +69,7 @@ class TenantRequests:
             request_id=request.request_id,
             state=self.state(record),
             job=request.detached,
-            idempotency_key=request.idempotency_key,
+            idempotency_key=client_key(request.idempotency_key),
             accepted_at_ms=_ms(request.accepted_at),
             deadline_at_ms=_ms(request.deadline_at or 0.0),
             finished_at_ms=_ms(ended_at) if ended_at is not None else None,
@@ -77,6 +78,7 @@ class TenantRequests:
             height_px=result.height_px if result is not None else 0,
             error_reason=record.error_reason,
             error_message=record.error_message,
+            group_id=group_of(request.request_id),
         )
 
     def state(self, record: JournalledRequest) -> RequestState:
@@ -104,7 +106,7 @@ def summary_of_several(request_id: str, state: RequestState, pictures: Sequence[
     return replace(
         shown,
         request_id=request_id,
-        idempotency_key=pictures[0].idempotency_key,
+        group_id="",
         deadline_at_ms=max(one.deadline_at_ms for one in pictures),
         finished_at_ms=max(ends) if has_ended else None,
         kept_until_ms=min(kept) if has_ended else None,

@@ -186,11 +186,13 @@ async def test_a_job_that_is_not_there_is_not_found(edge: EdgeUnderTest) -> None
 
 
 async def test_several_pictures_are_shown_and_fetched_together(edge: EdgeUnderTest) -> None:
-    job_id = (await submit(edge, n=2)).json()["id"]
+    job_id = (await submit(edge, "key", n=2)).json()["id"]
     document = await ended(edge, job_id)
     result = (await edge.http.get(f"/v1/jobs/{job_id}/result")).json()
+    listed = (await edge.http.get("/v1/jobs")).json()["data"]
 
-    assert (document["id"], document["status"]) == (job_id, "completed")
+    assert (document["id"], document["status"], document["group_id"]) == (job_id, "completed", None)
+    assert [(one["group_id"], one["idempotency_key"]) for one in listed] == [(job_id, "key")] * 2
     assert [picture["request_id"] for picture in result["data"]] == [f"{job_id}-0", f"{job_id}-1"]
 
 

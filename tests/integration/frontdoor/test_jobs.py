@@ -257,4 +257,6 @@ async def test_several_pictures_are_one_job_of_which_each_is_listed(suite: Front
     assert together.summary.finished_at_ms == max(one.finished_at_ms or 0 for one in listed)
     assert sorted(event.request_id for event in heard if isinstance(event, Completed)) == sorted(ids)
     assert {one.request_id for one in listed} == set(ids)
+    assert {(one.group_id, one.idempotency_key) for one in listed} == {(accepted.request_id, "key")}
+    assert (together.summary.group_id, together.summary.idempotency_key) == ("", "key")
     assert await suite.client.submit(replace(REQUEST, image_count=2), "key") == replace(accepted, replayed=True)

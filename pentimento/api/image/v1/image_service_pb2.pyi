@@ -933,6 +933,7 @@ class RequestSummary(_message.Message):
     HEIGHT_PX_FIELD_NUMBER: _builtins.int
     ERROR_REASON_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     state: Global___RequestState.ValueType
     job: _builtins.bool
@@ -952,6 +953,8 @@ class RequestSummary(_message.Message):
     error_reason: _builtins.str
     """As in GetRequestResponse."""
     error_message: _builtins.str
+    group_id: _builtins.str
+    """Of one of several pictures the id under which they were accepted together; empty otherwise."""
     def __init__(
         self,
         *,
@@ -967,10 +970,11 @@ class RequestSummary(_message.Message):
         height_px: _builtins.int = ...,
         error_reason: _builtins.str = ...,
         error_message: _builtins.str = ...,
+        group_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_at_ms", b"_finished_at_ms", "_kept_until_ms", b"_kept_until_ms", "finished_at_ms", b"finished_at_ms", "kept_until_ms", b"kept_until_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_at_ms", b"_finished_at_ms", "_kept_until_ms", b"_kept_until_ms", "accepted_at_ms", b"accepted_at_ms", "deadline_at_ms", b"deadline_at_ms", "error_message", b"error_message", "error_reason", b"error_reason", "finished_at_ms", b"finished_at_ms", "height_px", b"height_px", "idempotency_key", b"idempotency_key", "job", b"job", "kept_until_ms", b"kept_until_ms", "request_id", b"request_id", "state", b"state", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_at_ms", b"_finished_at_ms", "_kept_until_ms", b"_kept_until_ms", "accepted_at_ms", b"accepted_at_ms", "deadline_at_ms", b"deadline_at_ms", "error_message", b"error_message", "error_reason", b"error_reason", "finished_at_ms", b"finished_at_ms", "group_id", b"group_id", "height_px", b"height_px", "idempotency_key", b"idempotency_key", "job", b"job", "kept_until_ms", b"kept_until_ms", "request_id", b"request_id", "state", b"state", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finished_at_ms: _TypeAlias = _typing.Literal["finished_at_ms"]  # noqa: Y015
     _WhichOneofArgType__finished_at_ms: _TypeAlias = _typing.Literal["_finished_at_ms", b"_finished_at_ms"]  # noqa: Y015
