@@ -33,11 +33,14 @@ UNKNOWN_ROUTE = "unknown"
 CLIENT_CLOSED = 499
 # Answers are the caller's own, and say themselves what they are.
 SAFE_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin"))
+# OpenAI's clients send headers of their own (X-Stainless-…), others for each version; `*` does not stand for the token.
 PREFLIGHT = {
-    "Access-Control-Allow-Methods": "GET, POST, DELETE",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, Idempotency-Key",
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "Authorization, *",
     "Access-Control-Max-Age": "600",
 }
+# What scripts of an allowed page may read besides what browsers always show them.
+EXPOSED_HEADERS = b"Location, Retry-After, X-Request-Id, X-Should-Retry"
 
 
 def edge_app(parts: EdgeParts) -> "EdgeApp":
@@ -88,6 +91,7 @@ class EdgeApp:
         origin = request.headers.get("origin")
         if origin is not None and self._origins.allows(origin):
             answer.headers += [(b"access-control-allow-origin", origin.encode()), (b"vary", b"Origin")]
+            answer.headers.append((b"access-control-expose-headers", EXPOSED_HEADERS))
             if request.method == "OPTIONS":
                 await Response(status_code=204, headers=PREFLIGHT)(scope, receive, answer)
                 return
