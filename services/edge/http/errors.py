@@ -13,7 +13,7 @@ ResourceExhausted    429      rate_limit_error; MESSAGE_TOO_LARGE is 413
 Cancelled            499      request_cancelled
 Internal             500      server_error
 Unavailable          503      server_error
-DeadlineExceeded     504      timeout_error
+DeadlineExceeded     504      timeout_error, with `x-should-retry: false`
 """
 
 import logging
@@ -71,7 +71,8 @@ def error_headers(error: PentimentoError) -> dict[str, str]:
     headers = {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, errors.FailedPrecondition):
+    # Another try of what took too long would be painted, and come too late, once more.
+    if isinstance(error, errors.FailedPrecondition | errors.DeadlineExceeded):
         headers["x-should-retry"] = "false"
     if status in (429, 503):
         wait_s = DEFAULT_RETRY_AFTER_S if error.retry_after_ms is None else math.ceil(error.retry_after_ms / 1000)

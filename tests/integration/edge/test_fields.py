@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import httpx
+import openai
 import pytest
 
 from pentimento.domain.image_request import CacheMode, ResolvedRequest
@@ -55,6 +57,23 @@ async def test_a_deadline_is_kept_and_one_that_passes_is_told(edge: EdgeUnderTes
     assert (answer.status_code, answer.json()["error"]["type"]) == (504, "timeout_error")
     async with asyncio.timeout(60):
         await edge.worker.wait_until(lambda: not edge.worker.running)
+
+
+async def test_what_came_too_late_is_not_asked_for_again_by_openais_client(edge: EdgeUnderTest) -> None:
+    edge.worker.hold.clear()
+    asked: list[httpx.Request] = []
+
+    async def note(request: httpx.Request) -> None:
+        asked.append(request)
+
+    async with (
+        httpx.AsyncClient(event_hooks={"request": [note]}, timeout=60) as http,
+        openai.AsyncOpenAI(base_url=f"{edge.url}/v1", api_key="any", http_client=http) as ai,
+    ):
+        with pytest.raises(openai.APIStatusError) as told:
+            await ai.images.generate(prompt="x", extra_body={"num_inference_steps": 2, "deadline_ms": 200})
+
+    assert (told.value.status_code, len(asked)) == (504, 1)
 
 
 async def test_a_picture_may_cost_what_it_is_allowed_and_no_more(edge: EdgeUnderTest) -> None:

@@ -32,7 +32,7 @@ from tests.unit.edge.test_origins import request
         (errors.Cancelled("A", "a"), 499, {}),
         (errors.Internal("A", "a"), 500, {}),
         (errors.Unavailable("A", "a", retry_after_ms=500), 503, {"retry-after": "1"}),
-        (errors.DeadlineExceeded("A", "a"), 504, {}),
+        (errors.DeadlineExceeded("A", "a"), 504, {"x-should-retry": "false"}),
     ],
 )
 def test_an_error_has_a_status_and_says_when_to_come_back(
