@@ -55,7 +55,10 @@ class InvalidArgument(PentimentoError):
 
 
 class NotFound(PentimentoError):
-    pass
+    @classmethod
+    def of(cls, reason: str, field: str, description: str) -> "NotFound":
+        """Return the error of a field that names what is not there."""
+        return cls(reason, f"{field}: {description}", violations=(FieldViolation(field, description),))
 
 
 class Unauthenticated(PentimentoError):

@@ -2,7 +2,7 @@
 
     error                  gRPC status            details besides ErrorInfo(reason, "pentimento", metadata)
     InvalidArgument        INVALID_ARGUMENT       BadRequest with a violation for each field
-    NotFound               NOT_FOUND
+    NotFound               NOT_FOUND              BadRequest where a field names what is not there
     Unauthenticated        UNAUTHENTICATED
     PermissionDenied       PERMISSION_DENIED
     ResourceExhausted      RESOURCE_EXHAUSTED     RetryInfo when it says when to come back

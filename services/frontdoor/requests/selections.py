@@ -137,7 +137,7 @@ def _find(kind: AdapterKind, name: str, where: str, held: HeldModel, known: Adap
         raise FailedPrecondition(_NOT_SERVED[kind], message)
     found = known.find(kind, name)
     if not found:
-        raise NotFound(_UNKNOWN[kind], f"{where}.name: there is no {word} {name[:_SHOWN_LENGTH]!r}")
+        raise NotFound.of(_UNKNOWN[kind], f"{where}.name", f"there is no {word} {name[:_SHOWN_LENGTH]!r}")
     fitting = [adapter for adapter in found if adapter.changes(held.model_digest, held.family)]
     if not fitting:
         base = found[-1].base_digest[:_SHOWN_LENGTH] or f"the family {found[-1].family[:_SHOWN_LENGTH]}"

@@ -84,7 +84,8 @@ class Catalogue:
         if not self._models or not name:
             raise Unavailable("NO_WORKER_READY", "no worker is ready yet", retry_after_ms=self._retry_ms)
         shown = name[:_SHOWN_NAME_LENGTH]
-        raise NotFound("UNKNOWN_MODEL", f"model: must be one of {', '.join(sorted(self._models))}, got {shown!r}")
+        limit = f"must be one of {', '.join(sorted(self._models))}, got {shown!r}"
+        raise NotFound.of("UNKNOWN_MODEL", "model", limit)
 
     def known(self, name: str) -> HeldModel | None:
         """None for a model that no worker ever held."""

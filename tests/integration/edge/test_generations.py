@@ -99,6 +99,18 @@ async def test_a_wrong_field_is_named_and_nothing_is_painted(edge: EdgeUnderTest
     assert edge.worker.executed == []
 
 
+async def test_the_field_is_told_that_names_what_is_not_there(edge: EdgeUnderTest) -> None:
+    named: tuple[tuple[dict[str, object], str, str], ...] = (
+        ({"model": "no-such"}, "model", "UNKNOWN_MODEL"),
+        ({"loras": [{"name": "no-such"}]}, "loras[0].name", "UNKNOWN_LORA"),
+    )
+    for values, param, code in named:
+        answer = await edge.generate(**values)
+
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (404, code, param)
+
+
 async def test_what_is_no_json_object_is_refused(edge: EdgeUnderTest) -> None:
     headers = {"content-type": "application/json"}
     deep, long = b"[" * 100_000, b'{"seed": ' + b"9" * 5000 + b"}"

@@ -175,6 +175,27 @@ async def test_what_is_refused_is_never_accepted(
     assert (await adapted.operator.status()).accepted_count == 0
 
 
+@pytest.mark.parametrize(
+    ("request_", "reason", "field"),
+    [
+        (replace(REQUEST, model="no-such"), "UNKNOWN_MODEL", "model"),
+        (replace(REQUEST, loras=(AskedLora("no-such"),)), "UNKNOWN_LORA", "loras[0].name"),
+        (
+            replace(REQUEST, controlnets=(AskedControlNet("no-such", b"png"),)),
+            "UNKNOWN_CONTROLNET",
+            "controlnets[0].name",
+        ),
+    ],
+)
+async def test_the_field_is_told_that_names_what_is_not_there(
+    adapted: FrontdoorSuite, request_: ImageRequest, reason: str, field: str
+) -> None:
+    with pytest.raises(NotFound) as told:
+        await adapted.paint(request_)
+
+    assert (told.value.reason, [one.field for one in told.value.violations]) == (reason, [field])
+
+
 async def test_without_a_worker_that_takes_any_what_is_missing_is_named(folder: Path, worker: PacedWorker) -> None:
     worker.capabilities = frozenset()
     async with suite_with_adapters(folder, worker) as suite:
