@@ -1,6 +1,7 @@
 """`pentimento jobs`: requests that go on without whoever asked for them."""
 
 import json
+import sys
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,8 @@ from pentimento.cli.json_output import json_option
 from pentimento.domain.image_request import RequestStatus
 from pentimento.domain.jobs import RequestSummary
 from pentimento.domain.requests import RequestState
+from pentimento.sdk.picture import Picture
+from pentimento.sdk.picture_set import PictureSet
 
 # Of `generate`: what a request may say wherever it is asked for.
 REQUEST_OPTIONS = frozenset(
@@ -99,12 +102,33 @@ def show(request_id: str, as_json: bool, **options: Any) -> None:
 @json_option
 @connection_options
 def wait(request_id: str, output: Path | None, as_json: bool, **options: Any) -> None:
-    """Waits for a job and saves its picture. Ctrl-C leaves the job running."""
+    """Waits for a job and saves its picture, of several each as PICTURE_ID.png. Ctrl-C leaves the job running."""
     target = output or Path(f"{request_id}.png")
-    with frontdoor_client(options) as client, closing(client.attach(request_id)) as events:
-        picture = watch(events, target, quiet=as_json)
-    saved = picture.save(target)
-    click.echo(json.dumps({"request_id": request_id, "file": str(saved)}) if as_json else summary(saved, picture))
+    with frontdoor_client(options) as client:
+        if client.get_request(request_id, omit_image=True).pictures:
+            save_all(client.wait_all(request_id), output, as_json=as_json)
+            return
+        with closing(client.attach(request_id)) as events:
+            picture = watch(events, target, quiet=as_json)
+    tell_saved(picture, picture.save(target), as_json=as_json)
+
+
+def save_all(found: PictureSet, output: Path | None, *, as_json: bool) -> None:
+    """Save and describe the pictures of a job of several. Exits with 1 where one failed; the others are there."""
+    if output is not None:
+        raise click.UsageError("--output is for one picture; each of several is saved under its own id")
+    for picture in found.pictures:
+        tell_saved(picture, picture.save(Path(f"{picture.provenance.request_id}.png")), as_json=as_json)
+    for failed in found.failures:
+        click.echo(f"{failed.request_id}: {failed.error.message}", err=True)
+    if found.failures:
+        sys.exit(1)
+
+
+def tell_saved(picture: Picture, saved: Path, *, as_json: bool) -> None:
+    """Print where a picture is."""
+    told = {"request_id": picture.provenance.request_id, "file": str(saved)}
+    click.echo(json.dumps(told) if as_json else summary(saved, picture))
 
 
 @jobs.command()

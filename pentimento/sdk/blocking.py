@@ -116,6 +116,10 @@ class Client:
         """Return the picture of a request that was asked for before, once it is there. An interrupt cancels no job."""
         return self._call(self._client.wait(request_id))
 
+    def wait_all(self, request_id: str) -> PictureSet:
+        """Return the pictures of a request that was asked for before; as `AsyncClient.wait_all`."""
+        return self._call(self._client.wait_all(request_id))
+
     def result(self, request_id: str) -> Picture:
         """Return the picture of a completed request without waiting. FailedPrecondition NOT_COMPLETED for any other."""
         return self._call(self._client.result(request_id))

@@ -137,8 +137,13 @@ class AsyncClient:
 
     async def wait(self, request_id: str) -> Picture:
         """Return the picture of a request that was asked for before, once it is there; raises what it ended with.
-        Cancelling the task cancels no job."""
+        Cancelling the task cancels no job. InvalidArgument for several pictures, which `wait_all` returns."""
         return await _picture_of(self.attach(request_id))
+
+    async def wait_all(self, request_id: str) -> PictureSet:
+        """Return the pictures of a request that was asked for before, once all have ended, and why others failed.
+        Raises the first one's error where all did. Cancelling the task cancels no job."""
+        return await pictures_of(self.attach(request_id))
 
     async def result(self, request_id: str) -> Picture:
         """Return the picture of a completed request without waiting. FailedPrecondition NOT_COMPLETED for any other."""
@@ -222,6 +227,11 @@ async def _picture_of(stream: AsyncGenerator[GenerateEvent, None]) -> Picture:
     async with aclosing(stream) as events:
         # To its end: a call that its client breaks off leaves memory behind in a server (grpc/grpc#43360).
         async for event in events:
+            if isinstance(event, Accepted) and event.image_request_ids:
+                count = len(event.image_request_ids)
+                raise InvalidArgument.of(
+                    "request_id", f"must be of one picture, got one of {count}: wait_all has several"
+                )
             if isinstance(event, Completed):
                 picture = Picture.of(event)
     if picture is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pentimento.cli import cli
-from pentimento.domain.errors import Cancelled, FailedPrecondition
+from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument
 from pentimento.domain.requests import RequestState
 from pentimento.sdk import AsyncClient, Client, RequestQuery, RetryPolicy
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
@@ -85,6 +86,35 @@ async def test_the_client_without_asyncio_does_the_same(suite: FrontdoorSuite) -
 
     assert data
     assert (kinds, count) == (["Accepted", "Routed", "Completed"], 1)
+
+
+async def test_a_job_of_several_is_waited_for_as_such(suite: FrontdoorSuite) -> None:
+    several = replace(REQUEST, image_count=3)
+    async with AsyncClient(f"unix:{suite.folder / 'f'}") as client:
+        accepted = await client.submit(several)
+        found = await client.wait_all(accepted.request_id)
+        with pytest.raises(InvalidArgument, match="wait_all has several"):
+            await client.wait(accepted.request_id)
+        one = await client.wait(accepted.image_request_ids[1])
+
+    assert found.request_id == accepted.request_id
+    assert [picture.provenance.request_id for picture in found.pictures] == list(accepted.image_request_ids)
+    assert one.data == found.pictures[1].data
+
+
+async def test_the_command_saves_each_of_several(suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(suite.folder)
+    accepted = await suite.client.submit(replace(REQUEST, image_count=2))
+
+    waited = await command(suite, "wait", accepted.request_id, "--json")
+    named = await command(suite, "wait", accepted.request_id, "-o", "one.png")
+
+    ids = accepted.image_request_ids
+    assert [json.loads(line) for line in waited.stdout.splitlines()] == [
+        {"request_id": one, "file": f"{one}.png"} for one in ids
+    ]
+    assert all((suite.folder / f"{one}.png").stat().st_size for one in ids)
+    assert (named.exit_code, "--output is for one picture" in named.output) == (2, True)
 
 
 async def command(suite: FrontdoorSuite, *words: str) -> Result:
