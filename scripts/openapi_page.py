@@ -132,8 +132,12 @@ def default_of(schema: Schema) -> str:
     """Return a default as a request would have it."""
     if "default" not in schema:
         return ""
-    value = schema["default"]
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return f"`{as_written(schema['default'])}`"
+
+
+def as_written(value: Any) -> str:
+    """Return a value as a request would have it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def words_of(schema: Schema) -> str:
@@ -145,7 +149,7 @@ def words_of(schema: Schema) -> str:
         if choice in schema:
             return " or ".join(words_of(one) for one in schema[choice] if one.get("type") != "null")
     if "const" in schema:
-        return f"`{schema['const']}`"
+        return f"`{as_written(schema['const'])}`"
     if "enum" in schema:
         return ", ".join(f"`{one}`" for one in schema["enum"])
     return words_of_type(schema)

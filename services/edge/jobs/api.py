@@ -14,8 +14,9 @@ from services.edge.api_operations import (
     path_parameter,
     query_parameter,
 )
-from services.edge.api_schemas import Schema, object_schema, reference
+from services.edge.api_schemas import Schema, edit_schema, object_schema, reference
 from services.edge.images.fields import GENERATION_FIELDS
+from services.edge.jobs.asking import FORM_TYPE
 from services.edge.jobs.documents import RESPONSE_FORMATS, STATES
 
 ID = path_parameter("id")
@@ -74,7 +75,20 @@ JOB = {
     },
     "required": ["id", "object", "status", "created_at", "deadline_at", "finished_at", "expires_at", "error"],
 }
+
+
+def of_job(schema: Schema) -> Schema:
+    """Return the schema of a submission, from that of a call: it is not streamed, and may say where its end is told."""
+    del schema["properties"]["partial_images"]
+    unstreamed = {"const": False, "description": "/v1/jobs/{id}/events tells of a job"}
+    schema["properties"]["stream"] = {"anyOf": [unstreamed, {"type": "null"}]}
+    schema["properties"]["webhook"] = {"anyOf": [WEBHOOK, {"type": "null"}], "description": "called once it has ended"}
+    return schema
+
+
 JOB_SCHEMAS = {
+    "JobRequest": of_job(object_schema(GENERATION_FIELDS)),
+    "EditJobRequest": of_job(edit_schema()),
     "Job": JOB,
     "JobList": {
         "type": "object",
@@ -118,21 +132,18 @@ def job_paths() -> dict[str, Schema]:
     }
 
 
-def job_request() -> Schema:
-    """Return the schema of a submission: a generation that is not streamed, and where its end is told."""
-    schema = object_schema(GENERATION_FIELDS)
-    del schema["properties"]["partial_images"]
-    schema["properties"]["stream"] = {"enum": [False, None]}
-    schema["properties"]["webhook"] = {"anyOf": [WEBHOOK, {"type": "null"}], "description": "called once it has ended"}
-    return schema
-
-
 def submit_call() -> Schema:
     """Return the operation that submits a job."""
     return {
         "summary": "Have pictures painted whether anybody waits for them or not.",
         "parameters": [KEY_PARAMETER],
-        "requestBody": {"required": True, "content": {JSON: {"schema": job_request()}}},
+        "requestBody": {
+            "required": True,
+            "content": {
+                JSON: {"schema": reference("JobRequest")},
+                FORM_TYPE: {"schema": reference("EditJobRequest")},
+            },
+        },
         "responses": {
             "202": content(reference("SubmittedJob"), "it is accepted, and goes on"),
             **error_responses(ALL_ERRORS),

@@ -141,16 +141,6 @@ def truth(given: Mapping[str, str], name: str, default: bool) -> bool:
     return value == "true"
 
 
-def webhook_url_of(given: Any) -> str:
-    """Return the address of a submission's webhook, "" without one. Raises InvalidArgument."""
-    if given is None:
-        return ""
-    if not isinstance(given, dict) or set(given) != {"url"} or not isinstance(given["url"], str) or not given["url"]:
-        raise InvalidArgument.of("webhook", 'must be {"url": "https://…"}')
-    url: str = given["url"]
-    return url
-
-
 def event_of(event: GenerateEvent) -> bytes | None:
     """Return what whoever listens to a job is told of an event; None for nothing."""
     if isinstance(event, Accepted):

@@ -9,19 +9,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pentimento.clients.image import ImageClient
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
+from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.image_request import PictureFailed, RequestStatus
 from pentimento.domain.requests import RequestState
-from services.edge.http.bodies import read_body
 from services.edge.http.callers import idempotency_key_of, token_of
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
 from services.edge.images.addresses import UrlOffers, origin_of, urls_of, whole_url
 from services.edge.images.answering import pictures_document
-from services.edge.images.asking import AskedPictures, asked_pictures
 from services.edge.images.events import HEARTBEAT, error_event
 from services.edge.images.painting import STREAM_HEADERS, EndedPictures, send_part, with_heartbeats
-from services.edge.images.routes import GENERATION_FIELDS_BY_NAME, JSON_TYPE, introduce, may_be_large
-from services.edge.images.values import judged, read_json
+from services.edge.images.routes import introduce, may_be_large
+from services.edge.jobs.asking import read_job
 from services.edge.jobs.documents import (
     WantedResult,
     event_of,
@@ -32,7 +30,6 @@ from services.edge.jobs.documents import (
     query_of,
     submitted_document,
     wanted_result,
-    webhook_url_of,
 )
 from services.edge.parts import EdgeParts
 
@@ -61,15 +58,12 @@ class JobRoutes:
         self._url_offers = UrlOffers(parts)
 
     async def submit(self, request: Request) -> Response:
-        """Take what `/v1/images/generations` takes, and answer once it is accepted."""
+        """Take what `/v1/images/generations` or `/v1/images/edits` takes, and answer once it is accepted."""
         key = idempotency_key_of(request)
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
-            raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE}")
         if may_be_large(request):
             await introduce(self._parts, token_of(request))
         with self._parts.bodies.held() as held:
-            body = await read_body(request, held, self._parts.settings.http.max_body_bytes)
-            asked, webhook_url = asked_job(body)
+            asked, webhook_url = await read_job(self._parts, request, held)
             if asked.as_urls:
                 await self._url_offers.check(token_of(request))
             async with self._client(request) as client:
@@ -157,16 +151,6 @@ async def last_event(client: ImageClient, job_id: str, error: PentimentoError) -
         return error_event(error)
     has_failed = status.state.terminal and status.state is not RequestState.COMPLETED
     return failed_event(error) if has_failed else error_event(error)
-
-
-def asked_job(body: bytes) -> tuple[AskedPictures, str]:
-    """Return what a submission asks for, and the address of its webhook. Raises InvalidArgument naming the field."""
-    values = read_json(body)
-    webhook_url = webhook_url_of(values.pop("webhook", None))
-    asked = asked_pictures(judged(values, GENERATION_FIELDS_BY_NAME))
-    if asked.stream:
-        raise InvalidArgument.of("stream", "must be false: /v1/jobs/{id}/events tells of a job")
-    return asked, webhook_url
 
 
 async def ended_pictures(client: ImageClient, request_id: str, omit_image: bool) -> EndedPictures:

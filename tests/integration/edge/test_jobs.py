@@ -2,16 +2,25 @@
 
 import asyncio
 import base64
+import io
 import json
 from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
+from pentimento.domain.generation import InitImage
 from pentimento.testing.paced_worker import picture_of
 from tests.integration.edge.conftest import IN_A_SHARED_LOOP, EdgeUnderTest
 
 ASKED = {"prompt": "a red circle", "num_inference_steps": 3, "seed": 1}
+
+
+def png(colour: str = "red") -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 64), colour).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 async def submit(edge: EdgeUnderTest, key: str = "", **values: object) -> httpx.Response:
@@ -171,7 +180,42 @@ async def test_a_wrong_submission_is_refused_and_leaves_nothing(
     assert (await shared_edge.http.get("/v1/jobs")).json()["data"] == []
 
 
-async def test_only_json_is_taken(edge: EdgeUnderTest) -> None:
+async def test_a_job_starts_from_an_image_and_its_mask(edge: EdgeUnderTest) -> None:
+    files = [("image", png()), ("mask", png("white"))]
+    asked = {"prompt": "a red circle", "strength": "0.5", "num_inference_steps": "4"}
+    submitted = await edge.http.post("/v1/jobs", data=asked, files=files, headers={"Idempotency-Key": "key"})
+    job_id = submitted.json()["id"]
+    await ended(edge, job_id)
+    result = (await edge.http.get(f"/v1/jobs/{job_id}/result")).json()
+
+    (spec,) = edge.worker.executed
+    assert (submitted.status_code, submitted.headers["location"]) == (202, f"/v1/jobs/{job_id}")
+    assert spec.init_image == InitImage(png(), 0.5, png("white"))
+    assert base64.b64decode(result["data"][0]["b64_json"]) == picture_of(spec)
+
+
+@IN_A_SHARED_LOOP
+@pytest.mark.parametrize(
+    ("values", "status", "named"),
+    [
+        ({"prompt": ""}, 400, "prompt"),
+        ({"stream": "true"}, 400, "stream"),
+        ({"webhook": "https://a.example"}, 400, "webhook"),
+        ({"webhook": '{"url": 1}'}, 400, "webhook"),
+        ({"webhook": '{"url": "https://a.example"}'}, 409, None),
+        ({"other": "1"}, 400, "other"),
+    ],
+)
+async def test_a_wrong_form_is_refused_and_leaves_nothing(
+    shared_edge: EdgeUnderTest, values: dict[str, str], status: int, named: str | None
+) -> None:
+    answer = await shared_edge.http.post("/v1/jobs", data={"prompt": "x", **values}, files=[("image", png())])
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, named)
+    assert (await shared_edge.http.get("/v1/jobs")).json()["data"] == []
+
+
+async def test_text_is_not_taken(edge: EdgeUnderTest) -> None:
     """Pages may send text anywhere, unasked."""
     answer = await edge.http.post("/v1/jobs", content=json.dumps(ASKED), headers={"Content-Type": "text/plain"})
 

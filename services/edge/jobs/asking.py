@@ -1,0 +1,64 @@
+"""What a submission asks for: what a call for pictures takes (JSON) or one for edits (a form), and its webhook."""
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+
+from pentimento.domain.errors import InvalidArgument
+from services.edge.http.bodies import HeldBody, read_body
+from services.edge.http.forms import read_form
+from services.edge.images.asking import AskedPictures, asked_pictures
+from services.edge.images.form_values import edit_form, texts_of
+from services.edge.images.routes import EDIT_FIELDS_BY_NAME, GENERATION_FIELDS_BY_NAME, JSON_TYPE
+from services.edge.images.values import judged, read_json
+from services.edge.parts import EdgeParts
+
+FORM_TYPE = "multipart/form-data"
+WEBHOOK = "webhook"
+
+
+async def read_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[AskedPictures, str]:
+    """Return what a submission asks for, and the address of its webhook. Raises InvalidArgument naming the field."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in (JSON_TYPE, FORM_TYPE):
+        raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE} or {FORM_TYPE}")
+    read = read_generation_job if kind == JSON_TYPE else read_edit_job
+    asked, webhook_url = await read(parts, request, held)
+    if asked.stream:
+        raise InvalidArgument.of("stream", "must be false: /v1/jobs/{id}/events tells of a job")
+    return asked, webhook_url
+
+
+async def read_generation_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[AskedPictures, str]:
+    """Read a JSON body."""
+    values = read_json(await read_body(request, held, parts.settings.http.max_body_bytes))
+    webhook_url = webhook_url_of(values.pop(WEBHOOK, None))
+    return asked_pictures(judged(values, GENERATION_FIELDS_BY_NAME)), webhook_url
+
+
+async def read_edit_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[AskedPictures, str]:
+    """Read a form; its webhook is the text of the same JSON."""
+    http = parts.settings.http
+    given = await read_form(request, held, http.max_body_bytes, http.max_parts)
+    texts = texts_of([part for part in given if part.name == WEBHOOK])
+    form = edit_form([part for part in given if part.name != WEBHOOK], EDIT_FIELDS_BY_NAME)
+    try:
+        webhook_url = webhook_url_of(json.loads(texts.get(WEBHOOK, "null")))
+    except (ValueError, RecursionError):
+        raise no_webhook() from None
+    return asked_pictures(form.values, form.image, form.mask), webhook_url
+
+
+def webhook_url_of(given: Any) -> str:
+    """Return the address of a submission's webhook, "" without one. Raises InvalidArgument."""
+    if given is None:
+        return ""
+    if not isinstance(given, dict) or set(given) != {"url"} or not isinstance(given["url"], str) or not given["url"]:
+        raise no_webhook()
+    url: str = given["url"]
+    return url
+
+
+def no_webhook() -> InvalidArgument:
+    return InvalidArgument.of(WEBHOOK, 'must be {"url": "https://…"}')
