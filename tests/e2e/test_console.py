@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
@@ -272,6 +272,41 @@ def half_transparent() -> dict[str, Any]:
     mask.paste((0, 0, 0, 0), (0, 0, 48, 64))
     mask.save(buffer, "PNG")
     return {"name": "mask.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
+
+
+async def test_adapters_and_the_cache_are_asked_for_as_they_are_chosen(console: Console) -> None:
+    async with console.tab() as tab:
+        page, sent = tab.page, list[dict[str, Any]]()
+        page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/generate") else None)
+        await page.get_by_label("tiny-lora-neon", exact=True).check()
+        await page.get_by_label("Weight of tiny-lora-neon").fill("0.5")
+        await page.get_by_label("Cache").select_option("off")
+        await page.get_by_label("ControlNet").select_option("tiny-controlnet-edges")
+        assert await tab.violations() == []
+
+        # A ControlNet goes by an image: without it nothing is asked.
+        image = page.get_by_label("Its image")
+        await tab.ask("4")
+        assert (await image.evaluate("input => input.validity.valueMissing"), sent) == (True, [])
+
+        await image.set_input_files(edges_png())
+        await tab.ask("4")
+        await tab.finished()
+        (asked,) = sent
+        (net,) = asked["controlnets"]
+        assert (asked["cache"], asked["loras"]) == ("off", [{"name": "tiny-lora-neon", "scale": 0.5}])
+        assert (net["name"], net["conditioning_scale"]) == ("tiny-controlnet-edges", 1)
+        assert base64.b64decode(net["conditioning_image"]) == edges_png()["buffer"]
+        told = await page.locator(".facts").inner_text()
+        assert "tiny-lora-neon × 0.5" in told and "tiny-controlnet-edges × 1" in told
+
+
+def edges_png() -> dict[str, Any]:
+    """A white square's outline, of the size of the model's pictures."""
+    buffer, drawing = io.BytesIO(), Image.new("L", (64, 64))
+    ImageDraw.Draw(drawing).rectangle((16, 16, 48, 48), outline=255)
+    drawing.save(buffer, "PNG")
+    return {"name": "edges.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
 
 
 async def test_stop_frees_the_worker(console: Console) -> None:

@@ -137,7 +137,11 @@ export class PaintForm {
     this.netImage = new ImageField("Its image", "Of the picture's size.");
     this.netScale = number({ value: "1", step: "0.1", min: "0.1" });
     const netMore = h("div", { hidden: true }, this.netImage.element, field("Its weight", this.netScale));
-    this.net.addEventListener("change", () => { netMore.hidden = !this.net.value; });
+    this.net.addEventListener("change", () => {
+      netMore.hidden = !this.net.value;
+      // Without it there is nothing to go by: the picture would be painted as if no ControlNet had been chosen.
+      this.netImage.input.required = Boolean(this.net.value);
+    });
     this.adapters.replaceChildren(...[
       this.loras.length && h("fieldset", { class: "field" }, h("legend", null, "LoRAs"), this.loras.map((lora) => lora.element)),
       nets.length && h("div", null, field("ControlNet", this.net), netMore),
@@ -175,7 +179,7 @@ export class PaintForm {
     if (mask) body.mask = mask;
     const loras = this.loras.filter((lora) => lora.on.checked);
     if (loras.length) body.loras = loras.map((lora) => ({ name: lora.name, scale: Number(lora.weight.value) }));
-    if (this.net.value && this.netImage.file) {
+    if (this.net.value) {
       body.controlnets = [{ name: this.net.value, conditioning_image: await base64Of(this.netImage.file), conditioning_scale: Number(this.netScale.value) }];
     }
   }
