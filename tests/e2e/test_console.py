@@ -4,10 +4,11 @@ stopped and left."""
 import asyncio
 import base64
 import io
+import json
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from PIL import Image, ImageDraw
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
 from pentimento.domain.generation import FromNoise
-from pentimento.domain.image_request import ImageRequest
+from pentimento.domain.image_request import AskedLora, CacheMode, Completed, ImageRequest
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.supervisor.local import LocalSuite
@@ -307,6 +308,58 @@ def edges_png() -> dict[str, Any]:
     ImageDraw.Draw(drawing).rectangle((16, 16, 48, 48), outline=255)
     drawing.save(buffer, "PNG")
     return {"name": "edges.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
+
+
+async def test_a_picture_of_the_gallery_is_painted_again_with_all_that_it_was_painted_with(console: Console) -> None:
+    asked = ImageRequest(
+        PROMPT,
+        num_inference_steps=4,
+        seed=2**64 - 1,
+        scheduler="euler",
+        loras=(AskedLora("tiny-lora-mosaic", 0.5),),
+        cache=CacheMode.OFF,
+    )
+    *_, painted = [event async for event in console.client.generate(asked)]
+    assert isinstance(painted, Completed)
+    async with console.tab() as tab:
+        page, sent = tab.page, list[dict[str, Any]]()
+        page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/generate") else None)
+        await tab.open("gallery")
+        await page.locator(f'a.tile[href="#/picture/{painted.request_id}"]').click()
+        await page.wait_for_selector("main[data-ready=picture]")
+        assert "18446744073709551615" in await page.locator(".facts").inner_text()
+        async with page.expect_download() as download:
+            await page.get_by_role("link", name="Provenance").click()
+        saved = Path(await (await download.value).path()).read_text()
+        assert json.loads(saved)["spec"]["seed"] == 2**64 - 1
+
+        await page.get_by_role("button", name="Paint another").click()
+        await page.wait_for_selector("main[data-ready=playground]")
+        await page.get_by_role("button", name="Paint", exact=True).click()
+        await tab.finished(painted.request_id)
+        (body,) = sent
+        again = {name: body[name] for name in ("prompt", "seed", "scheduler", "loras")}
+        assert again == {
+            "prompt": PROMPT,
+            "seed": "18446744073709551615",
+            "scheduler": "euler",
+            "loras": [{"name": "tiny-lora-mosaic", "scale": 0.5}],
+        }
+        assert "18446744073709551615" in await page.locator(".facts").inner_text()
+
+
+async def test_what_a_deployment_lacks_is_not_shown(console: Console, suite: LocalSuite) -> None:
+    from pentimento.testing.edge_suite import running_edge
+
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        async with running_edge(Path(folder), suite.endpoint.frontdoor) as edge:
+            alone = replace(console, url=f"http://{edge.listener.address}/")
+            async with alone.tab() as tab, console.tab() as whole:
+                pages = [await one.page.locator("#pages a").all_inner_texts() for one in (tab, whole)]
+                caches = [await one.page.get_by_label("Cache").count() for one in (tab, whole)]
+
+    assert pages == [["Playground", "Gallery"], ["Playground", "Gallery", "Cache", "Fleet", "Charts"]]
+    assert caches == [0, 1]
 
 
 async def test_stop_frees_the_worker(console: Console) -> None:

@@ -1,5 +1,6 @@
 """What the console's calls may say, by the table of fields of the images API. Pure."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from services.edge.images.values import judged, read_json
 MAX_PREVIEW_INTERVAL = 1000
 MAX_NEIGHBOURS = 50
 MAX_INPUTS = 8
+# Numbers of browsers are exact up to 2^53, seeds go up to 2^64.
+SEED_TEXT = re.compile("[0-9]{1,20}", re.ASCII)
 PREVIEW_FIELD = RequestField(
     "preview_every_steps",
     FieldKind.INTEGER,
@@ -63,8 +66,12 @@ REPLAY_FIELDS = by_field_name(
 def asked_picture(
     body: bytes, fields: Mapping[str, RequestField] = PAINT_FIELDS
 ) -> tuple[ImageRequest, dict[str, Any]]:
-    """Return what a call asks to paint, and its other values. InvalidArgument names what is wrong."""
-    values = judged(read_json(body), fields)
+    """Return what a call asks to paint, and its other values; a seed may be the text of one. InvalidArgument names what
+    is wrong."""
+    given = read_json(body)
+    if isinstance(seed := given.get("seed"), str) and SEED_TEXT.fullmatch(seed):
+        given["seed"] = int(seed)
+    values = judged(given, fields)
     if "mask" in values and "image" not in values:
         raise InvalidArgument.of("mask", "must come with the image that it lies on")
     for name in ("image", "mask"):

@@ -4,15 +4,26 @@ Each call is made on behalf of its caller, with the caller's own token, and is j
 """
 
 import gzip
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from grpc.aio import Channel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, Unauthenticated, Unavailable
+from pentimento.domain.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PentimentoError,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
 from pentimento.domain.image_request import Completed, RequestStatus
 from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.provenance_document import as_json
@@ -59,15 +70,23 @@ class ConsoleCalls:
         self._parts = parts
 
     async def access(self, request: Request) -> Response:
-        """Tell whether callers need a token."""
+        """Tell whether callers need a token, and what this caller's role is for: pictures, or a look at the suite."""
+        token = token_of(request)
+        tokens = isinstance(await self._refusal(None, list_models), Unauthenticated)
+        pictures = not isinstance(await self._refusal(token, list_models), PermissionDenied)
+        suite = await self._refusal(token, suite_totals) is None
+        return document({"tokens": tokens, "pictures": pictures, "suite": suite and self._parts.controller is not None})
+
+    async def _refusal(self, token: str | None, ask: Callable[[Channel], Awaitable[object]]) -> PentimentoError | None:
+        """Return what the frontdoor refuses a caller's question with; None where it does not, or is away."""
         try:
-            async with self._parts.frontdoor.channel(None) as channel:
-                await ImageClient(channel).list_models(CALL_TIMEOUT_S)
-        except Unauthenticated:
-            return document({"tokens": True})
+            async with self._parts.frontdoor.channel(token) as channel:
+                await ask(channel)
+        except (Unauthenticated, PermissionDenied) as error:
+            return error
         except Unavailable:
             pass
-        return document({"tokens": False})
+        return None
 
     async def deployment(self, request: Request) -> Response:
         """Tell what may be asked for: models, LoRAs, ControlNets, and the parts that there are."""
@@ -133,6 +152,14 @@ def number_of(request: Request, name: str, max_digits: int = MAX_DIGITS) -> int:
     if not (given.isascii() and given.isdecimal()) or len(given) > max_digits:
         raise InvalidArgument.of(name, "must be a number")
     return int(given)
+
+
+async def list_models(channel: Channel) -> None:
+    await ImageClient(channel).list_models(CALL_TIMEOUT_S)
+
+
+async def suite_totals(channel: Channel) -> None:
+    await FrontdoorClient(channel).status(CALL_TIMEOUT_S)
 
 
 async def lists_requests(client: ImageClient) -> bool:

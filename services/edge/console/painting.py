@@ -42,13 +42,16 @@ def event_document(event: GenerateEvent) -> tuple[str, dict[str, Any]]:
 
 
 def completed_document(completed: Completed) -> dict[str, Any]:
-    """Return what is known of a finished picture, but for its bytes."""
+    """Return what is known of a finished picture, but for its bytes. Its seed is a text: numbers of browsers are exact
+    up to 2^53."""
+    provenance = provenance_as_json(completed.provenance)
+    provenance["spec"]["seed"] = str(completed.provenance.spec.seed)
     return {
         "request_id": completed.request_id,
         "format": completed.format.value,
         "width_px": completed.width_px,
         "height_px": completed.height_px,
-        "provenance": provenance_as_json(completed.provenance),
+        "provenance": provenance,
     }
 
 

@@ -117,7 +117,7 @@ async def test_several_pictures_are_told_of_each_by_itself(edge: EdgeUnderTest) 
     accepted = events[0][1]
     completed = sorted((values for name, values in events if name == "completed"), key=lambda one: one["image_index"])
     assert [one["request_id"] for one in completed] == accepted["image_request_ids"]
-    assert [one["provenance"]["spec"]["seed"] for one in completed] == [5, 6, 7]
+    assert [one["provenance"]["spec"]["seed"] for one in completed] == ["5", "6", "7"]
     assert len({one["image"] for one in completed}) == 3
     assert {values["image_index"] for name, values in events if name == "routed"} == {0, 1, 2}
 
@@ -158,13 +158,30 @@ async def test_a_picture_that_fails_ends_its_stream_with_the_error(edge: EdgeUnd
     assert (last[0], last[1]["error"]["type"]) == ("error", "request_cancelled")
 
 
+@pytest.mark.parametrize("seed", [2**64 - 1, str(2**64 - 1)])
+async def test_a_seed_that_browsers_would_round_comes_and_goes_as_text(edge: EdgeUnderTest, seed: object) -> None:
+    events = await paint(edge, **{**PAINT, "seed": seed})
+
+    assert [spec.seed for spec in edge.worker.executed] == [2**64 - 1]
+    assert events[-1][1]["provenance"]["spec"]["seed"] == "18446744073709551615"
+
+
+@IN_A_SHARED_LOOP
+@pytest.mark.parametrize("seed", ["", "x", "-1", "1.0", str(2**64), "9" * 21])
+async def test_a_text_that_is_no_seed_is_refused_by_name(shared_edge: EdgeUnderTest, seed: str) -> None:
+    answer = await shared_edge.http.post(f"{DATA}/generate", json={**PAINT, "seed": seed})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "seed")
+
+
 async def test_the_deployment_says_what_it_has(edge: EdgeUnderTest) -> None:
     told = (await edge.http.get(f"{DATA}/deployment")).json()
 
     assert [model["name"] for model in told["models"]] == [edge.worker.held.model]
     # This edge was told of neither a gateway nor a controller.
     assert (told["features"]["cache"], told["features"]["controller"]) == (False, False)
-    assert (await edge.http.get(f"{DATA}/access")).json() == {"tokens": False}
+    access = (await edge.http.get(f"{DATA}/access")).json()
+    assert access == {"tokens": False, "pictures": True, "suite": False}
 
 
 async def test_status_has_the_frontdoors_part_and_what_charts_are_made_of(edge: EdgeUnderTest) -> None:

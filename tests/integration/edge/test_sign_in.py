@@ -19,7 +19,7 @@ from tests.integration.conftest import be_patient
 WHY_NOT = why_no_browser()
 pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.asyncio(loop_scope="module")]
 GUARD_MS = 60_000
-USER, OPERATOR = "the-users-token", "the-operators-token"
+USER, OPERATOR, SERVICE = "the-users-token", "the-operators-token", "a-services-token"
 KEPT = "({ tab: Object.values(sessionStorage), disk: Object.values(localStorage), cookie: document.cookie })"
 
 
@@ -37,12 +37,13 @@ async def opened() -> AsyncIterator[Opened]:
         be_patient(patch)
         folder = Path(path)
         tokens = folder / "tokens.toml"
-        roles = {USER: Role.USER, OPERATOR: Role.ADMIN}
+        roles = {USER: Role.USER, OPERATOR: Role.ADMIN, SERVICE: Role.SERVICE}
         tokens.write_text("\n".join(token_entry(secret, "acme", frozenset({role})) for secret, role in roles.items()))
         worker = await serve(PacedWorker("w1"), f"unix:{folder / 'w1'}")
         async with (
             running_suite(folder, token_file=tokens),
-            running_edge(folder, f"unix:{folder / 'f'}") as edge,
+            # It has a controller, which is away.
+            running_edge(folder, f"unix:{folder / 'f'}", controller_address=f"unix:{folder / 'c'}") as edge,
             running_browser() as browser,
         ):
             yield Opened(browser, f"http://{edge.listener.address}")
@@ -123,6 +124,24 @@ async def test_charts_are_an_operators(context: Any) -> None:
     await sign_in(page, OPERATOR)
     await page.wait_for_selector("main[data-ready=charts] .plot")
     assert await page.get_by_text("operator's token").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("secret", "offered"),
+    [
+        (USER, ["Playground", "Gallery"]),
+        (OPERATOR, ["Playground", "Gallery", "Fleet", "Charts"]),
+        (SERVICE, ["Fleet", "Charts"]),
+    ],
+)
+async def test_the_pages_are_offered_that_a_token_is_for(context: Any, secret: str, offered: list[str]) -> None:
+    page = await open_page(context)
+    await sign_in(page, secret)
+    await page.get_by_role("button", name="Signed in").wait_for()
+    await page.get_by_role("link", name=offered[-1]).wait_for()
+
+    assert await page.locator("#pages a").all_inner_texts() == offered
+    assert await page.locator("dialog").count() == 0
 
 
 async def test_a_dialog_that_is_left_by_keyboard_asks_nothing(context: Any) -> None:

@@ -5,14 +5,14 @@ import { deployment, forgetDeployment } from "./deployment.js";
 import { field, h, notice } from "./dom.js";
 import { Playground } from "./playground.js";
 
-// What only some look at is loaded when they do.
+// What only some look at is loaded when they do. `role` is what a token must be for, `needs` a part of the deployment.
 let playground = null;
 const PAGES = [
-  { path: "", title: "Playground", page: async () => (playground ??= new Playground()) },
-  { path: "gallery", title: "Gallery", page: async () => new (await import("./gallery.js")).Gallery() },
-  { path: "cache", title: "Cache", page: async () => new (await import("./cache.js")).CacheBrowser(), needs: "cache" },
-  { path: "fleet", title: "Fleet", page: async () => new (await import("./fleet.js")).Fleet(), needs: "controller" },
-  { path: "charts", title: "Charts", page: async () => new (await import("./charts.js")).Charts(), needs: "controller" },
+  { path: "", title: "Playground", page: async () => (playground ??= new Playground()), role: "pictures" },
+  { path: "gallery", title: "Gallery", page: async () => new (await import("./gallery.js")).Gallery(), role: "pictures" },
+  { path: "cache", title: "Cache", page: async () => new (await import("./cache.js")).CacheBrowser(), role: "pictures", needs: "cache" },
+  { path: "fleet", title: "Fleet", page: async () => new (await import("./fleet.js")).Fleet(), role: "suite" },
+  { path: "charts", title: "Charts", page: async () => new (await import("./charts.js")).Charts(), role: "suite" },
 ];
 const PICTURE = { path: "picture", title: "Picture", page: async (id) => new (await import("./gallery.js")).PicturePage(id) };
 
@@ -56,10 +56,12 @@ function navigate() {
   scrollTo(0, 0);
 }
 
-async function listPages() {
+async function listPages(access) {
   let features = {};
-  try { ({ features } = await deployment()); } catch { /* The page itself says what is wrong. */ }
-  const offered = PAGES.filter((page) => !page.needs || features[page.needs]);
+  if (access.pictures) {
+    try { ({ features } = await deployment()); } catch { /* The page itself says what is wrong. */ }
+  }
+  const offered = PAGES.filter((page) => access[page.role] && (!page.needs || features[page.needs]));
   const here = place()[0].path;
   document.getElementById("pages").replaceChildren(...offered.map((page) =>
     h("li", null, h("a", { href: `#/${page.path}`, "aria-current": page.path === here ? "page" : undefined }, page.title))));
@@ -106,10 +108,10 @@ function signIn(why) {
 
 async function start() {
   const button = document.getElementById("sign-in");
-  const access = await get("access").catch(() => ({ tokens: false }));
+  const access = await get("access").catch(() => ({ tokens: false, pictures: true }));
   button.hidden = !access.tokens;
   button.textContent = token() ? "Signed in" : "Sign in";
-  await Promise.all([listPages(), show()]);
+  await Promise.all([listPages(access), show()]);
 }
 
 document.getElementById("sign-in").addEventListener("click", () => signIn(""));

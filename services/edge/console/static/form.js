@@ -163,7 +163,8 @@ export class PaintForm {
     if (this.model.value) body.model = this.model.value;
     if (Number(this.count.value) > 1) body.n = Number(this.count.value);
     if (this.negative.value) body.negative_prompt = this.negative.value;
-    for (const [name, input] of [["seed", this.seed], ["num_inference_steps", this.steps], ["guidance_scale", this.guidance]]) {
+    if (this.seed.value !== "") body.seed = this.seed.value;
+    for (const [name, input] of [["num_inference_steps", this.steps], ["guidance_scale", this.guidance]]) {
       if (input.value !== "") body[name] = Number(input.value);
     }
     if (this.width.value || this.height.value) body.size = `${this.width.value || this.width.placeholder}x${this.height.value || this.height.placeholder}`;
@@ -194,6 +195,24 @@ export class PaintForm {
     Object.assign(this.guidance, { value: spec.guidance_scale });
     Object.assign(this.width, { value: spec.width_px });
     Object.assign(this.height, { value: spec.height_px });
+    Object.assign(this.seed, { value: spec.seed });
+    // What is not offered any more is left out.
+    this.scheduler.value = this.chosen?.schedulers.includes(spec.scheduler) ? spec.scheduler : "";
+    for (const { name, on, weight } of this.loras ?? []) {
+      const used = spec.loras.find((lora) => lora.name === name);
+      on.checked = Boolean(used);
+      weight.value = used?.scale ?? 1;
+    }
+    this.fillNet(spec.controlnets[0]);
+  }
+
+  /** Its image is kept nowhere: it is asked for anew. */
+  fillNet(used) {
+    if (!this.net) return;
+    const offered = used && [...this.net.options].some((one) => one.value === used.name);
+    this.net.value = offered ? used.name : "";
+    this.netScale.value = offered ? used.conditioning_scale : 1;
+    this.net.dispatchEvent(new Event("change"));
   }
 
   /** Takes a picture to start from. */

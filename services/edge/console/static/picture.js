@@ -89,7 +89,7 @@ function provenanceFacts(provenance, size) {
   const { start } = route;
   return facts([
     ["Model", spec.model],
-    ["Seed", String(spec.seed)],
+    ["Seed", spec.seed],
     ["Size", size ?? `${spec.width_px} × ${spec.height_px}`],
     ["Steps run", String(provenance.steps_run)],
     ["Steps saved", `${provenance.steps_saved} (${percent(provenance.steps_saved / Math.max(provenance.steps_saved + provenance.steps_run, 1))})`],
@@ -134,6 +134,7 @@ export function download(label, address, name) {
 }
 
 export function provenanceLink(provenance) {
-  const text = JSON.stringify(provenance, null, 1);
+  // The seed is a number there as everywhere else; here it is a text, for numbers of browsers are exact up to 2^53.
+  const text = JSON.stringify(provenance, null, 1).replace(/^( *"seed": )"(\d+)"/m, "$1$2");
   return download("Provenance", URL.createObjectURL(new Blob([text], { type: "application/json" })), `${provenance.request_id}.json`);
 }
