@@ -13,7 +13,7 @@ returns the exit code: 0 when every figure reaches its target, 1 when one falls 
 The file: `benchmark, figure, target, ok, machine, commit, at, n, confidence_interval, samples` of the first figure at
 the top, `ok` of all together, every figure with the same keys under `figures`; `quick` says that the run was a short
 one, `duration_s` how long it took, `notes` how it was done. A figure that could not be measured is null, and short of
-any target it has.
+any target it has; one with an interval reaches its target where the whole interval does.
 """
 
 import argparse
@@ -29,6 +29,8 @@ from benchmarks.statistics import CONFIDENCE, binomial_interval, bootstrap_inter
 from pentimento.testing.machine import ROOT, current_commit, describe_machine, now
 
 Sample = TypeVar("Sample")
+
+EXACT = "Clopper-Pearson"
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Options:
 class Target:
     """A bound on a figure, or two; `limit` is None for a row that is shown beside the others and decides nothing.
 
-    Comparison ">" is for differences: the whole interval of the figure has to lie above the limit.
+    Comparison ">" is for differences: zero itself does not do.
     """
 
     comparison: str
@@ -56,15 +58,21 @@ class Target:
     upper: float | None = None
 
     def met_by(self, value: float | None, interval: "Interval | None" = None) -> bool:
+        """Return whether the figure's whole interval keeps to the bound, or where it has none the figure itself.
+
+        "None may happen" is judged by the count: the exact interval of a count of zero never ends at zero.
+        """
         if self.limit is None:
             return True
         if value is None:
             return False
+        is_count = interval is not None and interval.method == EXACT and self.limit == 0
+        low, high = (value, value) if interval is None or is_count else (interval.low, interval.high)
         if self.comparison == ">":
-            return (value if interval is None else interval.low) > self.limit
+            return low > self.limit
         if self.comparison == "<=":
-            return value <= self.limit
-        return value >= self.limit and (self.upper is None or value <= self.upper)
+            return high <= self.limit
+        return low >= self.limit and (self.upper is None or high <= self.upper)
 
     def __str__(self) -> str:
         if self.limit is None:
@@ -165,7 +173,7 @@ def measured(
 def counted(name: str, events: int, trials: int, target: Target, samples: Sequence[Any]) -> Figure:
     """A count of events; the interval is the exact one of the events per trial, times the trials."""
     low, high = binomial_interval(events, trials)
-    return Figure(name, events, target, samples, Interval(low * trials, high * trials, CONFIDENCE, "Clopper-Pearson"))
+    return Figure(name, events, target, samples, Interval(low * trials, high * trials, CONFIDENCE, EXACT))
 
 
 def parse_options(

@@ -91,6 +91,36 @@ def test_surely_above_asks_for_the_whole_interval(low: float, ok: bool) -> None:
     assert figure.ok is ok
 
 
+@pytest.mark.parametrize(
+    "target, ok",
+    [
+        (at_most(2.1), True),
+        (at_most(2.0), False),
+        (at_least(0.9), True),
+        (at_least(1.0), False),
+        (between(0.9, 2.1), True),
+        (between(1.0, 2.1), False),
+        (between(0.9, 2.0), False),
+        (informative(), True),
+    ],
+)
+def test_a_noisy_figure_reaches_its_target_where_its_whole_interval_does(target: Target, ok: bool) -> None:
+    figure = Figure("ratio", 1.5, target, [], Interval(0.9, 2.1, 0.95, "by hand"))
+
+    assert figure.ok is ok
+
+
+@pytest.mark.parametrize("events, ok", [(0, True), (1, False)])
+def test_that_nothing_may_happen_is_judged_by_the_count(events: int, ok: bool) -> None:
+    assert counted("lost", events, 50, at_most(0, "requests"), samples=[]).ok is ok
+
+
+def test_a_share_of_counts_reaches_its_target_where_its_whole_interval_does() -> None:
+    killed = Interval(*binomial_interval(19, 20), 0.95, "Clopper-Pearson")
+
+    assert not Figure("killed", 0.95, at_least(0.9), [], killed).ok
+
+
 def test_a_figure_that_is_missing_is_short_and_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, result = published(tmp_path, [Figure("gain", None, at_least(0.5, "dB"), [], None)])
 
