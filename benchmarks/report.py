@@ -13,7 +13,8 @@ returns the exit code: 0 when every figure reaches its target, 1 when one falls 
 The file: `benchmark, figure, target, ok, machine, commit, at, n, confidence_interval, samples` of the first figure at
 the top, `ok` of all together, every figure with the same keys under `figures`; `quick` says that the run was a short
 one, `duration_s` how long it took, `notes` how it was done. A figure that could not be measured is null, and short of
-any target it has; one with an interval reaches its target where the whole interval does.
+any target it has; one with an interval reaches its target where the whole interval does. `earlier_runs` has the figures
+of earlier runs, oldest first and without samples: of those that were not quick and measured a clean commit.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.statistics import CONFIDENCE, binomial_interval, bootstrap_interval
-from pentimento.testing.machine import ROOT, current_commit, describe_machine, now
+from pentimento.testing.machine import ROOT, current_commit, describe_machine, is_clean, now
 
 Sample = TypeVar("Sample")
 
@@ -213,10 +214,32 @@ def publish(
     result |= {"duration_s": duration_s, "machine": describe_machine(device), "commit": current_commit()}
     result["notes"] = notes or {}
     result["figures"] = [figure.row() for figure in figures]
+    result["earlier_runs"] = earlier_runs(options.out)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     print_figures(figures, ok)
     return 0 if ok else 1
+
+
+def earlier_runs(out: Path) -> list[dict[str, Any]]:
+    """Return the runs that the file at `out` tells of, its own last; none where there is no such file."""
+    try:
+        before: dict[str, Any] = json.loads(out.read_text())
+    except (FileNotFoundError, ValueError):
+        return []
+    own = [] if before["quick"] or not is_clean(before["commit"]) else [run_record(before)]
+    return [*before.get("earlier_runs", []), *own]
+
+
+def run_record(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a run once another one takes its place."""
+    figures = []
+    for row in result["figures"]:
+        interval = row["confidence_interval"]
+        figure = {key: row[key] for key in ("name", "figure", "unit", "target", "ok")}
+        figures.append(figure | {"interval": interval and [interval["low"], interval["high"]]})
+    record = {key: result.get(key) for key in ("commit", "at", "duration_s", "machine")}
+    return record | {"figures": figures}
 
 
 def print_figures(figures: Sequence[Figure], ok: bool) -> None:

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+UNKNOWN = "unknown"
+DIRTY = "-dirty"
 
 
 def describe_machine(device: str) -> dict[str, object]:
@@ -48,8 +50,13 @@ def current_commit() -> str:
     """
     commit = git("rev-parse", "HEAD")
     if not commit:
-        return "unknown"
-    return commit + ("-dirty" if git("status", "--porcelain", "--", ".", ":!benchmarks/results") else "")
+        return UNKNOWN
+    return commit + (DIRTY if git("status", "--porcelain", "--", ".", ":!benchmarks/results") else "")
+
+
+def is_clean(commit: str) -> bool:
+    """Return whether what `current_commit` made of it is a commit that anybody can check out."""
+    return commit != UNKNOWN and not commit.endswith(DIRTY)
 
 
 def git(*arguments: str) -> str:

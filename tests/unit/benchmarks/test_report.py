@@ -193,6 +193,69 @@ def test_a_quick_run_never_takes_the_place_of_a_result() -> None:
     assert default_out("example", quick=True) != default_out("example", quick=False)
 
 
+def publish_from(monkeypatch: pytest.MonkeyPatch, commit: str, out: Path, value: float, *, quick: bool = False) -> None:
+    monkeypatch.setattr("benchmarks.report.current_commit", lambda: commit)
+    interval = Interval(value - 0.5, value + 0.5, 0.95, "by hand")
+    publish(Options("example", quick, out), [Figure("latency", value, at_most(5, "ms"), [value, value], interval)])
+
+
+def test_a_run_that_another_one_takes_the_place_of_is_kept_without_its_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "example.json"
+
+    publish_from(monkeypatch, "f00d", out, 1.0)
+    first = json.loads(out.read_text())
+    publish_from(monkeypatch, "cafe", out, 2.0)
+    publish_from(monkeypatch, "beef", out, 6.0)
+
+    result = json.loads(out.read_text())
+    assert [(run["commit"], run["figures"][0]["figure"]) for run in result["earlier_runs"]] == [
+        ("f00d", 1.0),
+        ("cafe", 2.0),
+    ]
+    assert (first["earlier_runs"], result["commit"]) == ([], "beef")
+    assert result["earlier_runs"][0] == {
+        "commit": "f00d",
+        "at": first["at"],
+        "duration_s": first["duration_s"],
+        "machine": first["machine"],
+        "figures": [
+            {
+                "name": "latency",
+                "figure": 1.0,
+                "unit": "ms",
+                "target": "<= 5 ms",
+                "ok": True,
+                "interval": [0.5, 1.5],
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize("commit, quick", [("f00d-dirty", False), ("unknown", False), ("f00d", True)])
+def test_a_run_that_was_short_or_of_no_clean_commit_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: str, quick: bool
+) -> None:
+    out = tmp_path / "example.json"
+
+    publish_from(monkeypatch, commit, out, 1.0, quick=quick)
+    publish_from(monkeypatch, "cafe", out, 2.0)
+
+    assert json.loads(out.read_text())["earlier_runs"] == []
+
+
+def test_a_result_takes_the_place_of_a_file_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "example.json"
+    out.write_text('{"benchmark": ')
+
+    publish_from(monkeypatch, "cafe", out, 2.0)
+
+    assert json.loads(out.read_text())["figure"] == 2.0
+
+
 def test_interval_of_a_few_paired_ratios_is_that_of_students_t() -> None:
     pairs = [(math.exp(log), 1.0) for log in (0.1, 0.2, 0.3)]
 
