@@ -16,7 +16,7 @@ from torch.nn import functional
 from pentimento.diffusion.families.layer_forwards import Forward, replaced
 from pentimento.diffusion.loras.lora import AdapterSet, LowRankFactors, set_key
 
-_CACHED_BYTES, _ROWS = 2 * 1024 * 1024, 64
+_CACHED_BYTES, _ROWS, _ALL_ROWS = 1024 * 1024, 64, 1 << 30
 
 
 class WeightPatch:
@@ -110,15 +110,17 @@ def _add(weight: Tensor, factors: LowRankFactors, strength: float) -> None:
     matrix too: (outputs, inputs * height * width)."""
     up, down = factors.up.to(weight.device, torch.float32), factors.down.to(weight.device, torch.float32)
     up, down, scale = up.flatten(1), down.flatten(1), factors.scale * strength
-    for part, rows in zip(*(one.split(_rows_at_once(weight)) for one in (weight, up)), strict=True):
+    row_count = _rows_at_once(down)
+    change = down.new_empty((min(row_count, len(weight)), down.shape[1]))
+    for part, rows in zip(weight.split(row_count), up.split(row_count), strict=True):
+        torch.mm(rows, down, out=change[: len(part)])
         # Half precision keeps what the change has in single precision until it is added: so torch adds different types.
-        part.add_((rows @ down).mul_(scale).view(part.shape))
+        part.add_(change[: len(part)].mul_(scale).view(part.shape))
 
 
-def _rows_at_once(weight: Tensor) -> int:
-    """So many that their change stays in a processor's cache: a third less time than by way of its memory. Multiples of
-    64 keep the product's bits, which depend on how it is cut."""
-    if weight.device.type != "cpu":
-        return weight.shape[0]
-    row_bytes = weight[0].numel() * torch.float32.itemsize
-    return max(_CACHED_BYTES // row_bytes // _ROWS * _ROWS, _ROWS)
+def _rows_at_once(down: Tensor) -> int:
+    """So many that their change stays in a processor's cache, which takes 0.7 of the time that its memory does.
+    Multiples of 64 keep the product's bits, which depend on how it is cut."""
+    if down.device.type != "cpu":
+        return _ALL_ROWS
+    return max(_CACHED_BYTES // (down.shape[1] * down.itemsize) // _ROWS * _ROWS, _ROWS)
