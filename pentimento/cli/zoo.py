@@ -17,6 +17,7 @@ SUBCOMMANDS = {
     "list": ("zoo.inventory", "the parts, what each stands on and how far it is"),
     "train": ("zoo.train", "train a part, or go on with it"),
     "export": ("zoo.export", "write what is trained as stock directories"),
+    "discriminator": ("zoo.export.picture_folders", "fit a discriminator to two folders of pictures"),
     "prompt-head": ("zoo.export.prompt_head", "fit what reads prompts to a discriminator of the zoo's scenes"),
     "eval": ("zoo.evaluate", "measure the exported models on held-out scenes"),
     "sample": ("zoo.sample", "paint captions into a grid of pictures"),

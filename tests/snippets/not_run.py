@@ -9,6 +9,7 @@ NOT_RUN = {
     "pentimento up": "the suite that the others talk to is up; folders of tests/e2e start more by such flags",
     "python -m services.": "serves until it is told to stop; tests/integration starts each service",
     "python -m benchmarks.": "measures for minutes, on a machine that must be otherwise idle",
+    "pentimento generate --prompts-file prompts.txt --model my-light ": "paints thousands, by a model of the reader's",
     "pentimento zoo ": "trains, paints or measures for minutes; `make test-training` does so for a few steps",
     "pentimento simulate ": "takes a minute; tests/unit/simulator plays scenarios",
     "pentimento bench ": "measures for minutes, or reads what that wrote; tests/e2e/test_load.py runs small ones",

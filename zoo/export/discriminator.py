@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import EfficientNetForImageClassification, PreTrainedModel
 
 from zoo.drawing.dataset import as_pixels
-from zoo.drawing.scenes import IMAGE_SIZE
 from zoo.evaluate.calibration import CALIBRATION, Calibration, auroc, calibration_error, fit_calibration, margins
 from zoo.evaluate.examination import read_attributes
 from zoo.export.directories import save_half, save_transformers_config, write_json
@@ -69,9 +68,9 @@ def write_discriminator(
     path = folder / "config.json"
     write_json(path, json.loads(path.read_text(encoding="utf-8")) | {CALIBRATION: calibration or {}})
     save_half(model.state_dict(), folder / "model.safetensors")
-    half = [0.5, 0.5, 0.5]
+    half, side = [0.5, 0.5, 0.5], model.config.image_size
     processor: dict[str, object] = {"image_processor_type": "EfficientNetImageProcessor", "include_top": False}
-    processor |= {"do_resize": True, "size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE}, "resample": 3}
+    processor |= {"do_resize": True, "size": {"height": side, "width": side}, "resample": 3}
     processor |= {"do_center_crop": False, "do_rescale": True, "rescale_factor": 1 / 255, "rescale_offset": False}
     processor |= {"do_normalize": True, "image_mean": half, "image_std": half}
     write_json(folder / "preprocessor_config.json", processor)

@@ -46,10 +46,10 @@ SHIFT_PX = 3
 PIXEL_NOISE = 0.03
 
 
-def make_discriminator() -> EfficientNetForImageClassification:
+def make_discriminator(image_size: int = IMAGE_SIZE) -> EfficientNetForImageClassification:
     """The first five of EfficientNet's seven stages, at half of B0's depth and three quarters of its width."""
     config = EfficientNetConfig(
-        image_size=IMAGE_SIZE,
+        image_size=image_size,
         width_coefficient=0.75,
         depth_coefficient=0.5,
         depth_divisor=4,
@@ -169,18 +169,27 @@ class DiscriminatorPart:
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
         kinds = torch.multinomial(torch.tensor(MIX), self.batch, replacement=True, generator=generator)
         within = torch.rand(self.batch, generator=generator) * self.sizes[kinds]
-        pixels = self._blurred(as_pixels(self.images[self.starts[kinds] + within.long()]), generator)
-        # Dropout draws from torch's own generator, which a run that is resumed has not advanced.
-        torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-        with half_precision():
-            logits = self.module(pixels.to(device(), memory_format=torch.channels_last)).logits.float()
-        wanted = (kinds < KINDS.index("light")).long().to(logits.device)  # an index into LABELS
-        right = (logits.detach().argmax(dim=1) == wanted).float()
-        return functional.cross_entropy(logits, wanted), {"right": float(right.mean())}
+        images = self.images[self.starts[kinds] + within.long()]
+        return loss_of(self.module, images, kinds < KINDS.index("light"), generator)
 
-    def _blurred(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Moved by a few pixels and a little noisy, so that no picture is learnt by heart."""
-        down, across = torch.randint(2 * SHIFT_PX + 1, (2,), generator=generator).tolist()
-        wide = functional.pad(pixels, (SHIFT_PX,) * 4, mode="replicate")
-        moved = wide[..., down : down + IMAGE_SIZE, across : across + IMAGE_SIZE]
-        return noisy(moved, PIXEL_NOISE, generator)
+
+def loss_of(
+    module: EfficientNetForImageClassification, images: Tensor, real: Tensor, generator: torch.Generator
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of uint8 images (n, 3, size, size), which are `real` (n,) or generated, and the share told right."""
+    pixels = _blurred(as_pixels(images), generator)
+    # Dropout draws from torch's own generator, which a run that is resumed has not advanced.
+    torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    with half_precision():
+        logits = module(pixels.to(device(), memory_format=torch.channels_last)).logits.float()
+    wanted = real.long().to(logits.device)  # an index into LABELS
+    right = (logits.detach().argmax(dim=1) == wanted).float()
+    return functional.cross_entropy(logits, wanted), {"right": float(right.mean())}
+
+
+def _blurred(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Moved by a few pixels and a little noisy, so that no picture is learnt by heart."""
+    down, across = torch.randint(2 * SHIFT_PX + 1, (2,), generator=generator).tolist()
+    wide = functional.pad(pixels, (SHIFT_PX,) * 4, mode="replicate")
+    moved = wide[..., down : down + pixels.shape[-2], across : across + pixels.shape[-1]]
+    return noisy(moved, PIXEL_NOISE, generator)

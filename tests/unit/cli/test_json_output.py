@@ -30,7 +30,7 @@ WITHOUT_JSON = {
     "bench lora-bound": "becomes `python -m services.unet_worker.lora_bound`, which writes a JSON file",
     "bench allocation": "prints nothing: it draws a file",
     **{f"zoo {name}": "becomes a program of the zoo" for name in ("list", "train", "export", "prompt-head")},
-    **{f"zoo {name}": "becomes a program of the zoo" for name in ("eval", "sample", "cards")},
+    **{f"zoo {name}": "becomes a program of the zoo" for name in ("discriminator", "eval", "sample", "cards")},
 }
 
 

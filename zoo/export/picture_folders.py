@@ -1,0 +1,145 @@
+r"""Fit a discriminator to a cascade of your own, from two folders of pictures: `pentimento zoo discriminator`.
+
+    pentimento zoo discriminator --real REAL --generated LIGHT --out DIR --cascade my-light,my-heavy
+
+REAL has pictures that are good enough (real ones, or the heavy model's), LIGHT the light model's, both as PNG, JPEG or
+WebP and of the same size: else it learns to tell formats apart. OUT is what `pentimento up --discriminator` serves.
+With --cascade the file OUT-cascade.json is what `pentimento models add-cascade` takes: the digest, and f(t) of pictures
+that were neither trained nor calibrated on. A run that was stopped goes on when it is started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pentimento.diffusion.discriminator_files import discriminator_files
+from pentimento.diffusion.discriminators.scoring_network import MAX_IMAGE_SIZE_PX
+from zoo.command import positive, run
+from zoo.devices import DEVICES, choose_device
+from zoo.drawing.dataset import as_pixels
+from zoo.evaluate.calibration import BATCH as PASS
+from zoo.evaluate.calibration import auroc, calibration_error, fit_calibration, margins
+from zoo.export.directories import write_json
+from zoo.export.discriminator import write_discriminator
+from zoo.train.discriminator import BATCH, CALIBRATING, MEASURING, PLAN, make_discriminator
+from zoo.train.loop import TrainingPlan, TrainingRun, load_trained
+from zoo.train.picture_folders import FolderDiscriminatorPart, FolderPictures, begun_from, read_folders
+
+SIZE_PX, POINTS = 224, 51
+
+
+@dataclass(frozen=True)
+class Examined:
+    """How a discriminator does on the fold that is kept for that, and its confidences (n,) of the light pictures."""
+
+    figures: dict[str, float]
+    light: Tensor
+
+
+def fit(
+    part: FolderDiscriminatorPart, pictures: FolderPictures, plan: TrainingPlan, work: Path, folder: Path
+) -> Examined:
+    """Train to the plan's end, calibrate and write."""
+    TrainingRun(part, plan, work).train()
+    model = load_trained(part.module, work).cpu()
+    calibration = fit_calibration(*_even_odds(model, *pictures.fold(CALIBRATING)))
+    found, real, weights = _even_odds(model, *pictures.fold(MEASURING))
+    figures = {
+        "AUROC": auroc(found[real], found[~real]),
+        "calibration error": calibration_error(calibration.confidence(found), real, weights),
+    }
+    record: dict[str, object] = asdict(calibration) | {"method": "platt", "measured_on": len(found)}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_discriminator(model, folder, record | {"calibration_error": round(figures["calibration error"], 4)})
+    return Examined(figures, calibration.confidence(found[~real]))
+
+
+def _even_odds(model: PreTrainedModel, real: Tensor, generated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Margins, which are real, and weights: both kinds count alike."""
+    # A few at a time: as floats all of them would not fit.
+    kinds = [
+        torch.cat([margins(model, as_pixels(part)) for part in images.split(PASS)]) for images in (real, generated)
+    ]
+    weights = torch.cat([torch.full((len(kind),), 0.5 / len(kind)) for kind in kinds])
+    return torch.cat(kinds), torch.arange(len(weights)) < len(kinds[0]), weights
+
+
+def cascade_of(models: Sequence[str], folder: Path, light: Tensor) -> dict[str, object]:
+    """Return the cascade as it is registered: with the digest of the discriminator in `folder`, and f(t) by its
+    confidences (n,) of light pictures."""
+    thresholds = [index / (POINTS - 1) for index in range(POINTS)]
+    handover = {
+        "discriminator": ">".join(models),
+        "discriminator_digest": discriminator_files(folder, accept_other_digest=True).digest,
+        "thresholds": thresholds,
+        "shares": [float((light <= at).double().mean()) for at in thresholds],
+    }
+    return {"models": list(models), "handovers": [handover]}
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    arguments = _parser().parse_args(given)
+    torch.set_num_threads(arguments.threads)
+    choose_device(arguments.device)
+    pictures = read_folders(arguments.real, arguments.generated, arguments.size)
+    torch.manual_seed(0)
+    begun = begun_from(arguments.start, arguments.size) if arguments.start else make_discriminator(arguments.size)
+    part = FolderDiscriminatorPart(begun, pictures, arguments.batch)
+    work = arguments.out.with_name(f"{arguments.out.name}-training")
+    examined = fit(part, pictures, replace(PLAN, steps=arguments.steps), work, arguments.out)
+    for name, value in examined.figures.items():
+        print(f"{name}: {value:.4f}")
+    if arguments.cascade:
+        path = arguments.out.with_name(f"{arguments.out.name}-cascade.json")
+        write_json(path, cascade_of(arguments.cascade, arguments.out, examined.light))
+    shutil.rmtree(work)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pentimento zoo discriminator", description=__doc__)
+    parser.add_argument("--real", type=Path, required=True, metavar="DIR", help="pictures that are good enough")
+    parser.add_argument("--generated", type=Path, required=True, metavar="DIR", help="the light model's pictures")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--cascade", type=_pair, metavar="LIGHT,HEAVY", help="write what registers it, too")
+    parser.add_argument("--start", type=Path, metavar="DIR", help="EfficientNet of transformers to begin with [none]")
+    parser.add_argument("--size", type=_side, default=SIZE_PX, help="pixels that it looks at, squared [%(default)s]")
+    parser.add_argument("--steps", type=positive, default=PLAN.steps, help="[%(default)s]")
+    parser.add_argument("--batch", type=_batch, default=BATCH, help="pictures a step [%(default)s]")
+    parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="where it computes [a GPU where there is one]"
+    )
+    return parser
+
+
+def _pair(text: str) -> list[str]:
+    models = text.split(",")
+    if len(models) != 2 or not all(models):
+        raise argparse.ArgumentTypeError(f"must be LIGHT,HEAVY, got {text!r}")
+    return models
+
+
+def _batch(text: str) -> int:
+    if positive(text) < 2:
+        raise argparse.ArgumentTypeError("must be at least 2, one of each kind")
+    return int(text)
+
+
+def _side(text: str) -> int:
+    number = positive(text)
+    if not 32 <= number <= MAX_IMAGE_SIZE_PX:
+        raise argparse.ArgumentTypeError(f"must be between 32 and {MAX_IMAGE_SIZE_PX}, got {text}")
+    return number
+
+
+if __name__ == "__main__":
+    run(main)
