@@ -46,11 +46,13 @@ class Unread:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """`limits`: what one connection may take."""
+    """`limits`: what one connection may take. `idle`: of all connections those that wait for a whole head, with no
+    answer under way, the longest waiting first: they make room where there is none."""
 
-    def __init__(self, *args: Any, limits: HttpSettings, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits: HttpSettings, idle: "dict[BoundedHttp, None]", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._idle = idle
         self._phase = ConnectionPhase.HEAD
         self._since = self._progress = time.monotonic()
         self._head_bytes = 0
@@ -60,11 +62,14 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         CONNECTIONS.set(len(self.connections))
+        self._idle[self] = None
         if len(self.connections) > self._limits.http_connections:
-            self._cut_off("connections")
+            # This one itself where all others are at work.
+            next(iter(self._idle))._cut_off("connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._idle.pop(self, None)
         CONNECTIONS.set(len(self.connections))
 
     def data_received(self, data: bytes) -> None:
@@ -95,6 +100,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(431, "header_bytes")
             return
         self._enter(ConnectionPhase.BODY)
+        self._idle.pop(self, None)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -105,6 +111,11 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._refused:
             super().on_message_complete()
             self._enter(ConnectionPhase.ANSWER)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._phase is not ConnectionPhase.BODY and self.cycle.response_complete and not self._refused:
+            self._idle[self] = None
 
     def timeout_keep_alive_handler(self) -> None:
         """End an idle connection; at once where its client never read its last answer."""
@@ -145,6 +156,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         CUT_OFF.labels(bound).inc()
         self._refused = True
+        self._idle.pop(self, None)
         cycle = self.cycle
         answering = cycle is not None and not cycle.response_complete
         if answering:
@@ -163,4 +175,5 @@ class BoundedHttp(HttpToolsProtocol):
     def _cut_off(self, bound: str) -> None:
         CUT_OFF.labels(bound).inc()
         self._refused = True
+        self._idle.pop(self, None)
         self.transport.abort()

@@ -74,7 +74,7 @@ class HttpListener:
         self._server = QuietUvicorn(
             uvicorn.Config(
                 app,
-                http=functools.partial(BoundedHttp, limits=http),  # type: ignore[arg-type]
+                http=functools.partial(BoundedHttp, limits=http, idle={}),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -1,6 +1,7 @@
 """What a stranger may take of the edge: each bound over a real socket, and a picture on the same process afterwards."""
 
 import asyncio
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 
@@ -82,15 +83,55 @@ async def test_a_body_that_trickles_ends_the_connection(edge: EdgeUnderTest) -> 
     await assert_paints(edge)
 
 
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+
+
 @limited(http_connections=3)
-async def test_connections_beyond_the_bound_are_closed(edge: EdgeUnderTest) -> None:
-    async with connection(edge), connection(edge), connection(edge):
-        await eventually(lambda: edge.listener.connection_count == 3)
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHo", HEALTH + b"\r\n"], ids=["silent", "half", "idle"])
+async def test_beyond_the_bound_the_connection_makes_room_that_has_waited_longest(
+    edge: EdgeUnderTest, sent: bytes
+) -> None:
+    async with connection(edge) as (oldest, writer):
+        writer.write(sent)
+        if sent.endswith(b"\r\n\r\n"):
+            assert (await oldest.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        async with connection(edge) as (younger, _), connection(edge):
+            await eventually(lambda: edge.listener.connection_count == 3)
 
-        assert await answer_to(edge, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
+            answer = await answer_to(edge, HEALTH + b"Connection: close\r\n\r\n")
+            with suppress(ConnectionResetError):
+                await oldest.read()
 
-    await eventually(lambda: edge.listener.connection_count == 0)
-    await assert_paints(edge)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            await eventually(lambda: edge.listener.connection_count == 2)
+            assert not younger.at_eof()
+
+
+@limited(http_connections=3)
+async def test_connections_beyond_the_bound_are_closed_where_all_others_are_at_work(edge: EdgeUnderTest) -> None:
+    edge.worker.hold.clear()
+    async with connection(edge) as one, connection(edge) as other, connection(edge) as third:
+        for _, writer in (one, other, third):
+            writer.write(with_body(GOOD))
+        await edge.worker.wait_until(lambda: edge.worker.running)
+        await eventually(lambda: len(edge.suite.frontdoor.parts.jobs) == 3)
+
+        assert await answer_to(edge, HEALTH + b"\r\n") == b""
+
+        edge.worker.hold.set()
+        for reader, _ in (one, other, third):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+@limited(http_connections=8)
+async def test_silent_connections_shut_nobody_out(edge: EdgeUnderTest) -> None:
+    async with AsyncExitStack() as stack:
+        for _ in range(32):
+            await stack.enter_async_context(connection(edge))
+
+        await assert_paints(edge)
+
+        assert edge.listener.connection_count <= 8
 
 
 TWO_MEANINGS = (
