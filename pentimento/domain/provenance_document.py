@@ -1,4 +1,8 @@
-"""How a picture came to be, as plain JSON: what PNGs carry and HTTP answers."""
+"""How a picture came to be, as plain JSON: what PNGs carry and HTTP answers.
+
+For readers elsewhere: every field is there, None is null, images are digests. What is to be read back as the values
+that it was is written by `pentimento.files.json_values`.
+"""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,6 @@
-"""A report as JSON. What is not a number there (no request at all) is null."""
+"""A report as JSON. What is not a number there (no request at all) is null, and derived shares stand beside the fields:
+it is read by others, and never back as the values that it was, which `pentimento.files.json_values` is for.
+"""
 
 import json
 import math
