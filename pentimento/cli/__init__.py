@@ -6,6 +6,7 @@ import sys
 import click
 
 from pentimento.domain.errors import PentimentoError, Unauthenticated
+from pentimento.domain.reasons import Reason
 from pentimento.settings.errors import SettingsError
 
 SUBCOMMANDS = {
@@ -76,7 +77,7 @@ def main() -> None:
 
 def describe(error: PentimentoError) -> str:
     """One line that names the field where there is one, and the option of a token that lacks."""
-    if isinstance(error, Unauthenticated) and error.reason == "TOKEN_REQUIRED":
+    if isinstance(error, Unauthenticated) and error.reason == Reason.TOKEN_REQUIRED:
         return "this suite asks for a token: --token TOKEN or @FILE, or PENTIMENTO_TOKEN"
     if not error.violations:
         return error.message

@@ -7,13 +7,12 @@ from zlib import crc32
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, Unavailable
+from pentimento.domain.reasons import Reason
 
 logger = logging.getLogger(__name__)
 
 # Of those that the plan names; the configured one is asked after them.
 TRIES = 2
-# As the embedder refuses pictures where its encoder has texts alone.
-NO_IMAGE_TOWER = "NO_IMAGE_TOWER"
 EmbedderCall = Callable[[EmbedderClient], Awaitable[tuple[Embedding, ...]]]
 
 
@@ -59,14 +58,14 @@ class Embedders:
         NO_IMAGE_TOWER where the encoder has texts alone."""
         digest = self._encoder_digest
         if not self.embeds_images:
-            raise FailedPrecondition(NO_IMAGE_TOWER, "the encoder embeds texts alone")
+            raise FailedPrecondition(Reason.NO_IMAGE_TOWER, "the encoder embeds texts alone")
         seed = crc32(images[0]) if images else 0
         try:
             return await self._ask(
                 seed, lambda client: client.embed_image(images, timeout_s, memo_partition=memo_partition)
             )
         except FailedPrecondition as error:
-            if error.reason == NO_IMAGE_TOWER and digest:
+            if error.reason == Reason.NO_IMAGE_TOWER and digest:
                 self._texts_alone.add(digest)
                 logger.warning("pictures are neither kept for reuse nor compared: %s", error.message)
             raise

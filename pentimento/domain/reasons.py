@@ -60,6 +60,16 @@ class Reason(StrEnum):
         "an image that the request came with, or what a replay starts from, cannot be read now",
         "look at the object store; ask again once it is there",
     )
+    MESSAGE_TOO_LARGE = (
+        "MESSAGE_TOO_LARGE",
+        "the message, or the body over HTTP, is larger than its call takes",
+        "coming again does not help: send a smaller image",
+    )
+    NO_IMAGE_TOWER = (
+        "NO_IMAGE_TOWER",
+        "the encoder embeds texts alone; pictures are neither kept for reuse nor compared",
+        "nothing, or serve a CLIP directory as the encoder",
+    )
     POOL_NOT_ALLOWED = (
         "POOL_NOT_ALLOWED",
         "the tenant may not use the pool that paints with the model that the request names",
@@ -85,10 +95,20 @@ class Reason(StrEnum):
         "this frontdoor or controller waits for the lease of the active one",
         "call the active one, or again after the time that RetryInfo names",
     )
+    SUPERSEDED = (
+        "SUPERSEDED",
+        "another frontdoor has taken over, or another stream of the same attempt was opened",
+        "call again after the time that RetryInfo names",
+    )
     TENANT_QUOTA = (
         "TENANT_QUOTA",
         "the request is over a quota of its tenant: the message and `quota` in ErrorInfo name which, and its limit",
         "call again after the time that RetryInfo names; where there is none, ask for less: it would never be accepted",
+    )
+    TOKEN_REQUIRED = (
+        "TOKEN_REQUIRED",
+        "the call needs a token, and has none",
+        'send metadata "authorization: Bearer TOKEN"; the command takes `--token`',
     )
     UNREADABLE_REQUEST = (
         "UNREADABLE_REQUEST",

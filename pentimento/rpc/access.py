@@ -9,6 +9,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from pentimento.api.auth.v1 import auth_pb2
 from pentimento.domain.errors import PermissionDenied, Unauthenticated
 from pentimento.domain.identity import Caller, Role
+from pentimento.domain.reasons import Reason
 
 ROLE_OF = {
     auth_pb2.ROLE_ANYONE: Role.ANYONE,
@@ -50,7 +51,7 @@ def roles_of(options: descriptor_pb2.MethodOptions) -> frozenset[Role]:
 def authorise(caller: Caller | None, allowed: frozenset[Role], method: str) -> Caller:
     """The caller, or raises Unauthenticated (a token is needed) or PermissionDenied (its roles do not suffice)."""
     if caller is None:
-        raise Unauthenticated("TOKEN_REQUIRED", 'this call needs metadata "authorization: Bearer <token>"')
+        raise Unauthenticated(Reason.TOKEN_REQUIRED, 'this call needs metadata "authorization: Bearer <token>"')
     if not caller.roles & allowed:
         needed = ", ".join(sorted(role.value for role in allowed)) or "nobody"
         raise PermissionDenied("ROLE_NOT_ALLOWED", f"{method} is for {needed}", metadata={"allowed_roles": needed})

@@ -29,6 +29,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from pentimento.domain import errors
 from pentimento.domain.errors import FieldViolation, PentimentoError
+from pentimento.domain.reasons import Reason
 from pentimento.rpc.metadata import STATUS_DETAILS
 
 logger = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ def message_too_large(size: str, limit: str) -> errors.ResourceExhausted:
     """`size` and `limit` in bytes, as digits; anything else is not passed on."""
     known = {"size_bytes": size, "limit_bytes": limit} if size.isdecimal() and limit.isdecimal() else {}
     detail = f": {size} bytes are more than the limit of {limit} bytes" if known else ""
-    return errors.ResourceExhausted("MESSAGE_TOO_LARGE", f"the message is too large{detail}", metadata=known)
+    return errors.ResourceExhausted(Reason.MESSAGE_TOO_LARGE, f"the message is too large{detail}", metadata=known)
 
 
 def unexpected() -> errors.Internal:

@@ -14,6 +14,7 @@ from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.clip_encoder import LEGACY_END_TOKEN
 from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preprocessing
 from pentimento.domain.errors import FailedPrecondition, Internal
+from pentimento.domain.reasons import Reason
 from services.embedder.checkpoint import EncoderConfig, open_encoder
 from services.embedder.dual_encoder import DualEncoder
 from services.embedder.sentence_checkpoint import open_sentence_encoder
@@ -69,7 +70,7 @@ class EmbeddingModel:
         """Return what embeds images. Raises FailedPrecondition NO_IMAGE_TOWER where the encoder has texts alone."""
         if self.images is None:
             message = f"encoder {self.name} embeds texts alone; serve a CLIP directory to embed images"
-            raise FailedPrecondition("NO_IMAGE_TOWER", message)
+            raise FailedPrecondition(Reason.NO_IMAGE_TOWER, message)
         return self.images
 
 

@@ -30,6 +30,7 @@ from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.epochs import epoch_at
 from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.domain.generation import Attempt
+from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present_in, open_engine, typed_errors
@@ -69,7 +70,7 @@ SUPERSEDED_RETRY_MS = 1000
 
 def superseded() -> Unavailable:
     """Return what a client hears of a frontdoor that is no longer the active one."""
-    return Unavailable("SUPERSEDED", "another frontdoor has taken over", retry_after_ms=SUPERSEDED_RETRY_MS)
+    return Unavailable(Reason.SUPERSEDED, "another frontdoor has taken over", retry_after_ms=SUPERSEDED_RETRY_MS)
 
 
 _IS_OPEN = _requests.c.finished_at.is_(None)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from starlette.requests import ClientDisconnect, Request
 
 from pentimento.domain.errors import Cancelled, InvalidArgument, ResourceExhausted, Unavailable
+from pentimento.domain.reasons import Reason
 from services.edge.metrics import BODIES
 
 RETRY_AFTER_MS = 1000
@@ -13,7 +14,7 @@ RETRY_AFTER_MS = 1000
 
 def too_large(limit_bytes: int) -> ResourceExhausted:
     """Return the error of a body above the limit."""
-    return ResourceExhausted("MESSAGE_TOO_LARGE", f"the body must have at most {limit_bytes} bytes")
+    return ResourceExhausted(Reason.MESSAGE_TOO_LARGE, f"the body must have at most {limit_bytes} bytes")
 
 
 class BodyBudget:

@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response
 
 from pentimento.domain import errors
 from pentimento.domain.errors import PentimentoError
+from pentimento.domain.reasons import Reason
 from pentimento.rpc.errors import unexpected
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ DEFAULT_RETRY_AFTER_S = 1
 
 def status_and_type(error: PentimentoError) -> tuple[int, str]:
     """Return HTTP status and type of the nearest class of the catalogue."""
-    if error.reason == "MESSAGE_TOO_LARGE":
+    if error.reason == Reason.MESSAGE_TOO_LARGE:
         return TOO_LARGE
     found = (STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF)
     return next(found, STATUS_OF[errors.Internal])

@@ -21,7 +21,7 @@ _GROUP_ID = re.compile(r"p([1-9][0-9]{0,2})-[0-9a-f]{32}")
 _SEPARATOR = "\x1f"
 _SEED_COUNT = 2**64
 # They say that this frontdoor is not the one to listen to, and nothing of the picture.
-_OF_THE_STREAM = ("SUPERSEDED", Reason.REQUEST_ELSEWHERE)
+_OF_THE_STREAM = (Reason.SUPERSEDED, Reason.REQUEST_ELSEWHERE)
 
 
 def new_group_id(count: int) -> str:

@@ -99,7 +99,7 @@ class HeldAttempt:
         try:
             while True:
                 if self._reader != me:
-                    raise Aborted("SUPERSEDED", "another stream of this attempt was opened")
+                    raise Aborted(Reason.SUPERSEDED, "another stream of this attempt was opened")
                 if self._started is not None and not started_told:
                     started_told = True
                     yield self._started

@@ -1,10 +1,15 @@
 """Reasons travel by their names, and say what they mean."""
 
+import ast
 import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from pentimento.domain.reasons import Reason
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -17,3 +22,36 @@ def test_a_reason_is_its_name_wherever_it_goes(reason: Reason) -> None:
 @pytest.mark.parametrize("reason", Reason)
 def test_a_reason_has_a_meaning_and_an_advice(reason: Reason) -> None:
     assert reason.meaning and reason.advice
+
+
+def literals(tree: ast.AST) -> Iterator[str]:
+    """Where a `reason` is compared with a string, or with a constant of the module that has one."""
+    of_strings = {
+        target.id
+        for node in ast.iter_child_nodes(tree)
+        if isinstance(node, ast.Assign) and has_string(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Compare):
+            continue
+        sides = [node.left, *node.comparators]
+        named = {side.attr if isinstance(side, ast.Attribute) else getattr(side, "id", "") for side in sides}
+        if "reason" in named and (any(map(has_string, sides)) or named & of_strings):
+            yield f"line {node.lineno}"
+
+
+def has_string(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value for part in ast.walk(node))
+
+
+@pytest.mark.parametrize("package", ["pentimento", "services"])
+def test_what_a_process_acts_on_is_a_reason_of_the_catalogue(package: str) -> None:
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in (ROOT / package).rglob("*.py")
+        if "reason" in (text := path.read_text()) and (lines := list(literals(ast.parse(text))))
+    }
+
+    assert found == {}
