@@ -24,7 +24,7 @@ _LANDMARK_COUNT = 64
 # Kernels exp(width * (cosine - 1)), which is RBF on unit vectors.
 _WIDE, _NARROW = 5.0, 2.0
 # The wide part looks at so many entries, drawn evenly: more change nothing that could be measured.
-_TRAINING_COUNT = 2048
+TRAINING_COUNT = 2048
 _SMALLEST_EIGENVALUE = 1e-6
 
 Numbers = npt.NDArray[np.float32]
@@ -67,7 +67,7 @@ def fit_support(codes: Codes, seed: int = 0) -> Support:
     from sklearn.linear_model import SGDOneClassSVM  # 60 MiB that a gateway without a predictor does not need
 
     generator = np.random.default_rng(seed)
-    rows = codes if len(codes) <= _TRAINING_COUNT else codes[generator.choice(len(codes), _TRAINING_COUNT, False)]
+    rows = codes if len(codes) <= TRAINING_COUNT else codes[generator.choice(len(codes), TRAINING_COUNT, False)]
     landmarks = rows[generator.choice(len(rows), min(len(rows), _LANDMARK_COUNT), False)]
     normalisation = _inverse_root(_kernel(sign_distances(landmarks, landmarks), _WIDE))
     features = np.ones((len(rows), len(landmarks) + 1), np.float32)
