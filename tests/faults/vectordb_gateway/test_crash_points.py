@@ -11,14 +11,17 @@ import pytest
 
 from pentimento.domain.clock import SteadyClock, SystemClock
 from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
-from pentimento.policies.cache_selection import SelectionRules
+from pentimento.domain.online_quality import PaintedAgain, WatchedThreshold
+from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.vectors import VectorIndex
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.encoder_guard import EncoderGuard
+from services.vectordb_gateway.healing import Healing
 from services.vectordb_gateway.indexing import Indexing
 from services.vectordb_gateway.integrity import check_integrity
 from services.vectordb_gateway.maintenance import Maintenance
@@ -27,20 +30,35 @@ from services.vectordb_gateway.pinning import Pinning
 from services.vectordb_gateway.planned_cache import PlannedCache
 from services.vectordb_gateway.settings import (
     CapacitySettings,
+    EvictionChoice,
     GrantSettings,
     MaintenanceSettings,
     MatchPredictorSettings,
 )
+from services.vectordb_gateway.use_notes import UseNotes
 from services.vectordb_gateway.writing import EntryWriting, ReservedRun, WriteBounds
-from tests.gateways import attempt, embedding, scope
+from tests.gateways import ENCODER, attempt, embedding, scope
 
 pytestmark = pytest.mark.faults
 
-CHANGES = {
-    "put", "delete", "sweep_uploads", "upsert", "prepare", "bind_encoder", "reserve", "commit", "release",
-    "expire_grants", "mark_indexed", "doom", "evict", "forget_entries", "forget_objects", "pin", "unpin",
-    "claim_deletion",
-}  # fmt: skip
+
+def _answers_later(name: str, method: Any) -> bool:
+    return name[0] != "_" and "Future" in str(getattr(method, "__annotations__", {}).get("return", ""))
+
+
+# What answers with a future: none is forgotten that is added.
+LEDGER_CHANGES = {name for name, method in vars(CacheLedger).items() if _answers_later(name, method)}
+CHANGES = {"put", "delete", "sweep_uploads", "set_aside", "upsert", "prepare"} | LEDGER_CHANGES
+OBJECT_BYTES = len(b"latent")
+LIVES = {
+    "entries go": CapacitySettings(max_entries=1, object_grace_s=0, min_free_bytes=0),
+    # Of the two entries one is left with its image alone, the other one with that and the latent that served.
+    "items go": CapacitySettings(
+        max_size_bytes=3 * OBJECT_BYTES, eviction=EvictionChoice.LCBFU, object_grace_s=0, min_free_bytes=0
+    ),
+}
+WATCHED = WatchedThreshold(ENCODER, "sha256:model", "sha256:model", False, 500_000)
+SEEN = PaintedAgain("r-1", "sha256:model", "sha256:model", ENCODER, False, 25, 50, 0.9, 0.9, 1.0)
 
 
 class Crash(BaseException):
@@ -53,6 +71,7 @@ class CrashPoint:
     def __init__(self, number: int) -> None:
         self.left = number
         self.crashed = False
+        self.changes: set[str] = set()
 
     def around(self, store: Any) -> Any:
         return _Wrapped(store, self)
@@ -77,6 +96,7 @@ class _Wrapped:
             return found
 
         def change(*arguments: Any, **options: Any) -> Any:
+            self._point.changes.add(name)
             self._point.pass_by()
             answer = found(*arguments, **options)
             if hasattr(answer, "result"):
@@ -90,17 +110,20 @@ class _Wrapped:
 class Cache:
     """The gateway's working parts over given stores, without its threads and sockets."""
 
-    def __init__(self, ledger: CacheLedger, index: VectorIndex, objects: ObjectStore) -> None:
-        # What a caller was told is kept, by its request.
+    def __init__(
+        self, ledger: CacheLedger, index: VectorIndex, objects: ObjectStore, settings: CapacitySettings
+    ) -> None:
+        # What a caller was told is kept, by its request; and what readers will find missing, with its entry.
         self.pinned: dict[str, ObjectReference] = {}
-        self.objects = objects
+        self.missing: list[tuple[str, str]] = []
+        self.ledger, self.index, self.objects = ledger, index, objects
         self.pinning = Pinning(ledger, SystemClock())
         guard = EncoderGuard(ledger, index)
         guard.open()
         self.indexing = Indexing(ledger, index, guard)
-        settings = CapacitySettings(max_entries=1, object_grace_s=0, min_free_bytes=0)
         capacity = Capacity(ledger, objects, settings, GrantSettings())
-        rules = PlannedCache(CacheChoice(), ReuseRules(SelectionRules()))
+        rules = PlannedCache(CacheChoice(), ReuseRules(SelectionRules(images=(Threshold(0.3, 0.4),))))
+        self.uses = UseNotes(ledger)
         self.writing = EntryWriting(
             ledger, guard, self.indexing, capacity, rules, WriteBounds(900, 5), SteadyClock(SystemClock())
         )
@@ -111,32 +134,58 @@ class Cache:
             capacity,
             MaintenanceSettings(),
             MatchWatch(ledger, MatchPredictorSettings()),
+            self.uses,
         )
 
     async def live(self) -> None:
-        """Two entries in, which is one too many, of the first two latents pinned; a grant given back; a round of
-        maintenance; one pin ended, and another round."""
-        for number in range(2):
-            by = attempt()
-            captured = await self.upload(by)
-            await self.writing.commit(scope(), by, captured, embedding(*([0] * number), 1), None, 0)
-            for step, latent in enumerate(captured.latents[: 2 * (1 - number)]):
-                await self.pinning.pin("tenant", f"r{step}", latent.object, 3600.0)
-                self.pinned[f"r{step}"] = latent.object
+        """Two entries in, which is too many, of the first two latents pinned, one of which served; a grant given back;
+        a round of maintenance; one pin ended, and another round. A hit is painted again; then the bytes of what is
+        pinned are lost, and the points of the index."""
+        entry_ids = [await self.store(number) for number in range(2)]
         await self.writing.release((await self.upload(attempt())).grant_id)
         self.maintenance.run_round()
         del self.pinned["r0"]
         await self.pinning.unpin("tenant", "r0")
         self.maintenance.run_round()
+        self.ledger.note_quality(WATCHED, SEEN, lambda _, before: before, 10)
+        lost = self.pinned.pop("r1")
+        self.missing.append((entry_ids[0], lost.key))
+        self.objects.delete(lost.key)
+        await self.report_missing(self.missing)
+        self.index.delete(entry_ids)
+        self.maintenance.request_reconciliation()
+        self.maintenance.run_round()
+
+    async def store(self, number: int) -> str:
+        """An entry's id; of the first one two latents are pinned, and the last one served."""
+        by, text = attempt(), embedding(*([0] * number), 1)
+        captured = await self.upload(by)
+        entry_id = await self.writing.commit(scope(), by, captured, text, text, 0)
+        if number == 0:
+            for request_id, latent in zip(("r0", "r1"), captured.latents, strict=False):
+                await self.pinning.pin("tenant", request_id, latent.object, 3600.0)
+                self.pinned[request_id] = latent.object
+            self.uses.note(captured.latents[-1].object.key, from_image=False, taken=True)
+        return entry_id
+
+    async def report_missing(self, missing: list[tuple[str, str]]) -> None:
+        """What readers do who find nothing."""
+        healing = Healing(self.ledger, self.objects)
+        try:
+            for entry_id, key in missing:
+                await healing.report(entry_id, key, "missing")
+        finally:
+            healing.close()
 
     async def upload(self, by: Any) -> CapturedEntries:
-        grant = (await self.writing.reserve(scope(), by, ReservedRun())).grant
+        grant = (await self.writing.reserve(scope(), by, ReservedRun(tenant_cache_bytes=10**9))).grant
         assert grant is not None
         latents = [
             CapturedLatent(slot.resume_step, 1.0, self.objects.put(slot.key, b"latent", durable=False), True)
             for slot in grant.latents
         ]
-        return CapturedEntries(grant.grant_id, tuple(latents))
+        image = self.objects.put(grant.image_key, b"image!", durable=False)
+        return CapturedEntries(grant.grant_id, tuple(latents), image)
 
 
 @pytest.fixture
@@ -160,43 +209,54 @@ def open_stores(tmp_path: Path) -> Iterator[Callable[[int], tuple[CacheLedger, V
         ledger.close()
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("life", LIVES)
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
 def test_every_crash_point_is_recovered_from(
-    open_stores: Callable[[int], tuple[CacheLedger, VectorIndex, ObjectStore]],
+    open_stores: Callable[[int], tuple[CacheLedger, VectorIndex, ObjectStore]], life: str
 ) -> None:
+    settings = LIVES[life]
     for number in count(1):
         point = CrashPoint(number)
         stores = open_stores(number)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            crashed, promised = live_until_crash(point, stores)
-            problems, entry_count = recover(open_stores(number))
+            crashed, promised, missing = live_until_crash(point, stores, settings)
+            problems, totals = recover(open_stores(number), settings, missing)
 
         assert problems == [], f"crash at change {number}"
         for reference in promised:
             assert stores[2].get(reference) == b"latent", f"crash at change {number}"
-        assert entry_count <= 1
+        assert totals.entry_count <= settings.max_entries and totals.size_bytes <= settings.max_size_bytes
         if not crashed:
             assert number > 30, "the life of an entry has more changes than that"
+            of_items = {"evict_items"} if settings.eviction is None else set()
+            assert point.changes >= LEDGER_CHANGES - of_items, "a change that nothing crashes at"
             return
 
 
 def live_until_crash(
-    point: CrashPoint, stores: tuple[CacheLedger, VectorIndex, ObjectStore]
-) -> tuple[bool, list[ObjectReference]]:
-    """Whether it crashed, and what was promised to be kept by then."""
+    point: CrashPoint, stores: tuple[CacheLedger, VectorIndex, ObjectStore], settings: CapacitySettings
+) -> tuple[bool, list[ObjectReference], list[tuple[str, str]]]:
+    """Whether it crashed, what was promised to be kept by then, and what readers will find missing."""
     cache: Cache | None = None
     try:
-        cache = Cache(*(point.around(store) for store in stores))
+        ledger, index, objects = (point.around(store) for store in stores)
+        cache = Cache(ledger, index, objects, settings)
         asyncio.run(cache.live())
     except Crash:
-        return True, list(cache.pinned.values()) if cache is not None else []
-    return False, list(cache.pinned.values())
+        return True, list(cache.pinned.values()) if cache is not None else [], cache.missing if cache else []
+    return False, list(cache.pinned.values()), cache.missing
 
 
-def recover(stores: tuple[CacheLedger, VectorIndex, ObjectStore]) -> tuple[list[str], int]:
-    """A new process on the same stores: its first round, then what is still wrong."""
+def recover(
+    stores: tuple[CacheLedger, VectorIndex, ObjectStore], settings: CapacitySettings, missing: list[tuple[str, str]]
+) -> tuple[list[str], CacheTotals]:
+    """A new process on the same stores, and its readers: its first round, then what is still wrong."""
     ledger, index, objects = stores
-    Cache(ledger, index, objects).maintenance.run_round()
-    Cache(ledger, index, objects).maintenance.run_round()
-    return check_integrity(ledger, index, objects), ledger.totals().entry_count
+    first = Cache(ledger, index, objects, settings)
+    first.maintenance.run_round()
+    asyncio.run(first.report_missing(missing))
+    Cache(ledger, index, objects, settings).maintenance.run_round()
+    unindexed = [f"{vectors.entry_id} is not indexed as it is" for vectors in ledger.unindexed(10)]
+    return [*check_integrity(ledger, index, objects), *unindexed], ledger.totals()
