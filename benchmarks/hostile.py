@@ -45,6 +45,7 @@ GROWTH = at_most(256.0, "MiB")
 SLOWDOWN = at_most(2.0, "x")
 # One picture at a time: what shares steps with others is the same to 1e-4, not to the byte.
 ENVIRONMENT = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1"}
+FLAGS = ("--device", "cpu", "--http", "127.0.0.1:0")
 QUIET_S, QUICK_QUIET_S = 6.0, 2.0
 AFTER_S = 1.0
 ATTACK_LIMIT_S = 45.0
@@ -206,8 +207,10 @@ async def attacked(name: str, target: AttackTarget) -> dict[str, int]:
 
 def target_of(suite: LocalSuite, setting: SuiteAccess, folder: Path) -> AttackTarget:
     addresses = {PUBLIC: suite.endpoint.public}
-    addresses |= {path.stem: f"unix:{path}" for path in sorted(suite.state.sockets.glob("*.sock"))}
-    return AttackTarget(addresses, setting.tokens, setting.tls_ca, str(folder))
+    # Whoever calls the edge does it over HTTP: its own socket has the health check alone.
+    sockets = [path for path in sorted(suite.state.sockets.glob("*.sock")) if path.stem != "edge"]
+    addresses |= {path.stem: f"unix:{path}" for path in sockets}
+    return AttackTarget(addresses, setting.tokens, setting.tls_ca, str(folder), suite.endpoint.http)
 
 
 def state_bytes(suite: LocalSuite) -> int:
@@ -252,7 +255,7 @@ def main() -> int:
     played: list[Played] = []
     with setting_of(options) as (setting, folder):
         while len(played) < len(attacks):
-            with local_suite(("--device", "cpu", *setting.flags), environment=setting.environment) as suite:
+            with local_suite((*FLAGS, *setting.flags), environment=setting.environment) as suite:
                 trial = AttackTrial(suite, setting, folder, quiet_s)
                 played += asyncio.run(trial.run(attacks[len(played) :]))
     return publish(options, figures_of(played), notes=notes_of(options, played))

@@ -18,6 +18,7 @@ LARGE = 31 * MIB
 HOLD_S = 5.0
 WORK_LIMIT_S = 20.0
 ANSWER_S = 8.0
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @asynccontextmanager
@@ -172,3 +173,37 @@ async def silent_connections(target: AttackTarget) -> Answers:
             answers["CONNECTED"] += 1
         await asyncio.sleep(HOLD_S)
     return answers
+
+
+async def silent_http_connections(target: AttackTarget) -> Answers:
+    """1,500 connections to the HTTP port, more than are borne with: a third says nothing, a third half of a head, the
+    others ask once and stay. Meanwhile somebody else asks whether the process answers."""
+    answers: Answers = Counter()
+    async with AsyncExitStack() as stack:
+        for number in range(1500):
+            try:
+                _, writer = await open_streams(target.http)
+            except OSError as error:
+                answers[type(error).__name__] += 1
+                continue
+            stack.callback(writer.close)
+            writer.write((b"", HEALTH[:20], HEALTH)[number % 3])
+            answers["CONNECTED"] += 1
+        began = time.monotonic()
+        while time.monotonic() - began < HOLD_S:
+            answers[f"ANOTHER CLIENT: {await health_of(target.http)}"] += 1
+            await asyncio.sleep(0.25)
+    return answers
+
+
+async def health_of(address: str) -> str:
+    """Return the status that a client of a connection of its own is answered with."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await open_streams(address)
+            writer.write(HEALTH)
+            line = await reader.readline()
+            writer.close()
+    except (OSError, TimeoutError):
+        return "NOT ANSWERED"
+    return line.decode("latin-1").strip() or "CLOSED"

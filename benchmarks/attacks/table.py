@@ -17,6 +17,7 @@ _IN_ORDER: tuple[Attack, ...] = (
     connections.endless_headers,
     connections.ping_flood,
     connections.silent_connections,
+    connections.silent_http_connections,
     calls.every_rpc_by_every_role,
     calls.pickles,
     calls.malformed_messages,

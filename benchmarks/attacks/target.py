@@ -49,13 +49,14 @@ _TRIES, _WAIT_S = 5, 0.25
 class AttackTarget:
     """`addresses` by process, the public API's as "public"; `tokens` by role, "" for none; all "" in open mode.
 
-    `folder` is one that the attacker may write to.
+    `http` is the HTTP API's, host:port, "" where there is none. `folder` is one that the attacker may write to.
     """
 
     addresses: dict[str, str]
     tokens: dict[str, str]
     tls_ca: str
     folder: str
+    http: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "AttackTarget":

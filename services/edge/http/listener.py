@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import resource
 import socket
 import ssl
 import time
@@ -22,6 +23,17 @@ SWEEP_S = 1.0
 DATE_S = 1.0
 # Between two looks for what still runs, in a drain.
 LOOK_S = 0.01
+# Besides connections: files, sockets to other services.
+OTHER_FILES = 256
+
+
+def allow_files(count: int) -> None:
+    """Let this process have so many files open, as far as its hard limit goes. Usually 1024, as the bound of
+    connections: the one that is too many could not be taken, nor any other make room for it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class QuietUvicorn(uvicorn.Server):
@@ -121,6 +133,7 @@ class HttpListener:
 
     async def start(self) -> None:
         """Bind, and serve from now on."""
+        allow_files(self._http.http_connections + OTHER_FILES)
         self.bind()
         assert self._socket is not None
         self._tasks.append(asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http"))

@@ -2,13 +2,17 @@
 
 import io
 import zlib
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from benchmarks.attacks import connections
 from benchmarks.attacks.calls import nested, varint
 from benchmarks.attacks.pictures import noise, weapons
+from benchmarks.attacks.target import AttackTarget
 from pentimento.api.image.v1 import image_service_pb2 as pb
+from tests.edge_packages import missing
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +56,18 @@ def test_nested_messages_are_well_formed() -> None:
 
     assert message.HasField("request")
     assert varint(300) == b"\xac\x02"
+
+
+@pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}")
+async def test_silent_http_connections_are_more_than_there_is_room_for_and_shut_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pentimento.testing.edge_suite import running_edge
+
+    monkeypatch.setattr(connections, "HOLD_S", 0.1)
+    async with running_edge(tmp_path, f"unix:{tmp_path / 'f'}") as edge:
+        target = AttackTarget({}, {}, "", str(tmp_path), edge.listener.address)
+        answers = await connections.silent_http_connections(target)
+
+    assert answers["CONNECTED"] == 1500
+    assert {answer for answer in answers if answer != "CONNECTED"} == {"ANOTHER CLIENT: HTTP/1.1 200 OK"}
