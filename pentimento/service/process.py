@@ -16,6 +16,7 @@ class ServiceProcess:
     server: RpcServer
     registration: Registration | None = None
     _background: "list[asyncio.Task[None]]" = field(default_factory=list, init=False, repr=False)
+    _until_closed: "list[asyncio.Task[None]]" = field(default_factory=list, init=False, repr=False)
 
     async def prepare(self) -> None:
         """Get ready to serve; calls are answered meanwhile, health says NOT_SERVING."""
@@ -32,6 +33,7 @@ class ServiceProcess:
             await self.server.run_until_stopped(self.warm, self.drain)
         finally:
             await self._end_background()
+            await self._end_until_closed()
             await self.close()
 
     async def warm(self) -> None:
@@ -52,8 +54,19 @@ class ServiceProcess:
         self._background = [task for task in self._background if not task.done()]
         self._background.append(asyncio.create_task(work, name=name))
 
+    def run_until_closed(self, work: Coroutine[object, object, None], name: str) -> None:
+        """Run the work as a task of that name through the drain, too, until the last call was answered."""
+        self._until_closed.append(asyncio.create_task(work, name=name))
+
     async def _end_background(self) -> None:
-        for task in self._background:
-            task.cancel()
-        if self._background:
-            await asyncio.wait(self._background)
+        await _end(self._background)
+
+    async def _end_until_closed(self) -> None:
+        await _end(self._until_closed)
+
+
+async def _end(tasks: "list[asyncio.Task[None]]") -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

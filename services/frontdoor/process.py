@@ -2,17 +2,15 @@
 
 import asyncio
 import signal
-from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
-from pentimento.clients.registration import Registration
 from pentimento.dataplane.events import DrainRequested, PlanReceived, TookOver
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan, ReplicaKind
 from pentimento.rpc import RpcServer
 from pentimento.service.lease import LedgerLease
+from pentimento.service.process import ServiceProcess
 from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.journal.recovery import recover
 from services.frontdoor.objects.object_keeper import ObjectKeeper
@@ -27,13 +25,12 @@ from services.frontdoor.workers.plan_watch import PlanWatch
 from services.frontdoor.workers.speeds import read_profiles
 
 
-@dataclass
-class Frontdoor:
-    """A frontdoor as `wiring` constructs it; `registration` is None without a controller, `admin` where nobody
-    administers tenants here. A standby (epoch 0) is one until `warm` is done."""
+@dataclass(kw_only=True)
+class Frontdoor(ServiceProcess):
+    """A frontdoor as `wiring` constructs it; `admin` is None where nobody administers tenants here. A standby (epoch 0)
+    is one until it is prepared. What it does besides answering goes on through the drain: requests end meanwhile."""
 
     settings: FrontdoorSettings
-    server: RpcServer
     parts: FrontdoorParts
     interpreter: Interpreter
     api: ImageApi
@@ -43,23 +40,18 @@ class Frontdoor:
     webhooks: Webhooks
     admin: RpcServer | None
     plans: PlanWatch
-    registration: Registration | None
     recorder: EffectsRecorder | None
-    _forever: list[asyncio.Task[None]] = field(default_factory=list)
-    _superseded: bool = False
-
-    async def run(self) -> None:
-        """Serve until the process is told to stop."""
-        try:
-            await self.server.run_until_stopped(self.warm, self.drain)
-        finally:
-            await self.close()
+    _superseded: bool = field(default=False, init=False)
 
     async def warm(self) -> None:
-        """Take over what an earlier frontdoor left, follow the last plan, and wait a while for a worker.
+        """Prepare, join the fleet, and wait a while for a worker."""
+        await super().warm()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.worker_wait_s):
+                await self.parts.catalogue.wait_for_any()
 
-        A standby waits for its turn first.
-        """
+    async def prepare(self) -> None:
+        """Take over what an earlier frontdoor left, and follow the last plan. A standby waits for its turn first."""
         parts = self.parts
         if not parts.identity.epoch:
             parts.identity.epoch = await self.lease.wait_and_take_over()
@@ -78,13 +70,8 @@ class Frontdoor:
         self._follow_workers()
         await self._serve_admin()
         self._start_background()
-        try:
-            async with asyncio.timeout(self.settings.worker_wait_s):
-                await parts.catalogue.wait_for_any()
-        except TimeoutError:
-            pass
 
-    async def drain(self) -> None:
+    async def finish(self) -> None:
         """Wait until every accepted request has ended; those that have not are in the journal for the next start."""
         try:
             self.parts.shadows.close()
@@ -108,8 +95,7 @@ class Frontdoor:
             await self.registration.close()
         if self.admin is not None:
             await self.admin.stop()
-        for task in self._forever:
-            task.cancel()
+        await self._end_until_closed()
         with suppress(PentimentoError):
             await self.parts.usage.flush()
         self.interpreter.close()
@@ -120,26 +106,22 @@ class Frontdoor:
         self.keeper.close()
 
     def _start_background(self) -> None:
-        self._keep(self.lease.hold(lambda: self.parts.identity.epoch, self._on_superseded))
-        self._keep(publish_levels_forever(self.parts.dataplane, self.parts.links))
-        self._keep(self.keeper.move_forever())
-        self._keep(self.parts.retention.run_forever())
-        self._keep(self.quotas.watch_disks_forever())
-        self._keep(self.webhooks.run_forever())
-        self._keep(self.parts.shadows.run_forever())
-        self._keep(self.parts.tenants.follow_forever())
-        self._keep(self.parts.usage.run_forever())
-        self._keep(self.plans.run(self._on_plan))
-        if self.registration is not None:
-            self.registration.start()
+        parts = self.parts
+        self.run_until_closed(self.lease.hold(lambda: parts.identity.epoch, self._on_superseded), "lease")
+        self.run_until_closed(publish_levels_forever(parts.dataplane, parts.links), "levels")
+        self.run_until_closed(self.keeper.move_forever(), "objects")
+        self.run_until_closed(parts.retention.run_forever(), "retention")
+        self.run_until_closed(self.quotas.watch_disks_forever(), "disks")
+        self.run_until_closed(self.webhooks.run_forever(), "webhooks")
+        self.run_until_closed(parts.shadows.run_forever(), "shadows")
+        self.run_until_closed(parts.tenants.follow_forever(), "tenants")
+        self.run_until_closed(parts.usage.run_forever(), "usage")
+        self.run_until_closed(self.plans.run(self._on_plan), "plan")
 
     async def _serve_admin(self) -> None:
         if self.admin is not None:
             await self.admin.start()
             self.admin.set_serving()
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        self._forever.append(asyncio.get_running_loop().create_task(work))
 
     def _on_plan(self, plan: Plan) -> None:
         self.parts.submit(PlanReceived(plan))

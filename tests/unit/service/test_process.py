@@ -71,6 +71,17 @@ async def test_it_prepares_before_it_joins_and_finishes_before_it_leaves(tmp_pat
     assert notes == ["prepared", "registered", "background ended", "finished", "deregistered"]
 
 
+async def test_what_runs_until_it_closes_goes_on_through_the_drain(tmp_path: Path) -> None:
+    process = NotedProcess(server=server(tmp_path), notes=[])
+    process.server.run_until_stopped = lambda warm, drain: drain()  # type: ignore[method-assign]
+
+    process.run_until_closed(process._wait(), "waiting")
+    await asyncio.sleep(0)
+    await process.run()
+
+    assert process.notes == ["finished", "background ended", "closed"]
+
+
 async def test_without_a_controller_it_serves_alone(tmp_path: Path) -> None:
     process = NotedProcess(server=server(tmp_path), notes=[])
 
