@@ -73,7 +73,7 @@ SUITES = (
     ),
     MutatedModule(
         "rpc",
-        ("pentimento/rpc/*.py",),
+        ("pentimento/rpc/**/*.py",),
         ("tests/unit/rpc", "tests/contract/rpc"),
         "not test_memory",
         ("tests/contract/rpc/test_process.py", "tests/contract/rpc/test_probe.py"),

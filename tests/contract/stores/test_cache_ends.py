@@ -1,5 +1,7 @@
 """How grants and entries end: expired, released, evicted; and what becomes of their objects."""
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -164,3 +166,23 @@ def test_nothing_is_evicted_where_nobody_gives_way(ledger: CacheLedger) -> None:
     add_for(ledger, "tenant", 1)
 
     assert ledger.evict(within(10, 10**9), grace_s=0).result() == 0
+
+
+@pytest.mark.parametrize(
+    "take_away",
+    [
+        lambda ledger, entry_id: ledger.doom([entry_id], grace_s=60),
+        lambda ledger, entry_id: ledger.evict(within(1, 1), grace_s=60),
+        lambda ledger, entry_id: ledger.evict_items(within(1, 1), grace_s=60),
+    ],
+    ids=["doom", "evict", "evict_items"],
+)
+def test_once_an_entry_is_taken_away_what_was_read_before_is_known_to_be_old(
+    ledger: CacheLedger, take_away: Callable[[CacheLedger, str], Future[int]]
+) -> None:
+    entry_id = add(ledger, "g1")
+    before = ledger.removal_count
+
+    take_away(ledger, entry_id).result()
+
+    assert (before, ledger.removal_count) == (0, 1)

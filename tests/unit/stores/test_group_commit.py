@@ -240,3 +240,27 @@ def test_of_two_jobs_the_one_that_fails_undoes_only_itself_and_alone_it_is_run_o
     assert (run_alone_count, good.result()) == (1, 1)
     with pytest.raises(RuntimeError):
         bad.result()
+
+
+def test_who_asked_is_told_of_the_commit_before_the_result_is_there(writer: GroupCommitWriter, engine: Engine) -> None:
+    told: list[list[int]] = []
+
+    def look() -> None:
+        with engine.connect() as connection:
+            told.append(rows(connection))
+
+    writer.submit(lambda connection: insert(connection, 1), look).result()
+
+    assert told == [[1]]
+
+
+def test_of_what_failed_no_commit_is_told(writer: GroupCommitWriter) -> None:
+    told: list[str] = []
+
+    def fails(connection: Connection) -> None:
+        raise InvalidArgument.of("x", "is wrong")
+
+    with pytest.raises(InvalidArgument):
+        writer.submit(fails, lambda: told.append("committed")).result()
+
+    assert told == []
