@@ -3,7 +3,7 @@
     python -m benchmarks.online_quality_live [--requests 160] [--log-seed 41]
 
 A suite of real processes and the zoo's models: misses are painted by `tiny-heavy`, hits are images that `tiny-light`
-refines, and every hit is painted again by `tiny-heavy` (B4), with the shipped rules and no share of the time spared.
+refines, and every hit is painted again by `tiny-heavy`, with the shipped rules and no share of the time spared.
 The selector profile is the shipped one but for its threshold: that of its rule of the mean, as if it had been measured
 on prompts that bear more. A scene log is played one request after the other, and the next one is sent when the hit
 before it was counted. What each hit kept is read from the gateway's ledger, with where the threshold stood.

@@ -61,6 +61,11 @@ SETTINGS = (
         "services.discriminator.settings:EmulatedDiscriminatorSettings",
     ),
 )
+# The headings of those that several processes have.
+SHARED_METRICS = {
+    "pentimento.rpc.meter": "All processes",
+    "pentimento.tensors.metrics": "Processes that send or take tensors",
+}
 METRICS = (
     "pentimento.rpc.meter",
     "pentimento.tensors.metrics",
@@ -285,7 +290,7 @@ def metrics_page() -> str:
         importlib.import_module(module)
         metrics = {name: metric for name, metric in own_metrics().items() if name not in known}
         known |= set(metrics)
-        owner = "All processes" if module.startswith("pentimento") else module.split(".")[1]
+        owner = SHARED_METRICS.get(module, module.split(".")[1])
         lines += [f"## {owner}", "", "| metric | kind | labels | |", "| --- | --- | --- | --- |"]
         for name, (kind, labels, text) in sorted(metrics.items()):
             suffix = "_total" if kind == "counter" else ""

@@ -14,13 +14,19 @@ class FleetSettings(Protocol):
     """The settings by which a service finds its controller, and by which others find the service."""
 
     @property
-    def channels(self) -> RpcChannelSettings: ...
+    def channels(self) -> RpcChannelSettings:
+        """How channels to other processes are opened."""
+        ...
 
     @property
-    def controller_address(self) -> str: ...
+    def controller_address(self) -> str:
+        """The controller and its standbys, with commas between them; "" where there is none."""
+        ...
 
     @property
-    def advertise_address(self) -> str: ...
+    def advertise_address(self) -> str:
+        """Where others reach the service; "" for the address that it listens on."""
+        ...
 
 
 def addresses(text: str) -> tuple[str, ...]:

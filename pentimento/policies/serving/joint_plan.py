@@ -267,8 +267,8 @@ def _pools(
     models: Sequence[str],
     is_spare: bool,
 ) -> tuple[PoolPlan, ...]:
-    """The first model, which paints best, takes hits of others while it has nothing of its own (M4), where
-    `is_spare`."""
+    """The first model, which paints best, takes hits of others while it has nothing of its own (as MoDM's monitor lets
+    it, section 5.3), where `is_spare`."""
     workers = {model: tuple(a.worker_id for a in assignments if a.model == model) for model in models}
     found = []
     for model in models:

@@ -208,3 +208,17 @@ def test_settings_that_tuning_names_exist():
 
     assert len(named) > 30
     assert [name for name in named if f"`--{name}`" not in known] == []
+
+
+def test_the_index_of_decisions_names_each_once_and_in_order() -> None:
+    folder = ROOT / "docs" / "adr"
+
+    named = re.findall(r"^\| \[(\d{4})\]\((\1-[\w-]+\.md)\)", (folder / "README.md").read_text(), re.MULTILINE)
+
+    assert [page for _, page in named] == sorted(path.name for path in folder.glob("0*.md"))
+
+
+def test_no_metrics_are_told_of_under_the_same_heading_twice() -> None:
+    headings = HEADING.findall((ROOT / "docs" / "reference" / "metrics.md").read_text())
+
+    assert sorted(headings) == sorted(set(headings))
