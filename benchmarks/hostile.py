@@ -6,7 +6,8 @@ take the suite's cores. Before each a quiet phase, during both a light open-loop
 under attack is compared with its own before. Calls that paint are judged apart from those that do not.
 
 The memory of every process is what the kernel says was its peak since the attack began (VmHWM), less what it held
-before the first attack. After each attack all processes must be those that were there before, and a canary picture must
+before the first attack. What each keeps is read after a rest: collectors run, and freed memory is given back, when
+nothing is asked. After each attack all processes must be those that were there before, and a canary picture must
 equal the one painted before the first attack, byte by byte. A suite that does not come back is started anew for the
 next attack.
 """
@@ -19,7 +20,7 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ from pentimento.testing.certificates import Authority
 
 MIB = 1 << 20
 GROWTH = at_most(256.0, "MiB")
+KEPT = at_most(64.0, "MiB")
 SLOWDOWN = at_most(2.0, "x")
 # One picture at a time: what shares steps with others is the same to 1e-4, not to the byte.
 ENVIRONMENT = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1"}
@@ -50,6 +52,7 @@ QUIET_S, QUICK_QUIET_S = 6.0, 2.0
 AFTER_S = 1.0
 ATTACK_LIMIT_S = 45.0
 RECOVERY_LIMIT_S = 30.0
+REST_LIMIT_S, REST_STEP_S = 30.0, 0.5
 QUICK = ("gzip_bombs", "unfinished_messages", "every_rpc_by_every_role", "one_key", "picture_weapons")
 # A tenth of the weight of the suite's processes: lower still, and an attacker starves beside a busy suite.
 NICENESS = 10
@@ -70,7 +73,8 @@ class SuiteAccess:
 
 @dataclass
 class Played:
-    """One attack: what it was told, and what the suite and the other tenant felt. Sizes in MiB, by process."""
+    """One attack: what it was told, and what the suite and the other tenant felt. Sizes in MiB, by process; `kept_mib`
+    is after a rest."""
 
     attack: str
     answers: dict[str, int] = field(default_factory=dict)
@@ -146,6 +150,7 @@ class AttackTrial:
         self._weigh(played)
         played.state_mib = round((state_bytes(self._suite) - state) / MIB, 1)
         await self._try_canary(played, bystander, reference)
+        played.kept_mib = await kept_after_rest(self._processes)
         return played
 
     def _what_they_hold(self) -> dict[str, tuple[psutil.Process, int]]:
@@ -154,15 +159,13 @@ class AttackTrial:
         return {name: (process, process.memory_info().rss) for name, process in found.items()}
 
     def _weigh(self, played: Played) -> None:
-        """Peak and rest of each process, less what it held before the first attack."""
+        """Peak of each process, less what it held before the first attack."""
         for name, (process, rss) in self._processes.items():
             peak = peak_rss_bytes(process) if process.is_running() else None
             if peak is None:
                 played.gone.append(name)
                 continue
             played.growth_mib[name] = round((peak - rss) / MIB, 1)
-            with suppress(psutil.Error):
-                played.kept_mib[name] = round((process.memory_info().rss - rss) / MIB, 1)
 
     async def _try_canary(self, played: Played, bystander: Bystander, reference: bytes) -> None:
         """Until it is painted, or the limit: what the attack left in the queues may be in its way."""
@@ -173,6 +176,22 @@ class AttackTrial:
                     played.canary_ok = await bystander.canary() == reference
             await asyncio.sleep(0.1)
         played.canary_s = round(time.monotonic() - began, 2)
+
+
+async def kept_after_rest(
+    processes: Mapping[str, tuple[psutil.Process, int]], limit_s: float = REST_LIMIT_S
+) -> dict[str, float]:
+    """What each process that is there holds beyond the bytes beside it, in MiB: as soon as none keeps more than may be
+    kept, or at the limit."""
+    end = time.monotonic() + limit_s
+    while True:
+        kept = {}
+        for name, (process, rss) in processes.items():
+            with suppress(psutil.Error):
+                kept[name] = round((process.memory_info().rss - rss) / MIB, 1)
+        if time.monotonic() >= end or all(KEPT.met_by(mib) for mib in kept.values()):
+            return kept
+        await asyncio.sleep(REST_STEP_S)
 
 
 @asynccontextmanager
@@ -268,6 +287,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def figures_of(played: list[Played]) -> list[Figure]:
     growth = [(one.attack, name, mib) for one in played for name, mib in one.growth_mib.items()]
+    kept = [(one.attack, name, mib) for one in played for name, mib in one.kept_mib.items()]
     gone = [f"{name} after {one.attack}" for one in played for name in one.gone]
     canaries = [one.canary_ok for one in played]
     crossed = [answer for one in played for answer in one.crossed]
@@ -275,6 +295,7 @@ def figures_of(played: list[Played]) -> list[Figure]:
     calls = sum(len(seconds) for one in played for seconds in one.attacked_s.values())
     return [
         Figure("largest growth of a process", max(mib for _, _, mib in growth), GROWTH, growth, None),
+        Figure("most kept by a process after a rest", max(mib for _, _, mib in kept), KEPT, kept, None),
         slowdown("another tenant's calls, p99 under attack / before", played, paints=False),
         slowdown("another tenant's pictures, p99 under attack / before", played, paints=True),
         counted("another tenant's calls that failed", failures.total(), calls, at_most(0, "calls"), sorted(failures)),
