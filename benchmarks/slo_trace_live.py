@@ -23,14 +23,32 @@ import numpy as np
 from benchmarks.emulated_runs import FLEETS, PROMPTS, clients_of, played
 from benchmarks.paper_constants import AZURE_SHAPE
 from benchmarks.report import Options, parse_options, publish
-from benchmarks.slo_trace import ABOVE, LIGHT_QUALITY, SWING, TraceRun, figures_of, mean
+from benchmarks.slo_trace import (
+    ABOVE,
+    FALLING_BACK,
+    LIGHT_QUALITY,
+    OURS_SERVES_AS,
+    SWING,
+    TraceRun,
+    falls_back,
+    figures_of,
+    mean,
+)
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.reports import RequestRecord
 from pentimento.sdk import Client
 from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.workloads import Content, Segment, SloClass, Workload, fluctuating
 
-SYSTEMS = ("clipper-light", "clipper-heavy", "proteus", "static-cascade", "diffserve", "joint")
+SYSTEMS = (
+    "clipper-light",
+    "clipper-heavy",
+    "proteus",
+    "static-cascade",
+    "diffserve",
+    "diffserve" + FALLING_BACK,
+    OURS_SERVES_AS,
+)
 FLEET = FLEETS / "cascade-16-half.toml"
 # Of the emulated fleet: what its static cascade is provisioned for, and DiffServe's SLO on devices half as fast.
 EMULATED_PER_S, EMULATED_SLO_S = 20.0, 10.0
@@ -124,9 +142,12 @@ def planned_suite(side: LiveSide, system: str) -> Iterator[LocalSuite]:
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "settings.toml"
         settings.write_text(f"[controller]\npeak_per_s = {side.provisioned_per_s}\n")
-        flags = [*side.flags, "--policy", system, "--slo-s", str(side.slo_s), "--config", str(settings)]
-        # A late picture is no picture, and no light one stands in for a heavy one that would be late.
-        with local_suite(flags, environment={"PENTIMENTO_FRONTDOOR_FALL_BACK": "false"}) as suite:
+        policy = system.removesuffix(FALLING_BACK)
+        flags = [*side.flags, "--policy", policy, "--slo-s", str(side.slo_s), "--config", str(settings)]
+        # In the papers a late picture is no picture, and no light one stands in for a heavy one that would be late.
+        with local_suite(
+            flags, environment={"PENTIMENTO_FRONTDOOR_FALL_BACK": str(falls_back(system)).lower()}
+        ) as suite:
             yield suite
 
 

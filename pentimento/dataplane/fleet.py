@@ -61,7 +61,11 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
     state.assigned = frozenset(assignment.worker_id for assignment in event.plan.assignments)
     state.partners = _partners(event.plan)
     state.registered = {one.model: one.digest for one in event.plan.registered}
-    state.thresholds = _thresholds(event.plan)
+    # Another stage still stands in for requests that were accepted so, whatever later ones do. Scores no longer count
+    # where no threshold is planned: the next stage may have no workers left.
+    used = {request.cascade_name for request in state.requests.values()}
+    before = {name: scored for name, scored in state.thresholds.items() if name in used and not scored}
+    state.thresholds = before | _thresholds(event.plan)
     state.skip_bounds = {
         cascade.cascade: {stage.pool: stage.skip_below for stage in cascade.stages} for cascade in event.plan.cascades
     }

@@ -127,6 +127,20 @@ def test_when_its_turn_comes_too_late_the_light_model_stands_in() -> None:
     assert only(effects.ResolveRoute, after).request_id == "waiting"
 
 
+def test_the_light_model_stands_in_for_those_who_were_accepted_so_under_later_plans_too() -> None:
+    driver = standing_in()
+    first = driver.start(ask(driver, "first", 100.0))
+    ask(driver, "waiting", 25.0)
+    pools = (PoolPlan("heavy", "heavy", ("hw",)), PoolPlan("light", "light", ("lw",), (RouteShare("noise", 1.0),)))
+    driver.send(events.PlanReceived(Plan(PlanVersion(1, 2), pools=pools)))
+    driver.now += 16.0
+
+    after = driver.send(events.AttemptFinished("first", first.fencing_token))
+    after += driver.worker("hw", model="heavy", model_digest="dh")
+
+    assert only(effects.ResolveRoute, after).request_id == "waiting"
+
+
 @pytest.mark.parametrize("drop_late", [True, False])
 def test_where_nobody_is_dropped_nobody_stands_in(drop_late: bool) -> None:
     driver = standing_in(drop_late=drop_late)
