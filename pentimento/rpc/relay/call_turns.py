@@ -40,6 +40,8 @@ class CallTurns:
         self._taken_count = 0
         self._is_woken = False
         self._is_watched = False
+        # Of the connections, which keep it.
+        self.held_bytes = 0
 
     def begin(self, connection: Waiting) -> bool:
         """Return whether the connection's next call may go on now; if not, it is let in when it is its turn."""
@@ -49,11 +51,6 @@ class CallTurns:
         self._waiting[connection] = None
         self._watch()
         return False
-
-    @property
-    def waiting_count(self) -> int:
-        """How many connections wait."""
-        return len(self._waiting)
 
     def leave(self, connection: Waiting) -> None:
         """Forget a connection that has ended, waiting or not."""

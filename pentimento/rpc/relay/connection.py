@@ -8,7 +8,8 @@ from pentimento.rpc.relay.call_turns import CallTurns
 
 READ_BYTES = 32 * 1024
 # A connection that waits is read on so far, that its pings are answered and calls that have begun go on: the headers of
-# all calls that it may open, and its window of messages. All that wait hold no more than the second number together.
+# all calls that it may open, and its window of messages. Where all hold more than the second number together, each that
+# waits is read on for what is read at once, no more.
 AHEAD_BYTES = 256 * 1024
 AHEAD_TOTAL_BYTES = 64 * 1024 * 1024
 # Of a peer that reads slowly.
@@ -28,7 +29,8 @@ class Connection:
         self._server: asyncio.Transport | None = None
         # What came and did not go on: from a call that waits on, or a piece of a frame header.
         self._held = bytearray()
-        # How far of that was looked through for what need not wait.
+        # How much of that is counted, and how far it was looked through for what need not wait.
+        self._counted_bytes = 0
         self._looked = 0
         self._is_waiting = False
         self._server_is_full = False
@@ -52,6 +54,15 @@ class Connection:
     def from_client(self, data: bytes) -> None:
         """Pass on what may go on. Some may come before gRPC is connected: some versions of asyncio begin to read an
         accepted connection although that was paused."""
+        if not self._held and self._server is not None:
+            # Most of what comes goes on as it is: a picture's bytes are not copied once more.
+            at, call_begins = self._frames.next_call(data, 0)
+            if at == len(data) and not call_begins:
+                self._server.write(data)
+                return
+            if at:
+                self._server.write(data[:at])
+            data = data[at:]
         self._held += data
         if self._server is not None:
             (self._pass_ahead if self._is_waiting else self._go_on)()
@@ -103,17 +114,23 @@ class Connection:
             (self._server.pause_reading if full else self._server.resume_reading)()
 
     def _read_or_wait(self) -> None:
+        self._count_held()
         if self._client is not None:
             waits = self._server_is_full or self._server is None or self._holds_enough()
             (self._client.pause_reading if waits else self._client.resume_reading)()
 
     def _holds_enough(self) -> bool:
-        share = AHEAD_TOTAL_BYTES // max(self._turns.waiting_count, 1)
-        return self._is_waiting and len(self._held) >= min(AHEAD_BYTES, share)
+        is_much = self._turns.held_bytes > AHEAD_TOTAL_BYTES
+        return self._is_waiting and len(self._held) >= (READ_BYTES if is_much else AHEAD_BYTES)
+
+    def _count_held(self) -> None:
+        self._turns.held_bytes += len(self._held) - self._counted_bytes
+        self._counted_bytes = len(self._held)
 
     def client_lost(self) -> None:
         """End the calls of a client who left: gRPC hears it by the end of its own connection."""
         self._client, self._held = None, bytearray()
+        self._count_held()
         self._turns.leave(self)
         if self._server is not None:
             self._server.abort()

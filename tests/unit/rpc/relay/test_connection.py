@@ -144,7 +144,7 @@ async def test_grpc_reads_the_same_calls_whatever_waits_and_overtakes(steps: lis
         else:
             connection.from_client(data[at : at + act])
             at += act
-    while turns.waiting_count:
+    for _ in steps:
         turns.taken()
 
     assert read_by_a_server(server.sent) == read_by_a_server(data)
@@ -160,22 +160,31 @@ def read_by_a_server(data: bytes) -> dict[int, list[str]]:
     return heard
 
 
-@pytest.mark.parametrize(("connection_count", "bound_bytes"), [(2, 256 * 1024), (1025, 64 * 1024)])
-async def test_a_connection_that_waits_is_read_up_to_its_share(connection_count: int, bound_bytes: int) -> None:
-    turns = turns_of(1)
+@pytest.mark.parametrize(("held_by_others", "bound_bytes"), [(0, 256 * 1024), (64 * 1024 * 1024, 32 * 1024)])
+async def test_a_connection_that_waits_is_read_so_far(made: Made, held_by_others: int, bound_bytes: int) -> None:
+    """Less where all that wait hold much."""
     data, _ = calls(2)
-    for _ in range(connection_count - 1):
-        turns.begin(Connection(turns))
-    connection, client = Connection(turns), End()
-    connection.client_made(client)  # type: ignore[arg-type]
-    connection.server_made(End())  # type: ignore[arg-type]
-    connection.from_client(data)
-    before = client.paused
+    made.turns.held_bytes = held_by_others
+    made.connection.from_client(data)
+    paused = [made.client.paused]
 
-    length = bound_bytes.to_bytes(3)
-    connection.from_client(length + bytes([0, 0, 0, 0, 0, 99]) + bytes(bound_bytes))
+    for length in (bound_bytes - 1000, 1000):
+        made.connection.from_client(length.to_bytes(3) + bytes([0, 0, 0, 0, 0, 99]) + bytes(length))
+        paused.append(made.client.paused)
 
-    assert (before, client.paused) == (False, True)
+    assert paused == [False, False, True]
+
+
+async def test_what_a_connection_held_is_no_longer_counted_when_it_has_gone_on_or_ended(made: Made) -> None:
+    data, ends = calls(3)
+    made.connection.from_client(data)
+    held = [made.turns.held_bytes]
+
+    made.turns.taken()
+    held.append(made.turns.held_bytes)
+    made.connection.client_lost()
+
+    assert [*held, made.turns.held_bytes] == [ends[3] - ends[1], ends[3] - ends[2], 0]
 
 
 async def test_each_call_goes_on_when_one_is_taken(made: Made) -> None:
