@@ -106,17 +106,17 @@ def wait(request_id: str, output: Path | None, as_json: bool, **options: Any) ->
     target = output or Path(f"{request_id}.png")
     with frontdoor_client(options) as client:
         if client.get_request(request_id, omit_image=True).pictures:
-            save_all(client.wait_all(request_id), output, as_json=as_json)
+            if output is not None:
+                raise click.UsageError("--output is for one picture; each of several is saved under its own id")
+            save_all(client.wait_all(request_id), as_json=as_json)
             return
         with closing(client.attach(request_id)) as events:
             picture = watch(events, target, quiet=as_json)
     tell_saved(picture, picture.save(target), as_json=as_json)
 
 
-def save_all(found: PictureSet, output: Path | None, *, as_json: bool) -> None:
+def save_all(found: PictureSet, *, as_json: bool) -> None:
     """Save and describe the pictures of a job of several. Exits with 1 where one failed; the others are there."""
-    if output is not None:
-        raise click.UsageError("--output is for one picture; each of several is saved under its own id")
     for picture in found.pictures:
         tell_saved(picture, picture.save(Path(f"{picture.provenance.request_id}.png")), as_json=as_json)
     for failed in found.failures:

@@ -1,6 +1,7 @@
 """Time as an argument, so that pure code never asks for it."""
 
 import time
+from collections.abc import Callable
 from threading import Lock
 from typing import Protocol
 
@@ -27,18 +28,26 @@ class SystemClock:
         return time.time()
 
 
+def boot_s() -> float:
+    """Return seconds since the machine began, those that it slept or was paused among them where the system tells
+    (Linux)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
 class SteadyClock:
     """A clock whose wall time takes no part in a jump of the other's until that has lasted an hour: for what expires by
     wall time and cannot be brought back.
 
-    It goes on by the monotonic clock meanwhile. What it finds at its start it believes. Thread-safe.
+    It goes on by `elapsed` meanwhile [the other's monotonic clock]. What it finds at its start it believes. Processes
+    that share a store may differ for that hour. Thread-safe.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, elapsed: Callable[[], float] | None = None) -> None:
         self._clock = clock
+        self._elapsed = elapsed or clock.monotonic
         self._lock = Lock()
-        # Wall time at monotonic 0: the one that is believed, and one that is not yet, with the time it was first seen.
-        self._believed_s = clock.wall() - clock.monotonic()
+        # Wall time when no time had elapsed: the one that is believed, and one that is not yet, with the time it was first seen.
+        self._believed_s = clock.wall() - self._elapsed()
         self._jumped_s = self._believed_s
         self._jumped_at: float | None = None
 
@@ -49,7 +58,7 @@ class SteadyClock:
     def wall(self) -> float:
         """Return wall time as far as it is believed."""
         with self._lock:
-            now = self._clock.monotonic()
+            now = self._elapsed()
             self._judge(self._clock.wall() - now, now)
             return now + self._believed_s
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import add_VectordbGatewayServiceServicer_to_server
-from pentimento.domain.clock import Clock, SteadyClock, SystemClock
+from pentimento.domain.clock import Clock, SteadyClock, SystemClock, boot_s
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.policies.reuse_rules import ReuseRules
@@ -116,7 +116,7 @@ class GatewayProcess(ServiceProcess):
 
 def wire(settings: GatewaySettings, machine_clock: Clock | None = None) -> GatewayProcess:
     """Call it inside the event loop that the process runs on."""
-    clock = SteadyClock(machine_clock or SystemClock())
+    clock = SteadyClock(machine_clock) if machine_clock is not None else SteadyClock(SystemClock(), boot_s)
     server = RpcServer(settings.rpc, "vectordb_gateway")
     stores = Stores.open(settings, clock)
     guard = EncoderGuard(stores.ledger, stores.index)

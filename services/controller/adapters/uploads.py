@@ -172,7 +172,8 @@ async def _received(upload: LoraUpload, chunks: AsyncIterator[bytes], silence_s:
     try:
         async with asyncio.timeout(silence_s) as silence:
             async for chunk in chunks:
-                silence.reschedule(loop.time() + silence_s)
+                if chunk:
+                    silence.reschedule(loop.time() + silence_s)
                 parts.append(chunk)
                 size_bytes += len(chunk)
                 if size_bytes > upload.size_bytes:

@@ -59,7 +59,8 @@ class Discriminators:
                 return (await client.score(cascade, [(key, image)], timeout_s, prompts, digest))[key]
             except PentimentoError as error:
                 _count_other(error)
-                logger.warning("a picture was not scored", extra={"address": address, "reason": error.reason})
+                said = {"address": address, "reason": error.reason, "error": error.message}
+                logger.warning("a picture was not scored", extra=said)
         return None
 
     async def foresee(self, cascade: str, prompt: Embedding, timeout_s: float, digest: str = "") -> float | None:

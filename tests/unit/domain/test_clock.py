@@ -69,3 +69,14 @@ def test_the_machines_own_time_can_be_had() -> None:
     passed(machine, 1.0, DAY_S)
 
     assert clock.wall_as_told() == 1e9 + 1.0 + DAY_S
+
+
+def test_a_machine_that_slept_has_not_jumped() -> None:
+    """Its monotonic clock stood still meanwhile, and the time since it began did not."""
+    machine, began = SetClock(wall_s=1e9, monotonic_s=7.0), [50.0]
+    clock = SteadyClock(machine, lambda: began[0])
+
+    machine.wall_s += 2 * 3600.0
+    began[0] += 2 * 3600.0
+
+    assert (clock.wall(), clock.monotonic()) == (1e9 + 7200.0, 7.0)
