@@ -46,7 +46,7 @@ class SteadyClock:
         self._clock = clock
         self._elapsed = elapsed or clock.monotonic
         self._lock = Lock()
-        # Wall time when no time had elapsed: the one that is believed, and one that is not yet, with the time it was first seen.
+        # Wall time when no time had elapsed: the one that is believed, and one that is not yet, since when it is seen.
         self._believed_s = clock.wall() - self._elapsed()
         self._jumped_s = self._believed_s
         self._jumped_at: float | None = None
