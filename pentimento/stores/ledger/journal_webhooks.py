@@ -32,7 +32,8 @@ _IS_DUE = and_(
 @dataclass(frozen=True)
 class AskedWebhook:
     """Whom to tell that a request has ended. Of the first of several that are one job: `told_id` is the job's id,
-    `last_id` the greatest of theirs; the webhook is due once all of them have ended."""
+    theirs are that one, a hyphen and a number, `last_id` is the greatest of them; the webhook is due once all of them
+    have ended."""
 
     url: str
     told_id: str = ""
@@ -106,9 +107,10 @@ def add_webhook(connection: Connection, request_id: str, webhook: AskedWebhook) 
 def is_untold() -> ColumnElement[bool]:
     """Return the condition of requests whose webhook is still to be called, or that of the job that they are of."""
     of_one = select(_webhooks.c.request_id).where(_IS_PENDING)
-    between = _requests.c.request_id.between(_webhooks.c.request_id, _webhooks.c.last_id)
-    of_several = exists().where(_IS_PENDING, _webhooks.c.last_id != "", between)
-    return or_(_requests.c.request_id.in_(of_one), of_several)
+    # Compared for equality, and asked once: a range is looked for in every request, or for each of them.
+    of_several = select(_webhooks.c.told_id + "-").where(_IS_PENDING, _webhooks.c.last_id != "")
+    without_number = func.rtrim(_requests.c.request_id, "0123456789")
+    return or_(_requests.c.request_id.in_(of_one), without_number.in_(of_several))
 
 
 def _select_due() -> Select[Any]:
