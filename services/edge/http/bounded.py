@@ -47,7 +47,8 @@ class Unread:
 
 class BoundedHttp(HttpToolsProtocol):
     """`limits`: what one connection may take. `idle`: of all connections those that wait for a whole head, with no
-    answer under way, the longest waiting first: they make room where there is none."""
+    answer under way, the longest waiting first: they make room where there is none, unless their last answer is still
+    being read."""
 
     def __init__(self, *args: Any, limits: HttpSettings, idle: "dict[BoundedHttp, None]", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -64,8 +65,9 @@ class BoundedHttp(HttpToolsProtocol):
         CONNECTIONS.set(len(self.connections))
         self._idle[self] = None
         if len(self.connections) > self._limits.http_connections:
-            # This one itself where all others are at work.
-            next(iter(self._idle))._cut_off("connections")
+            # This one itself where all others are at work. An answer that is written may still be on its way.
+            unheard = (one for one in self._idle if not one.transport.get_write_buffer_size())
+            next(unheard, self)._cut_off("connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -134,6 +134,24 @@ async def test_silent_connections_shut_nobody_out(edge: EdgeUnderTest) -> None:
         assert edge.listener.connection_count <= 8
 
 
+@limited(http_connections=3)
+async def test_an_answer_that_is_still_being_read_makes_no_room(edge: EdgeUnderTest) -> None:
+    edge.worker.picture_bytes = 8 << 20
+    async with AsyncExitStack() as stack:
+        reader, writer = await stack.enter_async_context(connection(edge))
+        writer.write(with_body(GOOD))
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        received = 0
+        while received < size:
+            # What comes beyond the bound ends what is silent.
+            await stack.enter_async_context(connection(edge))
+            received += len(await reader.readexactly(min(size - received, 1 << 18)))
+
+    assert size > 8 << 20
+    assert edge.listener.connection_count <= 3
+
+
 TWO_MEANINGS = (
     b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
