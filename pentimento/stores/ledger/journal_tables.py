@@ -105,13 +105,15 @@ pinned_inputs = Table(
 )
 
 # Who is to be told when a request ends. `next_at` counts from its end on. Where those from `request_id` to `last_id`
-# are one job, all have to end, and are told of as `told_id`; both are '' of a request that is a job alone.
+# are one job, all `request_count` have to end, and are told of as `told_id`; both ids are '' of a request that is a job
+# alone.
 webhooks = Table(
     "journal_webhooks",
     _METADATA,
     Column("request_id", Text, primary_key=True),
     Column("told_id", Text, nullable=False),
     Column("last_id", Text, nullable=False),
+    Column("request_count", BigInteger, nullable=False),
     Column("url", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("try_count", BigInteger, nullable=False),
@@ -239,4 +241,5 @@ MIGRATIONS = (
             "ALTER TABLE journal_webhooks ADD COLUMN last_id TEXT NOT NULL DEFAULT ''",
         ),
     ),
+    Migration(9, ("ALTER TABLE journal_webhooks ADD COLUMN request_count BIGINT NOT NULL DEFAULT 0",)),
 )

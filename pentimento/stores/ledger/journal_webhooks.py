@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, exists, func, insert, or_, select, update
 
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
@@ -21,6 +21,19 @@ _IS_PENDING = _webhooks.c.state == WebhookState.PENDING.value
 _OTHER_RUNS = exists().where(
     _others.c.request_id.between(_webhooks.c.request_id, _webhooks.c.last_id), _others.c.finished_at.is_(None)
 )
+_count_there = (
+    select(func.count())
+    .where(_others.c.request_id.between(_webhooks.c.request_id, _webhooks.c.last_id))
+    .correlate(_webhooks)
+    .scalar_subquery()
+)
+# Those of one job are accepted one by one: the first may have ended before the last has its row. One that is refused
+# never has; by the deadline nothing more is to come.
+_due_at = case(
+    (or_(_webhooks.c.last_id == "", _count_there >= _webhooks.c.request_count), _webhooks.c.next_at),
+    (_requests.c.deadline_at > _webhooks.c.next_at, _requests.c.deadline_at),
+    else_=_webhooks.c.next_at,
+)
 _IS_DUE = and_(
     _IS_PENDING,
     _webhooks.c.request_id == _requests.c.request_id,
@@ -32,12 +45,14 @@ _IS_DUE = and_(
 @dataclass(frozen=True)
 class AskedWebhook:
     """Whom to tell that a request has ended. Of the first of several that are one job: `told_id` is the job's id,
-    theirs are that one, a hyphen and a number, `last_id` is the greatest of them; the webhook is due once all of them
-    have ended."""
+    theirs are that one, a hyphen and a number, `last_id` is the greatest of them, and there are
+    `request_count`; the webhook is due once all of them have ended. One that was never accepted is waited for until the
+    first one's deadline."""
 
     url: str
     told_id: str = ""
     last_id: str = ""
+    request_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,12 +84,13 @@ class JournalWebhooks:
 
     def due(self, now: float, limit_count: int) -> "Future[list[DueWebhook]]":
         """Return up to so many that are to be called by that time, those first that wait longest."""
-        statement = _select_due().where(_webhooks.c.next_at <= now).order_by(_webhooks.c.next_at).limit(limit_count)
+        is_now = and_(_webhooks.c.next_at <= now, _due_at <= now)
+        statement = _select_due().where(is_now).order_by(_webhooks.c.next_at).limit(limit_count)
         return self._submit(lambda connection: [_due_of(connection, row) for row in connection.execute(statement)])
 
     def next_at(self, after: float) -> "Future[float | None]":
         """Return when the first one is to be called that is not due by that time yet; None where there is none."""
-        statement = select(func.min(_webhooks.c.next_at)).where(_IS_DUE, _webhooks.c.next_at > after)
+        statement = select(func.min(_due_at)).where(_IS_DUE, _due_at > after)
         return self._submit(lambda connection: connection.execute(statement).scalar_one())
 
     def note_try(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> "Future[None]":

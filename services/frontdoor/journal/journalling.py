@@ -130,7 +130,7 @@ def _webhook_of(request: ClientRequest) -> AskedWebhook | None:
     if not url or not group:
         return AskedWebhook(url) if url else None
     ids = picture_ids(group)
-    return AskedWebhook(url, group, max(ids)) if request.request_id == ids[0] else None
+    return AskedWebhook(url, group, max(ids), len(ids)) if request.request_id == ids[0] else None
 
 
 def _refuse(parts: FrontdoorParts, job: Job, error: PentimentoError) -> None:

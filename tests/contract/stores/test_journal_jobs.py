@@ -32,8 +32,11 @@ def accept(
     tenant: str = "acme",
     detached: bool = True,
     webhook: AskedWebhook | None = None,
+    deadline_at: float | None = None,
 ) -> None:
-    record = AcceptedRequest(request_id, tenant, b"body", "hash", accepted_at=at, detached=detached)
+    record = AcceptedRequest(
+        request_id, tenant, b"body", "hash", accepted_at=at, detached=detached, deadline_at=deadline_at
+    )
     journal.accept(record, webhook).result()
 
 
@@ -146,7 +149,7 @@ def test_a_key_that_is_held_already_adds_no_webhook(journal: Journal) -> None:
     assert [due.request_id for due in journal.webhooks.due(9e9, 5).result()] == ["first"]
 
 
-OF_SEVERAL = AskedWebhook(HOOK, "p3-a", "p3-a-2")
+OF_SEVERAL = AskedWebhook(HOOK, "p3-a", "p3-a-2", 3)
 
 
 def accept_several(journal: Journal) -> None:
@@ -184,6 +187,34 @@ def test_the_webhook_of_several_is_due_once_all_have_ended(
     assert before == ([], None)
     assert (due.request_id, due.job_id, due.state) == ("p3-a-0", "p3-a", told)
     assert (due.error_reason, due.finished_at) == ("" if told is RequestState.COMPLETED else "WORKER_LOST", 500.0)
+
+
+def due_ids(journal: Journal, now: float) -> list[str]:
+    return [due.job_id for due in journal.webhooks.due(now, 5).result()]
+
+
+def test_pictures_that_ended_before_the_last_is_accepted_make_no_webhook_due(journal: Journal) -> None:
+    accept(journal, "p3-a-0", 1.0, webhook=OF_SEVERAL, deadline_at=600.0)
+    accept(journal, "p3-a-1", 1.0)
+    for request_id in ("p3-a-0", "p3-a-1"):
+        journal.finish(request_id, RequestState.FAILED, "WORKER_LOST", "").result()
+    too_early = due_ids(journal, 599.0)
+
+    accept(journal, "p3-a-2", 1.0)
+    while_it_runs = (due_ids(journal, 9e9), journal.webhooks.next_at(-1.0).result())
+    complete(journal, "p3-a-2")
+
+    (due,) = journal.webhooks.due(500.0, 5).result()
+    assert (too_early, while_it_runs) == ([], ([], None))
+    assert (due.job_id, due.state) == ("p3-a", RequestState.COMPLETED)
+
+
+def test_a_picture_that_was_never_accepted_is_waited_for_until_the_deadline(journal: Journal) -> None:
+    accept(journal, "p3-a-0", 1.0, webhook=OF_SEVERAL, deadline_at=600.0)
+    journal.finish("p3-a-0", RequestState.FAILED, "WORKER_LOST", "").result()
+
+    assert journal.webhooks.next_at(500.0).result() == 600.0
+    assert (due_ids(journal, 599.0), due_ids(journal, 600.0)) == ([], ["p3-a"])
 
 
 def test_several_are_kept_until_somebody_was_told_of_their_job(journal: Journal) -> None:

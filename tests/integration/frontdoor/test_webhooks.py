@@ -6,16 +6,19 @@ import hashlib
 import hmac
 import json
 import ssl
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pentimento.domain.jobs import RequestQuery, WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
 from pentimento.files.signing_keys import new_signing_key
+from pentimento.stores.ledger.journal_webhooks import AskedWebhook
+from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome
 from pentimento.testing.certificates import Authority
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from pentimento.testing.paced_worker import PacedWorker
@@ -57,6 +60,13 @@ async def told(suite: FrontdoorSuite, request_id: str) -> WebhookDelivery:
         await asyncio.sleep(0.01)
 
 
+async def ended(suite: FrontdoorSuite, request_id: str) -> None:
+    while True:
+        if (await suite.client.get_request(request_id, omit_image=True)).state.terminal:
+            return
+        await asyncio.sleep(0.01)
+
+
 async def test_the_end_of_a_job_is_told_and_signed(folder: Path, worker: PacedWorker) -> None:
     async with running_webhook_server() as server, running_suite(folder, **calling(folder, server)) as suite:
         request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server, "/done?a=1"))).request_id
@@ -89,6 +99,35 @@ async def test_the_end_of_several_pictures_is_told_once_as_that_of_their_job(fol
     assert (json.loads(body)["type"], data["state"]) == ("request.completed", "completed")
     assert [one.webhook for one in pictures] == [None] * 3
     assert {one.state for one in pictures} == {RequestState.COMPLETED}
+
+
+async def test_a_picture_that_ends_before_the_others_are_accepted_makes_no_call_due(
+    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_webhook_server() as server, running_suite(folder, **calling(folder, server)) as suite:
+        journal = suite.frontdoor.parts.journal
+        accept, first, last_asked = journal.accept, "", Future[AcceptOutcome]()
+
+        def accept_all_but_the_last(record: AcceptedRequest, webhook: AskedWebhook | None) -> Future[AcceptOutcome]:
+            nonlocal first
+            if record.request_id.endswith("-1"):
+                return last_asked
+            first = record.request_id
+            return accept(record, webhook)
+
+        monkeypatch.setattr(journal, "accept", accept_all_but_the_last)
+        several = replace(REQUEST, image_count=2)
+        submitting = asyncio.ensure_future(suite.client.submit(several, webhook_url=url_of(server)))
+        await worker.wait_until(lambda: worker.finished)
+        await ended(suite, first)
+
+        due = await asyncio.wrap_future(journal.webhooks.due(0.0, 5))
+        delivery = await asyncio.wrap_future(journal.webhooks.delivery(first, first.removesuffix("-0")))
+        last_asked.set_exception(Unavailable("LEDGER_UNAVAILABLE", "gone"))
+        with pytest.raises(Unavailable):
+            await submitting
+
+    assert (due, delivery) == ([], WebhookDelivery(WebhookState.PENDING, 0))
 
 
 async def test_a_failed_call_is_made_again_under_the_same_id(folder: Path, worker: PacedWorker) -> None:
