@@ -1,6 +1,7 @@
 """An object store that is gone, slow or full costs nobody a picture, as long as what waits for it is bounded."""
 
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -34,14 +35,13 @@ async def test_a_picture_is_delivered_and_found_again_while_the_store_is_away(
 
 
 async def test_a_picture_that_waits_outlives_its_frontdoor(folder: Path, worker: PacedWorker) -> None:
-    async with running_suite(folder) as suite:
-        with store_away(folder):
+    with ExitStack() as away:
+        async with running_suite(folder) as suite:
+            away.enter_context(store_away(folder))
             completed = await suite.paint()
-    (folder / "objects").rename(folder / "gone for good")
-    (folder / "objects").write_bytes(b"")
 
-    async with running_suite(folder) as suite:
-        status = await suite.client.get_request(completed.request_id)
+        async with running_suite(folder) as suite:
+            status = await suite.client.get_request(completed.request_id)
 
     assert status.completed == completed
 
