@@ -42,8 +42,8 @@ SILENT_AFTER_S = 30.0
 class ResidualStreamRequest:
     """What a stream of residuals is opened with; its tensors are bound by `ResidualStream`. `states` has a row for each
     half of the guidance that the latents carry; a lone one is the conditional one, unless `unconditional`.
-    `latent_dims` are (channels, height, width); `encoded` is the
-    conditioning image as latents, for families whose ControlNets see those."""
+    `latent_dims` are (channels, height, width); `encoded` is the conditioning image as latents, for families whose
+    ControlNets see those."""
 
     attempt: Attempt
     controlnet: ControlNetSelection = field(repr=False)

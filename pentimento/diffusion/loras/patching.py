@@ -16,7 +16,7 @@ from torch.nn import functional
 from pentimento.diffusion.families.layer_forwards import Forward, replaced
 from pentimento.diffusion.loras.lora import AdapterSet, LowRankFactors, set_key
 
-_CACHED_BYTES, _ROWS, _ALL_ROWS = 1024 * 1024, 64, 1 << 30
+_CACHED_BYTES, _ROWS = 1024 * 1024, 64
 
 
 class WeightPatch:
@@ -110,8 +110,8 @@ def _add(weight: Tensor, factors: LowRankFactors, strength: float) -> None:
     matrix too: (outputs, inputs * height * width)."""
     up, down = factors.up.to(weight.device, torch.float32), factors.down.to(weight.device, torch.float32)
     up, down, scale = up.flatten(1), down.flatten(1), factors.scale * strength
-    row_count = _rows_at_once(down)
-    change = down.new_empty((min(row_count, len(weight)), down.shape[1]))
+    row_count = min(_rows_at_once(down), len(weight)) if down.device.type == "cpu" else len(weight)
+    change = down.new_empty((row_count, down.shape[1]))
     for part, rows in zip(weight.split(row_count), up.split(row_count), strict=True):
         torch.mm(rows, down, out=change[: len(part)])
         # Half precision keeps what the change has in single precision until it is added: so torch adds different types.
@@ -121,6 +121,4 @@ def _add(weight: Tensor, factors: LowRankFactors, strength: float) -> None:
 def _rows_at_once(down: Tensor) -> int:
     """So many that their change stays in a processor's cache, which takes 0.7 of the time that its memory does.
     Multiples of 64 keep the product's bits, which depend on how it is cut."""
-    if down.device.type != "cpu":
-        return _ALL_ROWS
     return max(_CACHED_BYTES // (down.shape[1] * down.itemsize) // _ROWS * _ROWS, _ROWS)

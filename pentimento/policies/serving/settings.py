@@ -102,16 +102,15 @@ class ServingSettings:
     """Settings of every policy here; each reads what it needs. Times in seconds, rates per second.
 
     `light` and `heavy` are the models of a cascade, `handover` what is registered of the one's pictures that go on to
-    the other; `small` those that MoDM refines hits with, best first (empty: the
-    light one). `slo_s` is L of DiffServe's allocation problem. `discriminator_s`: of one scoring; 0 for what
-    discriminators say. `expected_per_s` is the demand that dynamic policies
-    begin with (0: what they see first), `peak_per_s` the one that static policies are provisioned for. `overprovision`
-    is DiffServe's lambda, `demand_weight` the weight of demand's newest second in its average (DiffServe's artefact:
-    centre of mass 2.1, so 1 / 3.1). `step_count` is T. `hysteresis` is the share of its throughput that a smaller model
-    must be able to spare before MoDM goes back to the better one. `run_price` is the quality (of one request, 0..1) for
-    which the joint policy has a device do a whole run of the heavy model; a smaller gain is not worth its time.
-    `plans_reuse`: whether the joint policy says in its plans how much of the cache's tables hits use; `bias_loss` is
-    the share of a hit's quality that it takes a row beyond its table to cost.
+    the other; `small` those that MoDM refines hits with, best first (empty: the light one). `slo_s` is L of
+    DiffServe's allocation problem. `discriminator_s`: of one scoring; 0 for what discriminators say. `expected_per_s`
+    is the demand that dynamic policies begin with (0: what they see first), `peak_per_s` the one that static policies
+    are provisioned for. `overprovision` is DiffServe's lambda, `demand_weight` the weight of demand's newest second in
+    its average (DiffServe's artefact: centre of mass 2.1, so 1 / 3.1). `step_count` is T. `hysteresis` is the share of
+    its throughput that a smaller model must be able to spare before MoDM goes back to the better one. `run_price` is
+    the quality (of one request, 0..1) for which the joint policy has a device do a whole run of the heavy model; a
+    smaller gain is not worth its time. `plans_reuse`: whether the joint policy says in its plans how much of the
+    cache's tables hits use; `bias_loss` is the share of a hit's quality that it takes a row beyond its table to cost.
     `qualities` are what the joint problem weighs; models that they do not name count as 1 (heavy) and 0.9 (all others).
     """
 
