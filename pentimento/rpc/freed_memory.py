@@ -2,8 +2,10 @@
 so.
 
 glibc gives back only what is free at the end of a heap: one small live block behind the messages of an attack keeps
-them all (measured: 44 to 118 MiB of a process that holds 44). `malloc_trim` gives back free pages wherever they are. It
-takes a few to sixty milliseconds, in which others wait for the heap: hence only when it pays, in a quiet moment.
+them all (measured: 44 to 118 MiB of a process that holds 44). `malloc_trim` gives back free pages wherever they are,
+but for the end of a heap that is not the first one's: eight threads that had each handled one picture of 8 MiB kept 66
+MiB. So all threads of a service share one heap. It takes a few to sixty milliseconds, in which others wait for the
+heap: hence only when it pays, in a quiet moment.
 
 A process that computes with tensors on the CPU, or carries them, needs what it freed again in its next step. glibc
 would take each block above 32 MiB from the kernel anew, and give the end of its heap back as soon as 64 MiB of it are
@@ -86,15 +88,22 @@ async def give_back_freed_memory() -> None:
             Thread(target=trim_heap, name="malloc-trim", daemon=True).start()
 
 
+def share_one_heap() -> bool:
+    """Let all threads share one heap; call it before there are other threads. Return whether the C library can: glibc
+    can."""
+    return _set((_M_ARENA_MAX, 1))
+
+
 def keep_freed_memory() -> bool:
-    """Keep freed blocks for later ones until the process rests, and let all threads share one heap; call it before
-    there are other threads. Return whether the C library can: glibc can."""
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallopt"):
-        return False
+    """Keep freed blocks for later ones until the process rests, in one heap for all threads; call it before there are
+    other threads. Return whether the C library can: glibc can."""
     # A heap of another thread's own has no room for a block of more than 64 MiB, and goes as a whole.
-    settings = ((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, LARGEST_KEPT_BLOCK_BYTES), (_M_TRIM_THRESHOLD, KEPT_BYTES))
-    return all([library.mallopt(*setting) == 1 for setting in settings])
+    return _set((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, LARGEST_KEPT_BLOCK_BYTES), (_M_TRIM_THRESHOLD, KEPT_BYTES))
+
+
+def _set(*settings: tuple[int, int]) -> bool:
+    library = ctypes.CDLL(None)
+    return hasattr(library, "mallopt") and all([library.mallopt(*setting) == 1 for setting in settings])
 
 
 def trim_heap() -> None:

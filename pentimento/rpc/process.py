@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from pentimento.domain.errors import PentimentoError
 from pentimento.files.private_files import keep_files_private
+from pentimento.rpc.freed_memory import share_one_heap
 from pentimento.rpc.thread_pools import start_default_threads
 from pentimento.settings import SettingsError
 
@@ -31,6 +32,7 @@ def run_service(main: Callable[[list[str]], Awaitable[None]], *, private: bool =
 
     if private:
         keep_files_private()
+    share_one_heap()
     try:
         asyncio.run(run())
     except SettingsError as error:

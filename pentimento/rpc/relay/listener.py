@@ -21,6 +21,7 @@ from typing import Any
 
 from pentimento.rpc.relay.call_turns import CallTurns
 from pentimento.rpc.relay.connection import READ_BYTES, ClientEnd, Connection, ServerEnd
+from pentimento.rpc.tls_buffers import bound_tls_buffers
 from pentimento.rpc.transport import HANDSHAKE_TIMEOUT_MS
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Relay:
         self.turns = CallTurns(self._later, self._wake)
         self._target = ""
         self._tls = tls
+        bound_tls_buffers()
         self._max_connections = max_connections
         self._listeners: list[socket.socket] = []
         # Both loops are there while the thread is.
@@ -112,6 +114,8 @@ class Relay:
                 await connection.ended
         except OSError as error:
             logger.debug("connection ended", extra={"peer": peer, "error": str(error)})
+            # By it asyncio's frames hold themselves, and what TLS reads into, until the next full collection.
+            error.__traceback__ = None
         finally:
             connection.abort()
 

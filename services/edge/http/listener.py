@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 
 from pentimento.rpc.settings import RpcServerSettings
+from pentimento.rpc.tls_buffers import bound_tls_buffers
 from pentimento.settings import SettingsError
 from services.edge.http.bounded import BoundedHttp
 from services.edge.settings import HttpSettings
@@ -82,6 +83,7 @@ class HttpListener:
     """`start`, then `drain`, each once."""
 
     def __init__(self, app: Any, http: HttpSettings, rpc: RpcServerSettings) -> None:
+        bound_tls_buffers()
         self._http = http
         self._server = QuietUvicorn(
             uvicorn.Config(

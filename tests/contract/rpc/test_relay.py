@@ -1,11 +1,14 @@
 """Calls of host:port connections go to gRPC by turns: what one connection sends holds up no other."""
 
 import asyncio
+import gc
 import socket
 import stat
 import time
+import tracemalloc
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -18,6 +21,7 @@ from pentimento.rpc import RpcServerSettings, new_token
 from pentimento.rpc import token_entry as entry
 from pentimento.rpc.call_shaping import BURST_CALLS
 from pentimento.rpc.relay.call_turns import MOST_UNTAKEN
+from pentimento.testing.certificates import Authority
 from pentimento.testing.raw_http2 import framed, raw_connection
 from tests.contract.rpc.scripted import EMBED_TEXT, EMBEDDER, Scripted, channel_to, embed, embedder_stub, serving, until
 
@@ -200,3 +204,32 @@ async def test_strangers_are_told_apart_by_their_own_address(socket_path: Path, 
         await asyncio.gather(*calls, return_exceptions=True)
 
     assert keys == {"peer ipv4:127.0.0.1"}
+
+
+async def test_silent_connections_with_tls_hold_little_and_leave_nothing_to_a_collection(tmp_path: Path) -> None:
+    """asyncio's own bound is 256 KiB each, and its frames hold what a handshake that failed has left."""
+    pair = Authority(tmp_path, "authority").issue("server")
+    settings = RpcServerSettings(listen=("127.0.0.1:0",), tls_cert_file=pair.certificate, tls_key_file=pair.key)
+    async with serving(settings, takes_turns=True) as target:
+        address = ("127.0.0.1", int(target.server.bound_addresses[0].rpartition(":")[2]))
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            with ExitStack() as silent:
+                for _ in range(40):
+                    silent.enter_context(socket.create_connection(address))
+                await until(lambda: tls_connections() == 40)
+                held, _ = tracemalloc.get_traced_memory()
+
+            await until(lambda: tls_connections() == 0)
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+    assert (held - before) / 40 < 64 * 1024
+
+
+def tls_connections() -> int:
+    return sum(type(one) is SSLProtocol for one in gc.get_objects())

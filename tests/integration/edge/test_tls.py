@@ -1,8 +1,12 @@
 """HTTP over TLS, before a frontdoor over TLS, with tokens."""
 
 import base64
+import socket
 import ssl
+import tracemalloc
+from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +49,9 @@ def client_authority() -> bool:
 
 
 @pytest.fixture
-async def guarded(folder: Path, worker: PacedWorker, client_authority: bool) -> AsyncIterator[GuardedEdge]:
+async def guarded(
+    folder: Path, worker: PacedWorker, client_authority: bool, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[GuardedEdge]:
     from pentimento.testing.edge_suite import running_edge
 
     ours = Authority(folder, "ours")
@@ -56,6 +62,8 @@ async def guarded(folder: Path, worker: PacedWorker, client_authority: bool) -> 
     async with running_suite(folder, token_file=tokens, tls=shown, signing_key_file=signing_keys(folder)) as suite:
         frontdoor = suite.frontdoor.server.bound_addresses[-1]
         options = {"tls": {**shown, **asked}, "frontdoor_ca_file": ours.certificate, **files_of(folder)}
+        # As asyncio has it: the frontdoor of this process has bounded it.
+        monkeypatch.setattr(SSLProtocol, "max_size", 256 * 1024)
         async with running_edge(folder, frontdoor, **options) as running:  # type: ignore[arg-type]
             yield GuardedEdge(f"https://{running.listener.address}", folder, ours)
 
@@ -99,3 +107,21 @@ async def test_where_clients_must_show_a_certificate_they_must_over_http_too(gua
 
     async with guarded.http(guarded.authority.issue("known")) as http:
         assert (await http.post("/v1/images/generations", json=ASKED, headers=SHOWN)).status_code == 200
+
+
+async def test_silent_connections_hold_little(guarded: GuardedEdge) -> None:
+    address = ("127.0.0.1", int(guarded.url.rpartition(":")[2]))
+    async with guarded.http() as http:
+        await http.get("/health")
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            with ExitStack() as silent:
+                for _ in range(40):
+                    silent.enter_context(socket.create_connection(address))
+                await http.get("/health")  # Those that came before it have been taken.
+                held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+    assert (held - before) / 40 < 64 * 1024

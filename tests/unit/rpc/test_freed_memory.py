@@ -2,6 +2,8 @@
 
 import asyncio
 import ctypes
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,3 +141,31 @@ async def test_nothing_is_done_where_the_system_cannot(
 
     async with asyncio.timeout(120):
         await give_back_freed_memory()
+
+
+# Prints whether a block that another thread takes is of the program's heap. What is free at the end of any other is not
+# given back.
+THREAD = """
+import ctypes, sys, threading
+from pathlib import Path
+from pentimento.rpc.freed_memory import share_one_heap
+
+if sys.argv[1] == "one heap":
+    assert share_one_heap()
+library, taken = ctypes.CDLL(None), []
+library.malloc.restype = ctypes.c_void_p
+thread = threading.Thread(target=lambda: taken.append(library.malloc(65536)))
+thread.start()
+thread.join()
+[heap] = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("[heap]")]
+first, last = (int(address, 16) for address in heap.split()[0].split("-"))
+print(first <= taken[0] < last)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads what Linux counts")
+@pytest.mark.parametrize(("how", "shares"), [("one heap", "True"), ("as ever", "False")])
+def test_threads_share_the_program_s_heap(how: str, shares: str) -> None:
+    done = subprocess.run([sys.executable, "-c", THREAD, how], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == shares

@@ -81,3 +81,16 @@ def test_a_service_has_all_its_threads_before_it_begins() -> None:
     run_service(main)
 
     assert "asyncio_0" in names and "asyncio_1" in names
+
+
+def test_all_threads_of_a_service_share_one_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("pentimento.rpc.process.share_one_heap", lambda: said.append("one heap"))
+    monkeypatch.setattr("pentimento.rpc.process.start_default_threads", lambda: said.append("threads"))
+
+    async def main(argv: list[str]) -> None:
+        said.append("main")
+
+    run_service(main)
+
+    assert said == ["one heap", "threads", "main"]
