@@ -6,7 +6,7 @@ Each system plans a suite of its own (`pentimento up --policy`), and every suite
 same times: DiffServe's Azure shape, from a quarter of the peak to the peak, which is `ABOVE` times what the static
 cascade is provisioned for. That and the SLO are set beforehand: for the emulated fleet by its file, for real workers by
 what a few lone pictures take. Quality is that of answered requests, by the model that painted them: 1 for the heavy
-one, `LIGHT_QUALITY` for the light one.
+one, `LIGHT_QUALITY` for the light one; joint, which weighs pictures, is told the same.
 """
 
 import argparse
@@ -27,7 +27,9 @@ from benchmarks.slo_trace import (
     ABOVE,
     FALLING_BACK,
     LIGHT_QUALITY,
+    LIGHT_SPREAD,
     OURS_SERVES_AS,
+    SEGMENT_S,
     SWING,
     TraceRun,
     falls_back,
@@ -72,6 +74,13 @@ class LiveSide:
     provisioned_per_s: float
     slo_s: float
 
+    @property
+    def settings(self) -> str:
+        """Return what controllers are told: the demand that static systems are provisioned for, and what answers are
+        judged by."""
+        qualities = [f"{self.light}={LIGHT_QUALITY}:{LIGHT_SPREAD:.2f}", f"{self.heavy}=1"]
+        return f"[controller]\npeak_per_s = {self.provisioned_per_s}\nqualities = {qualities}\n"
+
     def trace(self, segment_s: float, seed: int) -> Workload:
         """Return the requests of its trace, after those of its low while the suite settles."""
         peak = ABOVE * self.provisioned_per_s
@@ -92,14 +101,15 @@ def main() -> int:
         # One round: nothing is known of how much it differs from another.
         replace(figure, name=f"{side}: {figure.name}", interval=None)
         for side in dict.fromkeys(run.trace for run in runs)
-        for figure in figures_of([run for run in runs if run.trace == side], SYSTEMS[-1])
+        for figure in figures_of([run for run in runs if run.trace == side], runs[-1].system)
     ]
     return publish(options, figures, notes=notes)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=("emulated", "real"))
-    parser.add_argument("--segment", type=float, default=3.0, help="seconds of each of the trace's 28 segments")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, help="these alone; the last is ours")
+    parser.add_argument("--segment", type=float, default=SEGMENT_S, help="seconds of each of the 28 segments")
 
 
 def sides(options: Options) -> Iterator[LiveSide]:
@@ -128,7 +138,7 @@ def seconds_of(client: Client, model: str, seed: int) -> float:
 def runs_of(options: Options, side: LiveSide) -> Iterator[TraceRun]:
     """Yield how every system fares on a suite."""
     workload = side.trace(0.5 if options.quick else options.rest["segment"], seed=1)
-    for system in SYSTEMS[-2:] if options.quick else SYSTEMS:
+    for system in options.rest["systems"][-2 if options.quick else 0 :]:
         with planned_suite(side, system) as suite:
             records = [one for one in asyncio.run(play(suite, workload)) if one.arrived_s >= SETTLING_S]
         found = TraceRun(system, side.name, violations(records), quality(records, side), len(records))
@@ -141,7 +151,7 @@ def planned_suite(side: LiveSide, system: str) -> Iterator[LocalSuite]:
     """Yield the suite with that system."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "settings.toml"
-        settings.write_text(f"[controller]\npeak_per_s = {side.provisioned_per_s}\n")
+        settings.write_text(side.settings)
         policy = system.removesuffix(FALLING_BACK)
         flags = [*side.flags, "--policy", policy, "--slo-s", str(side.slo_s), "--config", str(settings)]
         # In the papers a late picture is no picture, and no light one stands in for a heavy one that would be late.
