@@ -27,6 +27,7 @@ from benchmarks.report import Figure, at_least, at_most, informative, measured, 
 from benchmarks.statistics import ratio_of_sums
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.serving.settings import ModelQuality
+from pentimento.policies.thinning import ThinningMode, ThinningOption
 from pentimento.reports import RequestRecord
 from pentimento.reports.figures import mean_quality
 from pentimento.simulator import Scenario, Simulation
@@ -61,7 +62,9 @@ BASELINES = (
 FALLING_BACK, OURS_SERVES_AS = " falling back", "joint"
 # Ours with plans that also say how much of the cache's tables hits use, which caches follow.
 PLANS_REUSE = "joint planning reuse"
-CONTROLS = ("diffserve" + FALLING_BACK, PLANS_REUSE)
+# Ours where the heavy model may leave out steps under load, as plans count on it.
+THINS = "joint thinning"
+CONTROLS = ("diffserve" + FALLING_BACK, PLANS_REUSE, THINS)
 SYSTEMS = (*BASELINES, *CONTROLS, OURS_SERVES_AS)
 # Whose violations are compared with those of ours, and by how much they must be more.
 FEWER = {"static-cascade": 1.4, "proteus": 1.7, "clipper-heavy": 26.0}
@@ -73,6 +76,8 @@ LIGHT_SPREAD = 2 * (1 - LIGHT_QUALITY)
 # MoDM, 7.3, and NIRVANA, 7.2: CLIPScore of hits over the large model's.
 REFINED, RESUMED = 0.997, 0.951
 WARM_COUNT, CAPACITY = 3_000, 10_000
+# In the heavy model's place what `tiny-heavy` bears of its 50 steps, and keeps on unseen prompts (benchmarks.thinning).
+THINNED = (ThinningOption(3, 12, 0.997),)
 # What the joint problem weighs, and by what answers are judged. A hit's picture is as good whoever refines it.
 QUALITIES = (
     ModelQuality("light", LIGHT_QUALITY, LIGHT_SPREAD, REFINED / LIGHT_QUALITY),
@@ -142,8 +147,8 @@ def trace_load(shape: Sequence[float], low: float, peak: float, segment_s: float
 
 def scenario_of(system: str, peak: float) -> Scenario:
     """Return the fleet under a system that has been running at the low load, static ones provisioned for the peak."""
-    plans_reuse, name = system == PLANS_REUSE, system.removesuffix(FALLING_BACK)
-    name = OURS_SERVES_AS if plans_reuse else name
+    plans_reuse, thins = system == PLANS_REUSE, system == THINS
+    name = OURS_SERVES_AS if plans_reuse or thins else system.removesuffix(FALLING_BACK)
     settings = replace(
         cascade_settings(CASCADE, peak / SWING), peak_per_s=peak, qualities=QUALITIES, plans_reuse=plans_reuse
     )
@@ -155,6 +160,7 @@ def scenario_of(system: str, peak: float) -> Scenario:
             quality=judged[model.name].quality,
             quality_spread=judged[model.name].spread,
             reuse_quality=RESUMED if system == "nirvana-only" else judged[model.name].reuse,
+            thinning=THINNED if thins and model.name == "heavy" else (),
         )
         for model in plain.models
     )
@@ -162,7 +168,8 @@ def scenario_of(system: str, peak: float) -> Scenario:
     # NIRVANA keeps five latents of a prompt.
     capacity = 5 * CAPACITY if system == "nirvana-only" else CAPACITY
     cache = CacheSettings(capacity, rules, shared=True, warm_count=WARM_COUNT)
-    dataplane = replace(plain.dataplane, fall_back=falls_back(system))
+    thinning = ThinningMode.LOAD if thins else ThinningMode.OFF
+    dataplane = replace(plain.dataplane, fall_back=falls_back(system), thinning=thinning)
     return replace(plain, models=models, cache=cache, dataplane=dataplane)
 
 

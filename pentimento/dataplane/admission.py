@@ -12,6 +12,7 @@ from pentimento.dataplane.quotas import charge, pay_back, quota_refusal
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
 from pentimento.domain.reasons import Reason
+from pentimento.policies.thinning import thinnable
 
 
 def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
@@ -78,6 +79,7 @@ def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Ef
         request.cascade, request.cascade_name = event.cascade, event.cascade_name
     if leaves_out_stage(state, request, event.foreseen):
         return leave_out_stage(state, request, event.foreseen)
+    state.pool(event.pool).thinnable += thinnable(state.settings.thinning, event.thinning, event.work)
     if state.drops_late and _has_resort(state, request):
         end_s = predicted_end_s(state, now, state.pool(event.pool), request)
         if end_s is not None and now + end_s > request.deadline:
@@ -111,7 +113,8 @@ def _refusal(state: State, now: float, pool: Pool, event: RequestArrived) -> Rej
     message = _why_full(state, pool, event.tenant, count)
     if message:
         return Reject(event.request_id, "QUEUE_FULL", message, retry_after_ms(state, pool.name))
-    if not _plan_admits(state, event.thinning.least_share if state.thins else 1.0, count):
+    least_share = event.thinning.least_share if state.thins and not state.plan_thins else 1.0
+    if not _plan_admits(state, least_share, count):
         message = "more demand than the plan admits"
         return Reject(event.request_id, "OVER_CAPACITY", message, retry_after_ms(state, pool.name))
     return _too_late(state, now, pool, event)
@@ -162,8 +165,8 @@ def _stands_in_in_time(state: State, now: float, event: RequestArrived) -> bool:
 
 def _plan_admits(state: State, least_share: float, count: int) -> bool:
     """Spread the plan's admission rate evenly over the arrivals: 0.75 refuses every fourth. Of those that may do with
-    `least_share` of their steps as many more are admitted: plans count all steps. `count` arrive together: they go in
-    as soon as one would, and what they took beyond it is missing to those after them."""
+    `least_share` of their steps as many more are admitted where the plan counts all steps. `count` arrive together:
+    they go in as soon as one would, and what they took beyond it is missing to those after them."""
     if state.plan is None or state.plan.admission_rate >= least_share:
         return True
     state.admission_share += count * max(state.plan.admission_rate, 0.0) / least_share

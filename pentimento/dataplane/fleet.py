@@ -61,6 +61,9 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
     state.assigned = frozenset(assignment.worker_id for assignment in event.plan.assignments)
     state.partners = _partners(event.plan)
     state.registered = {one.model: one.digest for one in event.plan.registered}
+    thinned = {pool.pool for pool in event.plan.pools if pool.thins}
+    for name in thinned | state.pools.keys():
+        state.pool(name).thins = name in thinned
     # Another stage still stands in for requests that were accepted so, whatever later ones do. Scores no longer count
     # where no threshold is planned: the next stage may have no workers left.
     used = {request.cascade_name for request in state.requests.values()}

@@ -9,7 +9,7 @@ from pentimento.dataplane.fair_queue import FairQueue
 from pentimento.dataplane.ready import ReadyWorkers
 from pentimento.dataplane.requests import LaneKey, Request
 from pentimento.dataplane.speed import Speed
-from pentimento.domain.fleet import CONFIDENCE_BINS
+from pentimento.domain.fleet import CONFIDENCE_BINS, NO_WORK, ThinnableWork
 from pentimento.policies.adapter_needs import NO_HOLDINGS, AdapterHoldings
 
 
@@ -115,7 +115,8 @@ class Pool:
     `speed.slowdown`. `ends`: when those that run are expected to give their credits back, ascending.
 
     `arrived_count` has what cascades sent on to it, too. Of the `scored_count` `deferred_count` were sent on to the
-    next pool; `stood_in_count` were so without a score.
+    next pool; `stood_in_count` were so without a score. `thins`: the plan counts on it that as many steps are left out
+    as may be.
     """
 
     name: str
@@ -136,6 +137,8 @@ class Pool:
     deferred_count: int = 0
     stood_in_count: int = 0
     confidences: list[int] = field(default_factory=lambda: [0] * CONFIDENCE_BINS)
+    thinnable: ThinnableWork = NO_WORK
+    thins: bool = False
     workers: dict[str, Worker] = field(default_factory=dict)
 
     def wait_for(self, request: Request, step: int) -> None:

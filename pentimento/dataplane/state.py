@@ -107,6 +107,11 @@ class State:
         """Whether steps are left out where there is no time for them."""
         return self.settings.thinning is not ThinningMode.OFF
 
+    @property
+    def plan_thins(self) -> bool:
+        """Whether the plan in force counts on steps that are left out."""
+        return any(pool.thins for pool in self.pools.values())
+
     def pool(self, name: str) -> Pool:
         """Return the pool of that name, a new one where there is none."""
         pool = self.pools.get(name)

@@ -88,9 +88,9 @@ def least_work(state: State, request: Request) -> float:
 
 def is_overloaded(state: State, pool: Pool, others_waiting: int) -> bool:
     """Return whether more is asked of the pool than it can paint, at the turn of one beside whom so many wait: the plan
-    admits a share alone, or those are too many to begin soon."""
+    says so or admits a share alone, or those are too many to begin soon."""
     planned = state.plan is not None and state.plan.admission_rate < 1.0
-    return planned or others_waiting > OVERLOADED_SHARE * pool.credit_count
+    return pool.thins or planned or others_waiting > OVERLOADED_SHARE * pool.credit_count
 
 
 def is_shorter_from_noise(state: State, pool_name: str, noise: ThinningOffer, steps_left: int) -> bool:

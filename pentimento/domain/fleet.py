@@ -149,10 +149,13 @@ class RouteShare:
 
 @dataclass(frozen=True)
 class PoolPlan:
+    """Who takes what. `thins`: the plan counts on it that the pool's pictures leave out as many steps as they may."""
+
     pool: str
     model: str
     worker_ids: tuple[str, ...]
     routes: tuple[RouteShare, ...] = ()
+    thins: bool = False
 
 
 @dataclass(frozen=True)
@@ -308,12 +311,31 @@ class AdapterDemand:
 
 
 @dataclass(frozen=True)
+class ThinnableWork:
+    """Work that was asked for, in whole runs of a model: all of it, what of it may be left out under load (`spare`),
+    and the share of a picture's quality that is lost then, times the work, added up (`lost`)."""
+
+    whole: float = 0.0
+    spare: float = 0.0
+    lost: float = 0.0
+
+    def __add__(self, other: "ThinnableWork") -> "ThinnableWork":
+        return ThinnableWork(self.whole + other.whole, self.spare + other.spare, self.lost + other.lost)
+
+    def __sub__(self, other: "ThinnableWork") -> "ThinnableWork":
+        return ThinnableWork(self.whole - other.whole, self.spare - other.spare, self.lost - other.lost)
+
+
+NO_WORK = ThinnableWork()
+
+
+@dataclass(frozen=True)
 class PoolDemand:
     """What became of a pool's requests since the last report, what cascades sent on to it included; `pool` is empty
     where it is called after its model. Of the `scored_count` a cascade sent `deferred_count` on to the next pool, and
     `stood_in_count` without a score (ADR 0067); `confidences` are the scores by
     CONFIDENCE_BINS equal parts of 0..1, or none. `starts` and `adapters` are those of requests that came to it first.
-    """
+    `thinnable` is the work of those that it took up."""
 
     model: str
     arrived_count: int = 0
@@ -328,6 +350,7 @@ class PoolDemand:
     pool: str = ""
     confidences: tuple[int, ...] = ()
     adapters: tuple[AdapterDemand, ...] = ()
+    thinnable: ThinnableWork = NO_WORK
 
 
 @dataclass(frozen=True)

@@ -221,8 +221,9 @@ class EmulatedDevice(Generic[Owner]):
             self._timers.at(began_s, self._form)
 
     def _form_next(self, began_s: float) -> None:
-        """At once where each step is heard of: on an event loop another timer a step costs more than the step does."""
-        if self._settings.each_step:
+        """At once where each step is heard of: on an event loop another timer a step costs more than the step does. A
+        batch of whole requests comes once and waits for whoever is sent at its instant."""
+        if self._settings.each_step and self._settings.steps:
             self._form_at_s = began_s
             self._form(None)
         else:

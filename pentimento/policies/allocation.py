@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pentimento.domain.fleet import (
+    NO_WORK,
     AdapterDemand,
     CachePlan,
     CascadePlan,
@@ -20,6 +21,7 @@ from pentimento.domain.fleet import (
     ReplicaKind,
     ReplicaReport,
     StartShare,
+    ThinnableWork,
     WorkerAssignment,
     WorkerPair,
 )
@@ -43,7 +45,7 @@ class ModelDemand:
     start (step 0 is noise), the share of the scored ones that a cascade sent on, and how many broke their SLO (late or
     dropped) since the last look. `mean_queue_length`: requests waiting on average since then; None where only the
     newest count is known. `sent_on_per_s`: those that went on to a cascade's next stage, scored or not. `confidences`
-    as in `PoolDemand`; `adapters`: requests that asked for each."""
+    and `thinnable` as in `PoolDemand`; `adapters`: requests that asked for each."""
 
     model: str
     arrivals_per_s: float
@@ -55,6 +57,7 @@ class ModelDemand:
     sent_on_per_s: float = 0.0
     confidences: tuple[int, ...] = ()
     adapters: tuple[AdapterDemand, ...] = ()
+    thinnable: ThinnableWork = NO_WORK
 
 
 @dataclass(frozen=True)

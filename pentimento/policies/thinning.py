@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from pentimento.domain.fleet import ThinnableWork
+
 
 class ThinningMode(Enum):
     """Of a deployment: never, to meet a request's deadline, also where more is asked for than can be painted, or
@@ -138,6 +140,18 @@ def choose(mode: ThinningMode, offer: ThinningOffer, pressure: Pressure) -> Thin
 def takes_fewest(mode: ThinningMode, overloaded: bool) -> bool:
     """Return whether as many steps are left out as may be, whatever the deadline."""
     return mode is ThinningMode.ALWAYS or (mode is ThinningMode.LOAD and overloaded)
+
+
+def thinnable(mode: ThinningMode, offer: ThinningOffer, work: float) -> ThinnableWork:
+    """Return what of a request's `work` may be left out under load, and the quality that goes with it, as plans weigh
+    it: nothing may where the mode leaves out no steps under load, and nothing is lost by a plan where they are left out
+    in any case."""
+    usable = offer.usable if mode in (ThinningMode.LOAD, ThinningMode.ALWAYS) else ()
+    if not usable:
+        return ThinnableWork(work)
+    fewest = _fewest(usable)
+    spare = work * (1.0 - offer.remaining_with(fewest) / offer.remaining_count)
+    return ThinnableWork(work, spare, 0.0 if mode is ThinningMode.ALWAYS else work * max(0.0, 1.0 - fewest.share))
 
 
 def _fewest(options: Iterable[ThinningOption]) -> ThinningOption:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import AttemptKey
 from pentimento.dataplane.pools import Pool
-from pentimento.domain.fleet import Plan, Replica, ReplicaKind, StartShare
+from pentimento.domain.fleet import NO_WORK, Plan, Replica, ReplicaKind, StartShare, ThinnableWork
 from pentimento.domain.generation import PlanVersion
 from pentimento.emulation.device import EmulatedDevice
 from pentimento.policies.allocation import (
@@ -30,6 +30,7 @@ class _PoolCounts:
     deferred: int = 0
     stood_in: int = 0
     confidences: tuple[int, ...] = ()
+    thinnable: ThinnableWork = NO_WORK
 
 
 class SimulatedController:
@@ -101,7 +102,7 @@ class SimulatedController:
         violated = pool.dropped_count + self._late[pool.name]
         confidences = tuple(pool.confidences)
         judged = (pool.scored_count, pool.deferred_count, pool.stood_in_count)
-        now = _PoolCounts(pool.arrived_count, violated, *judged, confidences)
+        now = _PoolCounts(pool.arrived_count, violated, *judged, confidences, pool.thinnable)
         self._reported[pool.name] = now
         starts = self._starts.pop(pool.name, Counter())
         scored, deferred = now.scored - before.scored, now.deferred - before.deferred
@@ -119,6 +120,7 @@ class SimulatedController:
                 count - told
                 for count, told in zip(confidences, before.confidences or (0,) * len(confidences), strict=True)
             ),
+            thinnable=now.thinnable - before.thinnable,
         )
 
     def _waiting_at_workers(self) -> Counter[str]:

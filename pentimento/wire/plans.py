@@ -87,6 +87,7 @@ def _pool_to_proto(pool: PoolPlan) -> pb.PoolPlan:
         model=pool.model,
         worker_ids=pool.worker_ids,
         routes=[pb.RouteShare(**asdict(share)) for share in pool.routes],
+        thins=pool.thins,
     )
 
 
@@ -96,6 +97,7 @@ def _pool_from_proto(message: pb.PoolPlan) -> PoolPlan:
         message.model,
         tuple(message.worker_ids),
         tuple(RouteShare(share.route, share.share, share.cascade) for share in message.routes),
+        message.thins,
     )
 
 

@@ -12,6 +12,7 @@ from pentimento.domain.fleet import (
     ReplicaReport,
     ReplicaStatus,
     StartShare,
+    ThinnableWork,
     UnplannedModel,
 )
 from pentimento.wire.enumerations import ADAPTER_KINDS
@@ -85,6 +86,7 @@ def _demand_to_proto(demand: PoolDemand) -> pb.PoolDemand:
         pool=demand.pool,
         confidences=demand.confidences,
         adapters=[_adapter_demand_to_proto(adapter) for adapter in demand.adapters],
+        thinnable=pb.ThinnableWork(**asdict(demand.thinnable)),
     )
 
 
@@ -103,6 +105,7 @@ def _demand_from_proto(message: pb.PoolDemand) -> PoolDemand:
         message.pool,
         tuple(message.confidences),
         tuple(_adapter_demand_from_proto(adapter) for adapter in message.adapters),
+        ThinnableWork(message.thinnable.whole, message.thinnable.spare, message.thinnable.lost),
     )
 
 

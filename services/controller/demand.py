@@ -5,7 +5,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.fleet import CONFIDENCE_BINS, AdapterDemand, PoolDemand, ReplicaReport, StartShare
+from pentimento.domain.fleet import (
+    CONFIDENCE_BINS,
+    NO_WORK,
+    AdapterDemand,
+    PoolDemand,
+    ReplicaReport,
+    StartShare,
+    ThinnableWork,
+)
 from pentimento.policies.allocation import ModelDemand, ReplicaView
 
 # A window shorter than this would turn a single arrival into a burst.
@@ -38,6 +46,7 @@ class _Asked:
     starts: Counter[StartShare] = field(default_factory=Counter)
     confidences: Counter[int] = field(default_factory=Counter)
     adapters: Counter[tuple[AdapterKind, str]] = field(default_factory=Counter)
+    thinnable: ThinnableWork = NO_WORK
 
     def add(self, pool: PoolDemand) -> None:
         self.arrived += pool.arrived_count
@@ -50,6 +59,7 @@ class _Asked:
         self.confidences.update(dict(enumerate(pool.confidences)))
         for adapter in pool.adapters:
             self.adapters[adapter.kind, adapter.name] += adapter.request_count
+        self.thinnable += pool.thinnable
 
 
 @dataclass
@@ -108,6 +118,7 @@ def _demand(model: str, reported: Iterable[_Reported]) -> ModelDemand:
             AdapterDemand(*adapter, adapters[adapter])
             for adapter in sorted(adapters, key=lambda one: (one[0].value, one[1]))
         ),
+        thinnable=sum((one.thinnable for one, _ in asked), NO_WORK),
     )
 
 

@@ -13,6 +13,7 @@ from pentimento.domain.fleet import (
     Replica,
     ReplicaReport,
     StartShare,
+    ThinnableWork,
 )
 from pentimento.policies.serving.entry import STARTS
 
@@ -102,10 +103,20 @@ def _check_demand(field: str, demand: PoolDemand) -> None:
         _check_count(f"{field}.confidences", scored, MAX_REQUESTS)
     if len(demand.adapters) > MAX_TOLD_COUNT:
         raise InvalidArgument.of(f"{field}.adapters", f"must be at most {MAX_TOLD_COUNT}, got {len(demand.adapters)}")
+    _check_thinnable(f"{field}.thinnable", demand.thinnable)
     for adapter in demand.adapters:
         if not is_adapter_name(adapter.name):
             raise InvalidArgument.of(f"{field}.adapters.name", ADAPTER_NAME_RULE)
         _check_count(f"{field}.adapters.request_count", adapter.request_count, MAX_REQUESTS)
+
+
+def _check_thinnable(field: str, work: ThinnableWork) -> None:
+    if not 0.0 <= work.whole <= MAX_REQUESTS:
+        raise InvalidArgument.of(f"{field}.whole", f"must be between 0 and {MAX_REQUESTS}, got {work.whole}")
+    for part in ("spare", "lost"):
+        if not 0.0 <= getattr(work, part) <= work.whole:
+            limit = f"must be between 0 and whole, {work.whole}, got {getattr(work, part)}"
+            raise InvalidArgument.of(f"{field}.{part}", limit)
 
 
 def _check_start(field: str, start: StartShare) -> None:

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.pools import Pool, Worker
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.fleet import AdapterDemand, PlanAcknowledgement, PoolDemand, ReplicaReport, StartShare
+from pentimento.domain.fleet import (
+    NO_WORK,
+    AdapterDemand,
+    PlanAcknowledgement,
+    PoolDemand,
+    ReplicaReport,
+    StartShare,
+    ThinnableWork,
+)
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.requests import RequestState
 from pentimento.policies.serving.entry import NOISE
@@ -37,6 +45,7 @@ class Totals:
     scored: int = 0
     deferred: int = 0
     stood_in: int = 0
+    thinnable: ThinnableWork = NO_WORK
 
 
 @dataclass(frozen=True, order=True)
@@ -134,7 +143,7 @@ class DemandReport:
     def _demand(self, pool: Pool, model: str) -> PoolDemand:
         before = self._reported.get(pool.name, Totals())
         counts = (pool.arrived_count, pool.completed_count, pool.dropped_count, pool.late_count)
-        now = Totals(*counts, pool.scored_count, pool.deferred_count, pool.stood_in_count)
+        now = Totals(*counts, pool.scored_count, pool.deferred_count, pool.stood_in_count, pool.thinnable)
         self._reported[pool.name] = now
         scored = now.scored - before.scored
         return PoolDemand(
@@ -151,6 +160,7 @@ class DemandReport:
             pool=pool.name if pool.name != model else "",
             confidences=self._scores(pool) if scored else (),
             adapters=self._starts.take_adapters(pool.name),
+            thinnable=now.thinnable - before.thinnable,
         )
 
     def _scores(self, pool: Pool) -> tuple[int, ...]:

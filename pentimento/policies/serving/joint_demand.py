@@ -31,7 +31,8 @@ _FORGOTTEN_S = 300.0
 class JointDemand:
     """Requests a second, averaged, and their change a second; the shares of hits, and the share of the steps that they
     save; the exponent of the deferral curve; when that was, and when devices last changed their models (seconds); the
-    highest rate of late; when plans last changed how much hits use of the cache's tables (seconds)."""
+    highest rate of late; when plans last changed how much hits use of the cache's tables (seconds); the share of the
+    heavy model's work that may be left out under load, and the share of quality that is lost then."""
 
     rate: float = 0.0
     trend: float = 0.0
@@ -44,6 +45,8 @@ class JointDemand:
     moved_at_s: float = -math.inf
     highest: float = 0.0
     reused_at_s: float = -math.inf
+    spare_share: float = 0.0
+    lost_share: float = 0.0
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "JointDemand | None":
@@ -64,6 +67,8 @@ class JointDemand:
             self.moved_at_s,
             self.highest,
             self.reused_at_s,
+            self.spare_share,
+            self.lost_share,
         )
 
     def forecast(self, ahead_s: float) -> float:
@@ -89,7 +94,8 @@ def observed_demand(context: AllocationContext, settings: ServingSettings) -> Jo
     came = sum(demand.arrivals_per_s - demand.sent_on_per_s for demand in context.demand)
     if before is None:
         rate = settings.expected_per_s or max(came, 0.0)
-        return _with_starts(context, settings, JointDemand(rate=rate, at_s=context.now_s), is_first=True)
+        first = _with_thinnable(context, settings, JointDemand(rate=rate, at_s=context.now_s))
+        return _with_starts(context, settings, first, is_first=True)
     elapsed_s = context.now_s - before.at_s
     newest_s = settled_weight(settings.demand_weight, before.rate)
     weight = 1.0 - (1.0 - newest_s) ** elapsed_s
@@ -104,7 +110,7 @@ def observed_demand(context: AllocationContext, settings: ServingSettings) -> Jo
     bend = _bend(context, settings, before.bend)
     highest = max(rate, before.highest * 0.5 ** (elapsed_s / _FORGOTTEN_S))
     known = replace(before, rate=rate, trend=trend, at_s=context.now_s, bend=bend, highest=highest)
-    return _with_starts(context, settings, known, is_first=False)
+    return _with_starts(context, settings, _with_thinnable(context, settings, known), is_first=False)
 
 
 def refines(context: AllocationContext, settings: ServingSettings, saved: float) -> bool:
@@ -123,6 +129,16 @@ def as_planned_for(context: AllocationContext, settings: ServingSettings, known:
     """Return the demand as routes are planned for it: where nobody but the heavy model can start from images, requests
     go as if none had any."""
     return known if refines(context, settings, known.image_saved) else replace(known, image_share=0.0)
+
+
+def _with_thinnable(context: AllocationContext, settings: ServingSettings, known: JointDemand) -> JointDemand:
+    asked = demand_of(context, settings.heavy).thinnable
+    if asked.whole <= 0.0:
+        return known
+    weight = share_weight(round(asked.whole))
+    spare = known.spare_share + weight * (asked.spare / asked.whole - known.spare_share)
+    lost = known.lost_share + weight * (asked.lost / asked.whole - known.lost_share)
+    return replace(known, spare_share=spare, lost_share=lost)
 
 
 def _with_starts(

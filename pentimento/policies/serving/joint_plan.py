@@ -80,15 +80,44 @@ def decision_of(
             entries.add(course, rate)
     shares = entries.shares()
     _serve_the_rest(shares, assignments, models)
-    pools = _pools(assignments, members, shares, models, _is_worth_hits(problem, models[0]))
+    thinned = _thinned(problem, solution, routes, units)
+    pools = _pools(assignments, members, shares, models, _is_worth_hits(problem, models[0]), thinned)
     admission_rate = solution.served_share if solution.served_share < _WHOLE else 1.0
     return AllocationDecision(assignments, pools, admission_rate, cascades=entries.cascades())
 
 
 def _is_worth_hits(problem: JointProblem, model: str) -> bool:
     """Whether a hit of an image is worth this model's device-seconds, where that has nothing else to do."""
-    worths = {r.uses[0].component: problem.worth(r) for r in problem.routes if r.start == IMAGE and len(r.uses) == 1}
+    alone = [route for route in problem.routes if route.start == IMAGE and len(route.uses) == 1]
+    # The best of a model comes last.
+    worths = {route.uses[0].component: problem.worth(route) for route in sorted(alone, key=problem.worth)}
     return worths.get(model, -math.inf) >= max(worths.values(), default=-math.inf)
+
+
+def _thinned(
+    problem: JointProblem,
+    solution: JointSolution,
+    routes: Mapping[str, PlannedRoute],
+    units: Mapping[PlannedPool, int],
+) -> str:
+    """The model whose pictures are to leave out steps; empty for none. It is one of which most are planned so, and
+    whose devices could not carry the whole runs of all: where fewer are, pools see to it when too many wait."""
+    model = next((one.heavy or one.first for one in routes.values() if one.left_out > 0.0), "")
+    whole = thinned = 0.0
+    for course, rate in solution.rates.items():
+        planned = routes[course.route]
+        work = sum(use.work for use in planned.route.uses if use.component == model)
+        work *= rate / (1.0 - planned.left_out)
+        whole += work
+        thinned += work if planned.left_out > 0.0 else 0.0
+    speeds = {
+        PlannedPool(component.name, kind, cost.batch_size): cost.throughput
+        for component in problem.components
+        for kind, costs in component.costs.items()
+        for cost in costs
+    }
+    carried = sum(count * speeds[pool] for pool, count in units.items() if pool.component == model)
+    return model if thinned > whole / 2.0 and whole > carried else ""
 
 
 def _latencies(problem: JointProblem) -> dict[PlannedPool, float]:
@@ -266,9 +295,10 @@ def _pools(
     shares: Mapping[str, Sequence[RouteShare]],
     models: Sequence[str],
     is_spare: bool,
+    thinned: str,
 ) -> tuple[PoolPlan, ...]:
     """The first model, which paints best, takes hits of others while it has nothing of its own (as MoDM's monitor lets
-    it, section 5.3), where `is_spare`."""
+    it, section 5.3), where `is_spare`. Pools of the model `thinned` are."""
     workers = {model: tuple(a.worker_id for a in assignments if a.model == model) for model in models}
     found = []
     for model in models:
@@ -278,7 +308,7 @@ def _pools(
             if is_spare and number == 0 and model == models[0] and workers[model]:
                 routes = (*routes, RouteShare(SPARE, 1.0))
             own = tuple(name for name in workers[model] if name in members[slot]) if slot in members else workers[model]
-            found.append(PoolPlan(slot, model, own, routes))
+            found.append(PoolPlan(slot, model, own, routes, model == thinned))
     # Models on their way out serve what waits for them.
     for assignment in assignments:
         if assignment.model not in models:

@@ -15,18 +15,22 @@ from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, Se
 # A request waits for one batch before its own: q(b) = e(b).
 _PATH = 2.0
 _THRESHOLD_COUNT = 11
+# Of the heavy model's work: where less may be left out, plans do not count on it.
+_LEAST_SPARE = 0.02
 
 
 @dataclass(frozen=True)
 class PlannedRoute:
     """A route of the joint problem, and what a plan must say of it: the model that it begins with; the model that it
-    may be sent on to, from which confidence on it is not and what is registered of that, where it is a cascade."""
+    may be sent on to, from which confidence on it is not and what is registered of that, where it is a cascade; the
+    share (0..1) of the heavy model's work that is left out, where as many steps are as may be."""
 
     route: PaintingRoute
     first: str
     heavy: str = ""
     threshold: float = 0.0
     handover: Handover | None = None
+    left_out: float = 0.0
 
 
 def kind_of(worker: Replica) -> str:
@@ -130,10 +134,29 @@ def routes_of(
             found += _cascades(settings, IMAGE, curve, share, kept)
     if heavy not in there:
         found += [_alone(settings, small, start, 1.0) for small in smalls[:1] for start in (NOISE, LATENT)]
+    found += list(_thinned(settings, found, demand))
     quickest = quickest_routes(components, [planned.route for planned in found]).get(NOISE)
     if heavy in there and quickest is not None and (model := quickest.uses[0].component) != heavy:
         found += [PlannedRoute(replace(quickest, name=f"{room}:{model}", start=room), model) for room in ROOMS]
     return found
+
+
+def _thinned(settings: ServingSettings, routes: Sequence[PlannedRoute], demand: JointDemand) -> Iterator[PlannedRoute]:
+    """The same ways with the heavy model's work as it is where as many steps are left out as may be. Who may leave out
+    none is in time, too, so that the latency stays."""
+    if demand.spare_share <= _LEAST_SPARE:
+        return
+    lost = settings.quality_of(settings.heavy).quality * demand.lost_share
+    for planned in routes:
+        uses = [use for use in planned.route.uses if use.component == settings.heavy]
+        if uses:
+            thinned = tuple(
+                replace(use, work=use.work * (1.0 - demand.spare_share)) if use in uses else use
+                for use in planned.route.uses
+            )
+            quality = max(0.0, planned.route.quality - lost * min(1.0, uses[0].work))
+            route = replace(planned.route, name=f"{planned.route.name} thinned", uses=thinned, quality=quality)
+            yield replace(planned, route=route, left_out=demand.spare_share)
 
 
 def _less_by_heavy(settings: ServingSettings, share: float) -> ServingSettings:

@@ -58,6 +58,8 @@ def _of_plan(plan: Plan | None) -> Iterator[str]:
     yield f"plan: {plan.version.leader_epoch}.{plan.version.sequence} by {plan.allocator or 'an unnamed allocator'}"
     if plan.admission_rate < 1.0:
         yield f"plan: it admits {plan.admission_rate:.0%} of the demand"
+    if thinned := [pool.pool for pool in plan.pools if pool.thins]:
+        yield f"plan: it counts on steps that are left out in {', '.join(thinned)}"
     yield from (f"plan: {note}" for note in plan.notes)
 
 

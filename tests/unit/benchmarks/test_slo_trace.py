@@ -15,6 +15,7 @@ from benchmarks.slo_trace import (
     trace_load,
 )
 from pentimento.policies.serving.joint import JointAllocator
+from pentimento.policies.thinning import ThinningMode, ThinningOption
 
 
 def runs_of(system: str, violations: float, quality: float) -> list[TraceRun]:
@@ -63,7 +64,7 @@ def test_rates_swing_from_the_low_to_the_peak() -> None:
 def test_a_light_picture_stands_in_as_this_suite_serves_and_not_in_the_papers_systems() -> None:
     falling = [system for system in SYSTEMS if scenario_of(system, 60.0).dataplane.fall_back]
 
-    assert falling == ["diffserve falling back", "joint planning reuse", "joint"]
+    assert falling == ["diffserve falling back", "joint planning reuse", "joint thinning", "joint"]
     assert scenario_of("diffserve falling back", 60.0).policy.name == "diffserve"
 
 
@@ -74,3 +75,12 @@ def test_the_control_plans_reuse_and_nothing_else_is_different() -> None:
     own = plain.policy.allocator
     assert isinstance(own, JointAllocator)
     assert control.policy.allocator == replace(own, settings=replace(own.settings, plans_reuse=True))
+
+
+def test_in_the_control_that_thins_the_heavy_model_may_leave_out_steps_and_nothing_else_is_different() -> None:
+    plain, control = (scenario_of(system, 60.0) for system in ("joint", "joint thinning"))
+
+    thinned = {model.name: model.thinning for model in control.models}
+    assert thinned == {"light": (), "heavy": (ThinningOption(3, 12, 0.997),)}
+    assert control.dataplane == replace(plain.dataplane, thinning=ThinningMode.LOAD)
+    assert replace(control, models=plain.models, dataplane=plain.dataplane) == plain

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.fleet import (
+    ModelCost,
+    PoolDemand,
+    Replica,
+    ReplicaKind,
+    ReplicaReport,
+    StartShare,
+    ThinnableWork,
+)
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, check_decision
 from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.settings import ServingSettings
@@ -36,6 +44,7 @@ DEMANDS = st.builds(
     scored_count=COUNTS,
     deferred_count=COUNTS,
     stood_in_count=COUNTS,
+    thinnable=st.builds(ThinnableWork, *[st.sampled_from(EXTREMES)] * 3),
 )
 REPORTS = st.builds(
     ReplicaReport,

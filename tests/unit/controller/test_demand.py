@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.fleet import AdapterDemand, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.fleet import (
+    AdapterDemand,
+    PoolDemand,
+    Replica,
+    ReplicaKind,
+    ReplicaReport,
+    StartShare,
+    ThinnableWork,
+)
 from pentimento.policies.allocation import ReplicaView
 from services.controller.demand import DemandWindow
 
@@ -107,3 +115,14 @@ def test_starts_of_one_step_are_told_apart_by_kind_and_confidences_and_adapters_
     assert heavy.starts == (StartShare(5, 4, "image", 50, "light"), StartShare(5, 2, "latent", 50, "heavy"))
     assert (heavy.confidences[0], heavy.confidences[19]) == (2, 6)
     assert heavy.adapters == (AdapterDemand(AdapterKind.LORA, "neon", 4),)
+
+
+def test_work_that_may_be_left_out_is_added_up_over_pools_reports_and_front_doors() -> None:
+    window = DemandWindow()
+    window.add(report(thinnable=ThinnableWork(4.0, 2.0, 0.5)), 1.0)
+    window.add(report(pool="quick", thinnable=ThinnableWork(1.0, 0.5, 0.25)), 1.0)
+    window.add(report("f2", thinnable=ThinnableWork(2.0, 0.0, 0.0)), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert heavy.thinnable == ThinnableWork(7.0, 2.5, 0.75)

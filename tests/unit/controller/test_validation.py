@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from pentimento.domain.adapters import Adapter, AdapterKind, PipeliningBound
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.fleet import (
+    ModelCost,
+    PoolDemand,
+    Replica,
+    ReplicaKind,
+    ReplicaReport,
+    StartShare,
+    ThinnableWork,
+)
 from services.controller.validation import MAX_COUNT, MAX_REQUESTS, MAX_STEPS, check_replica, check_report
 
 REPLICA = Replica("worker-1", ReplicaKind.UNET_WORKER, "unix:/run/w1.sock", 1)
@@ -136,6 +144,26 @@ def test_a_count_outside_its_range_is_refused_by_name(field, count):
 def test_a_demand_that_cannot_be_true_is_refused(demand):
     with pytest.raises(InvalidArgument, match="demand"):
         check_report(replace(REPORT, demand=demand))
+
+
+@pytest.mark.parametrize(
+    ("work", "refused"),
+    [
+        (ThinnableWork(math.nan), r"whole: must be between 0 and 1000000, got nan"),
+        (ThinnableWork(-1.0), r"whole: must be between 0 and 1000000, got -1.0"),
+        (ThinnableWork(1e7), r"whole: must be between 0 and 1000000, got 10000000.0"),
+        (ThinnableWork(1.0, 2.0), r"spare: must be between 0 and whole, 1.0, got 2.0"),
+        (ThinnableWork(1.0, math.nan), r"spare: must be between 0 and whole, 1.0, got nan"),
+        (ThinnableWork(1.0, 0.5, -0.5), r"lost: must be between 0 and whole, 1.0, got -0.5"),
+    ],
+)
+def test_work_that_nobody_can_have_asked_for_is_refused(work: ThinnableWork, refused: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"demand\[0\].thinnable." + refused):
+        check_report(replace(REPORT, demand=(PoolDemand("heavy", thinnable=work),)))
+
+
+def test_work_of_which_all_could_be_left_out_is_taken() -> None:
+    check_report(replace(REPORT, demand=(PoolDemand("heavy", thinnable=ThinnableWork(1.0, 1.0, 1.0)),)))
 
 
 @given(st.text(max_size=300), st.text(max_size=300), st.integers())

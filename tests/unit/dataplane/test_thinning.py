@@ -8,7 +8,7 @@ from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.requests import Request
 from pentimento.dataplane.state import State
 from pentimento.dataplane.thinning import least_work
-from pentimento.domain.fleet import Plan
+from pentimento.domain.fleet import Plan, PoolPlan
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.thinning import Pressure, ThinningMode, ThinningOffer
 from tests.unit.dataplane.driver import Driver, kinds, only
@@ -104,6 +104,47 @@ def test_a_plan_that_admits_a_share_says_that_there_is_load() -> None:
     driver.send(events.PlanReceived(Plan(PlanVersion(1, 2), admission_rate=0.6)))
 
     assert started(driver, 1000.0).thinned_steps == (2, 4, 7)
+
+
+def planned(sequence: int, thins: bool, admission_rate: float = 1.0) -> events.PlanReceived:
+    pools = (PoolPlan("m", "m", (), thins=thins), PoolPlan("other", "other", ()))
+    return events.PlanReceived(Plan(PlanVersion(1, sequence), pools=pools, admission_rate=admission_rate))
+
+
+@pytest.mark.parametrize(("mode", "steps"), [(ThinningMode.LOAD, (2, 4, 7)), (ThinningMode.DEADLINE, ())])
+def test_a_plan_that_counts_on_fewer_steps_gets_them_where_load_may_thin(
+    mode: ThinningMode, steps: tuple[int, ...]
+) -> None:
+    driver = driver_in(mode)
+    driver.send(planned(1, thins=True))
+
+    assert started(driver, 1000.0).thinned_steps == steps
+
+
+def test_the_next_plan_may_count_on_whole_pictures_again() -> None:
+    driver = driver_in(ThinningMode.LOAD)
+    driver.send(planned(1, thins=True))
+    driver.send(planned(2, thins=False))
+
+    assert started(driver, 1000.0).thinned_steps == ()
+
+
+def test_a_plan_that_counts_on_fewer_steps_has_admitted_all_that_it_makes_room_for() -> None:
+    driver = driver_in(ThinningMode.LOAD)
+    driver.send(planned(1, thins=True, admission_rate=0.25))
+    answers = [driver.arrive(f"r{number}", deadline=1e6, work=10.0, thinning=OFFER) for number in range(8)]
+
+    assert sum(kinds(answer)[0] is effects.PersistAccepted for answer in answers) == 2
+
+
+@pytest.mark.parametrize(("mode", "spare"), [(ThinningMode.LOAD, 10.0), (ThinningMode.OFF, 0.0)])
+def test_a_pool_counts_what_could_be_left_out_of_the_work_that_it_took_up(mode: ThinningMode, spare: float) -> None:
+    driver = driver_in(mode)
+    for name in ("r1", "r2"):
+        driver.queue(name, work=10.0, thinning=OFFER)
+
+    told = driver.dataplane.state.pool("m").thinnable
+    assert (told.whole, told.spare) == (20.0, spare)
 
 
 def test_what_is_learnt_of_a_thinned_attempt_is_of_the_work_that_it_did() -> None:

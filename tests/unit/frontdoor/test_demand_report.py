@@ -11,6 +11,7 @@ from pentimento.domain.fleet import (
     ReplicaKind,
     ReplicaReport,
     StartShare,
+    ThinnableWork,
 )
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import ReplicaView
@@ -55,6 +56,19 @@ def test_a_controller_takes_the_report_of_requests_that_another_stage_stood_in_f
     window.add(told, 1.0)
     (demand,) = window.take([ReplicaView(Replica("f1", ReplicaKind.FRONTDOOR, "unix:/f1", 7))])
     assert (demand.arrivals_per_s, demand.sent_on_per_s, demand.deferred_share) == (5.0, 3.0, 0.0)
+
+
+def test_work_that_may_be_left_out_is_told_once() -> None:
+    dataplane = Dataplane(1)
+    report = DemandReport(dataplane, StartCounts())
+    heavy = dataplane.state.pool("heavy")
+    heavy.thinnable = ThinnableWork(4.0, 2.0, 0.5)
+    first = report.added_to(PLAIN).demand[0].thinnable
+    heavy.thinnable += ThinnableWork(1.0, 0.5, 0.125)
+
+    second = report.added_to(PLAIN).demand[0].thinnable
+
+    assert (first, second) == (ThinnableWork(4.0, 2.0, 0.5), ThinnableWork(1.0, 0.5, 0.125))
 
 
 def test_a_start_that_could_not_be_used_counts_as_one_from_noise() -> None:

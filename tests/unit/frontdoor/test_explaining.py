@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pentimento.dataplane.pools import Pool
-from pentimento.domain.fleet import Plan
+from pentimento.domain.fleet import Plan, PoolPlan
 from pentimento.domain.generation import (
     CascadeStage,
     Donor,
@@ -51,6 +51,15 @@ def test_the_plan_in_force_is_named_with_what_it_admits_and_left_out() -> None:
         "it admits 25% of the demand",
         "light on gpu: PROFILE_MISSING",
     ]
+
+
+def test_a_plan_that_counts_on_fewer_steps_says_of_which_pools() -> None:
+    pools = (PoolPlan("light", "light", ()), PoolPlan("heavy", "heavy", (), thins=True))
+
+    assert "it counts on steps that are left out in heavy" in told(
+        replace(CASE, plan=replace(PLAN, pools=pools)), "plan"
+    )
+    assert not any("left out" in reason for reason in told(CASE, "plan"))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pentimento.domain.fleet import ThinnableWork
 from pentimento.domain.thinned_steps import check_thinned_steps
 from pentimento.policies.thinning import (
     Pressure,
@@ -13,6 +14,7 @@ from pentimento.policies.thinning import (
     WholeReason,
     choose,
     scaled,
+    thinnable,
     thinned_steps,
 )
 
@@ -156,3 +158,34 @@ def test_clients_are_told_why_all_steps_are_taken_in_these_words() -> None:
 
 def test_operators_name_the_modes_in_these_words() -> None:
     assert [mode.value for mode in ThinningMode] == ["off", "deadline", "load", "always"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "offer", "told"),
+    [
+        # The fewest of fifty steps are twenty.
+        (ThinningMode.LOAD, OFFER, (2.0, 1.2, 0.08)),
+        # Whatever a plan says, they are left out.
+        (ThinningMode.ALWAYS, OFFER, (2.0, 1.2, 0.0)),
+        (ThinningMode.DEADLINE, OFFER, (2.0, 0.0, 0.0)),
+        (ThinningMode.OFF, OFFER, (2.0, 0.0, 0.0)),
+        (ThinningMode.LOAD, ThinningOffer(50), (2.0, 0.0, 0.0)),
+        # Behind step 15 the hard one is no choice: 20 of 35 steps that remain.
+        (ThinningMode.LOAD, ThinningOffer(50, 15, (MILD, HARD)), (2.0, 2.0 * 15 / 35, 0.02)),
+        # What kept more than all is no gain.
+        (ThinningMode.LOAD, ThinningOffer(50, 0, (ThinningOption(10, 10, 1.05),)), (2.0, 1.2, 0.0)),
+    ],
+)
+def test_plans_are_told_what_of_a_request_s_work_may_be_left_out_under_load(
+    mode: ThinningMode, offer: ThinningOffer, told: tuple[float, float, float]
+) -> None:
+    work = thinnable(mode, offer, 2.0)
+
+    assert (work.whole, work.spare, work.lost) == pytest.approx(told)
+
+
+def test_thinnable_work_is_added_up_and_taken_off() -> None:
+    work = ThinnableWork(4.0, 3.0, 2.0)
+
+    assert work + ThinnableWork(1.0, 0.5, 0.25) == ThinnableWork(5.0, 3.5, 2.25)
+    assert work - ThinnableWork(1.0, 0.5, 0.25) == ThinnableWork(3.0, 2.5, 1.75)

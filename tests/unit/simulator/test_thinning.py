@@ -10,7 +10,7 @@ from pentimento.policies.thinning import ThinningMode, ThinningOption
 from pentimento.reports import Outcome, RequestRecord
 from pentimento.simulator import Scenario
 from pentimento.simulator.scenario import SimulatedModel
-from tests.unit.simulator.scenarios import arrivals, one_model, run
+from tests.unit.simulator.scenarios import REQUESTS, arrivals, one_model, run
 
 OPTION = ThinningOption(2, 3, 0.96)
 
@@ -75,3 +75,17 @@ def test_where_time_alone_counts_others_change_nothing() -> None:
     first, *_ = midway(ThinningMode.DEADLINE, 0.0, 0.25, 0.25, 0.25, 0.25)
 
     assert first.quality == 1.0
+
+
+def test_a_batch_of_whole_requests_waits_for_whoever_is_sent_at_its_instant_though_steps_could_be_left_out() -> None:
+    """Batches of four take a second. One request waits at the device when the first batch ends, and three get the
+    credits of those that end; an option that leaves nothing out changes nothing."""
+    load = arrivals([0.0, 0.0, 0.0, 0.5, 0.6, 0.6, 0.6], deadline_s=30.0)
+    whole = replace(one_model({1: 1.0, 4: 1.0}), device_settings=REQUESTS)
+    model = SimulatedModel(from_latencies("m", 10, {1: 1.0, 4: 1.0}), thinning=(ThinningOption(9, 1, 1.0),))
+    offered = replace(whole, models=(model,), dataplane=DataplaneSettings(thinning=ThinningMode.LOAD))
+
+    ends = [[record.ended_s for record in run(one, load)] for one in (whole, offered)]
+
+    assert ends[0] == pytest.approx([1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0])
+    assert ends[1] == pytest.approx(ends[0])

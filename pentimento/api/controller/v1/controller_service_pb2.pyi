@@ -302,6 +302,7 @@ class PoolDemand(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     CONFIDENCES_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    THINNABLE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that the pool holds."""
     arrived_count: _builtins.int
@@ -326,6 +327,10 @@ class PoolDemand(_message.Message):
 
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterDemand]: ...
+    @_builtins.property
+    def thinnable(self) -> Global___ThinnableWork:
+        """Of those that the pool took up."""
+
     def __init__(
         self,
         *,
@@ -342,14 +347,44 @@ class PoolDemand(_message.Message):
         pool: _builtins.str = ...,
         confidences: _abc.Iterable[_builtins.int] | None = ...,
         adapters: _abc.Iterable[Global___AdapterDemand] | None = ...,
+        thinnable: Global___ThinnableWork | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["thinnable", b"thinnable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "arrived_count", b"arrived_count", "completed_count", b"completed_count", "confidences", b"confidences", "deferred_count", b"deferred_count", "dropped_count", b"dropped_count", "late_count", b"late_count", "model", b"model", "pool", b"pool", "queue_length", b"queue_length", "scored_count", b"scored_count", "starts", b"starts", "stood_in_count", b"stood_in_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "arrived_count", b"arrived_count", "completed_count", b"completed_count", "confidences", b"confidences", "deferred_count", b"deferred_count", "dropped_count", b"dropped_count", "late_count", b"late_count", "model", b"model", "pool", b"pool", "queue_length", b"queue_length", "scored_count", b"scored_count", "starts", b"starts", "stood_in_count", b"stood_in_count", "thinnable", b"thinnable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PoolDemand: _TypeAlias = PoolDemand  # noqa: Y015
+
+@_typing.final
+class ThinnableWork(_message.Message):
+    """Work that was asked for, in whole runs of the model: all of it; how much of it may be left out under load; and the share of a picture's
+    quality that is lost then, times the work, added up.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHOLE_FIELD_NUMBER: _builtins.int
+    SPARE_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    whole: _builtins.float
+    spare: _builtins.float
+    lost: _builtins.float
+    def __init__(
+        self,
+        *,
+        whole: _builtins.float = ...,
+        spare: _builtins.float = ...,
+        lost: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "spare", b"spare", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ThinnableWork: _TypeAlias = ThinnableWork  # noqa: Y015
 
 @_typing.final
 class StartShare(_message.Message):
@@ -741,9 +776,12 @@ class PoolPlan(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     WORKER_IDS_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
+    THINS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     """hit, miss, light, heavy, or the model's name where there is one pool a model."""
     model: _builtins.str
+    thins: _builtins.bool
+    """The plan counts on it that pictures of the pool leave out as many steps as they may, where frontdoors do so under load."""
     @_builtins.property
     def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -755,10 +793,11 @@ class PoolPlan(_message.Message):
         model: _builtins.str = ...,
         worker_ids: _abc.Iterable[_builtins.str] | None = ...,
         routes: _abc.Iterable[Global___RouteShare] | None = ...,
+        thins: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "pool", b"pool", "routes", b"routes", "worker_ids", b"worker_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "pool", b"pool", "routes", b"routes", "thins", b"thins", "worker_ids", b"worker_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import Replica, ReplicaKind, StartShare, WorkerAssignment
+from pentimento.domain.fleet import Replica, ReplicaKind, StartShare, ThinnableWork, WorkerAssignment
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand, ReplicaView
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, entry_of
 from pentimento.policies.serving.joint import JointAllocator
@@ -83,6 +83,50 @@ def test_hits_leave_more_for_the_heavy_model() -> None:
         return max((s.thresholds[0].confidence for c in decision.cascades for s in c.stages if s.thresholds), default=1)
 
     assert threshold(with_hits) > threshold(without)
+
+
+def thinnable(rate: float, spare: float, lost: float, devices: int = 16) -> AllocationContext:
+    """Shares of the heavy model's work, and of its quality, over a hundred requests."""
+    work = ThinnableWork(100.0, 100.0 * spare, 100.0 * lost)
+    return context(devices, ModelDemand("sd15", rate, thinnable=work))
+
+
+def settled(seen: AllocationContext) -> AllocationDecision:
+    """Plans learn of what may be left out by a few hundred requests."""
+    last, _ = repeat(ALLOCATOR, seen, 8, 5.0)
+    return last
+
+
+def heavy_share(decision: AllocationDecision) -> float:
+    """Of requests from noise, without those that a cascade sends on."""
+    heavy = [route for pool in decision.pools if pool.model == "sd15" for route in pool.routes]
+    return sum(route.share for route in heavy if route.route == NOISE)
+
+
+def test_steps_that_may_be_left_out_leave_room_for_more_by_the_heavy_model() -> None:
+    """More than its whole runs can be: with half of its steps nearly all are its own, for a hundredth of quality."""
+    whole, thinned = settled(thinnable(24.0, 0.0, 0.0)), settled(thinnable(24.0, 0.5, 0.01))
+
+    assert heavy_share(whole) < 0.5 < heavy_share(thinned)
+    assert {pool.model for pool in thinned.pools if pool.thins} == {"sd15"}
+    assert not any(pool.thins for pool in whole.pools)
+
+
+def test_steps_are_not_left_out_where_that_costs_more_than_a_light_picture() -> None:
+    assert not any(pool.thins for pool in settled(thinnable(24.0, 0.5, 0.4)).pools)
+
+
+def test_a_load_that_whole_runs_carry_is_not_thinned() -> None:
+    assert not any(pool.thins for pool in settled(thinnable(3.0, 0.5, 0.01)).pools)
+
+
+def test_steps_that_may_be_left_out_let_more_in() -> None:
+    """Nobody has a light model."""
+    alone = JointAllocator(replace(SETTINGS, light=""))
+    whole, _ = repeat(alone, thinnable(36.0, 0.0, 0.0), 8, 5.0)
+    thinned, _ = repeat(alone, thinnable(36.0, 0.5, 0.01), 8, 5.0)
+
+    assert thinned.admission_rate == pytest.approx(2.0 * whole.admission_rate, rel=0.05)
 
 
 def test_latents_go_to_the_model_that_they_are_of() -> None:

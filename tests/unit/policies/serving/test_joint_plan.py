@@ -118,6 +118,38 @@ def test_a_model_on_its_way_out_keeps_a_pool_without_routes_for_what_waits_for_i
     assert [pool for pool in pools if pool.model == "old"] == [PoolPlan("old", "old", ("w002",))]
 
 
+THINNED = PlannedRoute(replace(BY_HEAVY, name="thinned", uses=(Use("sd15", 0.6),)), "sd15", left_out=0.4)
+
+
+@pytest.mark.parametrize(
+    ("whole", "thinned", "thins"),
+    [
+        # Three devices in batches of one carry three whole runs a second, and these are 3.2.
+        (1.2, 2.0, True),
+        # Three fit.
+        (1.0, 2.0, False),
+        # More than half of them are whole.
+        (2.0, 1.6, False),
+        (0.0, 5.0, True),
+    ],
+)
+def test_pools_thin_where_most_of_a_model_s_pictures_do_and_whole_ones_would_not_fit(
+    whole: float, thinned: float, thins: bool
+) -> None:
+    views = (*(worker(index) for index in range(3)), worker(3, "turbo"))
+    context = AllocationContext(0.0, views, profiles=profiles(sd15={1: 1.0}, turbo={1: 1.0}))
+    heavy = Component("sd15", {KIND: (BatchCost(1, 1.0),)})
+    held = {(KIND, "sd15"): 3, (KIND, "turbo"): 1}
+    problem = JointProblem({"noise": 6.0}, {KIND: 4}, (heavy, LIGHT), (BY_HEAVY, THINNED.route), 2.5, held)
+    rates = {Course("heavy", (ONE,)): whole, Course("thinned", (ONE,)): thinned}
+    solution = JointSolution({ONE: 3, TURBO: 1}, rates, 1.0, 1.0)
+
+    decision = decision_of(context, kinds_of(context), problem, solution, {**ROUTES, "thinned": THINNED})
+
+    assert {pool.pool: pool.thins for pool in decision.pools}["sd15"] is thins
+    assert not any(pool.thins for pool in decision.pools if pool.model == "turbo")
+
+
 def test_ways_that_are_one_in_the_plan_add_up() -> None:
     """Four to one: from pools that the plan has as one."""
     views = tuple(worker(index) for index in range(2))

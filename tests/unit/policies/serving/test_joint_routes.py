@@ -122,6 +122,31 @@ def test_thresholds_are_read_from_the_curve_as_it_is_bent() -> None:
     assert found["noise:light>heavy@9"].threshold == pytest.approx(0.9**0.5, abs=1e-3)
 
 
+def test_where_steps_may_be_left_out_every_way_by_the_heavy_model_has_one_with_less_of_its_work() -> None:
+    """Two fifths of its work may go, with a tenth of the quality of what it paints."""
+    demand = replace(DEMAND, spare_share=0.4, lost_share=0.1)
+    found = {one.route.name: one for one in routes_of(context(), SETTINGS, COMPONENTS, demand)}
+    thinned = {name: one for name, one in found.items() if one.left_out}
+
+    with_heavy = [name for name, one in routes().items() if any(use.component == "heavy" for use in one.route.uses)]
+    assert sorted(thinned) == sorted(f"{name} thinned" for name in with_heavy)
+    alone, resumed = thinned["noise:heavy thinned"].route, thinned["latent:heavy thinned"].route
+    assert (alone.uses, alone.quality) == ((Use("heavy", 0.6, 2.0),), 0.9)
+    assert (resumed.uses[0].work, resumed.quality) == (pytest.approx(0.8 * 0.6), pytest.approx(0.9 - 0.8 * 0.1))
+    whole, cascade = found["noise:light>heavy@5"], thinned["noise:light>heavy@5 thinned"]
+    assert cascade.route.uses == (whole.route.uses[0], Use("heavy", pytest.approx(0.5 * 0.6), 2.0))
+    assert cascade.route.quality == pytest.approx(whole.route.quality - 0.5 * 0.1)
+    assert (cascade.first, cascade.heavy, cascade.threshold) == ("light", "heavy", whole.threshold)
+    assert {one.left_out for one in thinned.values()} == {0.4}
+
+
+@pytest.mark.parametrize("spare_share", [0.0, 0.02])
+def test_where_next_to_no_step_may_be_left_out_nothing_is_planned_by_it(spare_share: float) -> None:
+    demand = replace(DEMAND, spare_share=spare_share, lost_share=0.1)
+
+    assert not any(one.left_out for one in routes_of(context(), SETTINGS, COMPONENTS, demand))
+
+
 def test_a_threshold_of_nothing_is_no_cascade() -> None:
     """Three in ten have a confidence of 0."""
     curve = DeferralCurve((0.0, 0.0, 1.0), (0.0, 0.3, 1.0))
