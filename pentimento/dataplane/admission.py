@@ -12,6 +12,7 @@ from pentimento.dataplane.quotas import charge, pay_back, quota_refusal
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
 from pentimento.domain.reasons import Reason
+from pentimento.policies.serving.entry import NOISE
 from pentimento.policies.thinning import thinnable
 
 
@@ -79,7 +80,8 @@ def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Ef
         request.cascade, request.cascade_name = event.cascade, event.cascade_name
     if leaves_out_stage(state, request, event.foreseen):
         return leave_out_stage(state, request, event.foreseen)
-    state.pool(event.pool).thinnable += thinnable(state.settings.thinning, event.thinning, event.work)
+    if event.start == NOISE:
+        state.pool(event.pool).thinnable += thinnable(state.settings.thinning, event.thinning)
     if state.drops_late and _has_resort(state, request):
         end_s = predicted_end_s(state, now, state.pool(event.pool), request)
         if end_s is not None and now + end_s > request.deadline:

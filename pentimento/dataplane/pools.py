@@ -9,7 +9,7 @@ from pentimento.dataplane.fair_queue import FairQueue
 from pentimento.dataplane.ready import ReadyWorkers
 from pentimento.dataplane.requests import LaneKey, Request
 from pentimento.dataplane.speed import Speed
-from pentimento.domain.fleet import CONFIDENCE_BINS, NO_WORK, ThinnableWork
+from pentimento.domain.fleet import CONFIDENCE_BINS, NO_STEPS, ThinnableSteps
 from pentimento.policies.adapter_needs import NO_HOLDINGS, AdapterHoldings
 
 
@@ -137,7 +137,7 @@ class Pool:
     deferred_count: int = 0
     stood_in_count: int = 0
     confidences: list[int] = field(default_factory=lambda: [0] * CONFIDENCE_BINS)
-    thinnable: ThinnableWork = NO_WORK
+    thinnable: ThinnableSteps = NO_STEPS
     thins: bool = False
     workers: dict[str, Worker] = field(default_factory=dict)
 

@@ -311,31 +311,40 @@ class AdapterDemand:
 
 
 @dataclass(frozen=True)
-class ThinnableWork:
-    """Work that was asked for, in whole runs of a model: all of it, what of it may be left out under load (`spare`),
-    and the share of a picture's quality that is lost then, times the work, added up (`lost`)."""
+class ThinnableSteps:
+    """Of requests that a pool took up to paint from noise, added up: the shares (0..1) of their steps that may be left
+    out under load, and of a picture's quality that is lost then."""
 
-    whole: float = 0.0
-    spare: float = 0.0
-    lost: float = 0.0
+    request_count: int = 0
+    spare_shares: float = 0.0
+    lost_shares: float = 0.0
 
-    def __add__(self, other: "ThinnableWork") -> "ThinnableWork":
-        return ThinnableWork(self.whole + other.whole, self.spare + other.spare, self.lost + other.lost)
+    def __add__(self, other: "ThinnableSteps") -> "ThinnableSteps":
+        return ThinnableSteps(
+            self.request_count + other.request_count,
+            self.spare_shares + other.spare_shares,
+            self.lost_shares + other.lost_shares,
+        )
 
-    def __sub__(self, other: "ThinnableWork") -> "ThinnableWork":
-        return ThinnableWork(self.whole - other.whole, self.spare - other.spare, self.lost - other.lost)
+    def since(self, before: "ThinnableSteps") -> "ThinnableSteps":
+        """Return what came since it was `before`; never less than nothing, whatever is lost in sums of shares."""
+        return ThinnableSteps(
+            self.request_count - before.request_count,
+            max(0.0, self.spare_shares - before.spare_shares),
+            max(0.0, self.lost_shares - before.lost_shares),
+        )
 
 
-NO_WORK = ThinnableWork()
+NO_STEPS = ThinnableSteps()
 
 
 @dataclass(frozen=True)
 class PoolDemand:
     """What became of a pool's requests since the last report, what cascades sent on to it included; `pool` is empty
     where it is called after its model. Of the `scored_count` a cascade sent `deferred_count` on to the next pool, and
-    `stood_in_count` without a score (ADR 0067); `confidences` are the scores by
-    CONFIDENCE_BINS equal parts of 0..1, or none. `starts` and `adapters` are those of requests that came to it first.
-    `thinnable` is the work of those that it took up."""
+    `stood_in_count` without a score (ADR 0067); `confidences` are the scores by CONFIDENCE_BINS equal parts of 0..1, or
+    none. `starts` and `adapters` are those of requests that came to it first.
+    """
 
     model: str
     arrived_count: int = 0
@@ -350,7 +359,7 @@ class PoolDemand:
     pool: str = ""
     confidences: tuple[int, ...] = ()
     adapters: tuple[AdapterDemand, ...] = ()
-    thinnable: ThinnableWork = NO_WORK
+    thinnable: ThinnableSteps = NO_STEPS
 
 
 @dataclass(frozen=True)

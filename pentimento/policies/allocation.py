@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pentimento.domain.fleet import (
-    NO_WORK,
+    NO_STEPS,
     AdapterDemand,
     CachePlan,
     CascadePlan,
@@ -21,7 +21,7 @@ from pentimento.domain.fleet import (
     ReplicaKind,
     ReplicaReport,
     StartShare,
-    ThinnableWork,
+    ThinnableSteps,
     WorkerAssignment,
     WorkerPair,
 )
@@ -57,7 +57,7 @@ class ModelDemand:
     sent_on_per_s: float = 0.0
     confidences: tuple[int, ...] = ()
     adapters: tuple[AdapterDemand, ...] = ()
-    thinnable: ThinnableWork = NO_WORK
+    thinnable: ThinnableSteps = NO_STEPS
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from pentimento.domain.fleet import ThinnableWork
+from pentimento.domain.fleet import ThinnableSteps
 
 
 class ThinningMode(Enum):
@@ -142,16 +142,16 @@ def takes_fewest(mode: ThinningMode, overloaded: bool) -> bool:
     return mode is ThinningMode.ALWAYS or (mode is ThinningMode.LOAD and overloaded)
 
 
-def thinnable(mode: ThinningMode, offer: ThinningOffer, work: float) -> ThinnableWork:
-    """Return what of a request's `work` may be left out under load, and the quality that goes with it, as plans weigh
+def thinnable(mode: ThinningMode, offer: ThinningOffer) -> ThinnableSteps:
+    """Return what of a request's steps may be left out under load, and the quality that goes with them, as plans weigh
     it: nothing may where the mode leaves out no steps under load, and nothing is lost by a plan where they are left out
     in any case."""
     usable = offer.usable if mode in (ThinningMode.LOAD, ThinningMode.ALWAYS) else ()
     if not usable:
-        return ThinnableWork(work)
+        return ThinnableSteps(1)
     fewest = _fewest(usable)
-    spare = work * (1.0 - offer.remaining_with(fewest) / offer.remaining_count)
-    return ThinnableWork(work, spare, 0.0 if mode is ThinningMode.ALWAYS else work * max(0.0, 1.0 - fewest.share))
+    spare = 1.0 - offer.remaining_with(fewest) / offer.remaining_count
+    return ThinnableSteps(1, spare, 0.0 if mode is ThinningMode.ALWAYS else max(0.0, 1.0 - fewest.share))
 
 
 def _fewest(options: Iterable[ThinningOption]) -> ThinningOption:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import AttemptKey
 from pentimento.dataplane.pools import Pool
-from pentimento.domain.fleet import NO_WORK, Plan, Replica, ReplicaKind, StartShare, ThinnableWork
+from pentimento.domain.fleet import NO_STEPS, Plan, Replica, ReplicaKind, StartShare, ThinnableSteps
 from pentimento.domain.generation import PlanVersion
 from pentimento.emulation.device import EmulatedDevice
 from pentimento.policies.allocation import (
@@ -30,7 +30,7 @@ class _PoolCounts:
     deferred: int = 0
     stood_in: int = 0
     confidences: tuple[int, ...] = ()
-    thinnable: ThinnableWork = NO_WORK
+    thinnable: ThinnableSteps = NO_STEPS
 
 
 class SimulatedController:
@@ -120,7 +120,7 @@ class SimulatedController:
                 count - told
                 for count, told in zip(confidences, before.confidences or (0,) * len(confidences), strict=True)
             ),
-            thinnable=now.thinnable - before.thinnable,
+            thinnable=now.thinnable.since(before.thinnable),
         )
 
     def _waiting_at_workers(self) -> Counter[str]:

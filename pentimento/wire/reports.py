@@ -12,7 +12,7 @@ from pentimento.domain.fleet import (
     ReplicaReport,
     ReplicaStatus,
     StartShare,
-    ThinnableWork,
+    ThinnableSteps,
     UnplannedModel,
 )
 from pentimento.wire.enumerations import ADAPTER_KINDS
@@ -86,7 +86,7 @@ def _demand_to_proto(demand: PoolDemand) -> pb.PoolDemand:
         pool=demand.pool,
         confidences=demand.confidences,
         adapters=[_adapter_demand_to_proto(adapter) for adapter in demand.adapters],
-        thinnable=pb.ThinnableWork(**asdict(demand.thinnable)),
+        thinnable=pb.ThinnableSteps(**asdict(demand.thinnable)),
     )
 
 
@@ -105,8 +105,12 @@ def _demand_from_proto(message: pb.PoolDemand) -> PoolDemand:
         message.pool,
         tuple(message.confidences),
         tuple(_adapter_demand_from_proto(adapter) for adapter in message.adapters),
-        ThinnableWork(message.thinnable.whole, message.thinnable.spare, message.thinnable.lost),
+        _thinnable_from_proto(message.thinnable),
     )
+
+
+def _thinnable_from_proto(message: pb.ThinnableSteps) -> ThinnableSteps:
+    return ThinnableSteps(message.request_count, message.spare_shares, message.lost_shares)
 
 
 def _start_from_proto(message: pb.StartShare) -> StartShare:

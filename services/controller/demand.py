@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import (
     CONFIDENCE_BINS,
-    NO_WORK,
+    NO_STEPS,
     AdapterDemand,
     PoolDemand,
     ReplicaReport,
     StartShare,
-    ThinnableWork,
+    ThinnableSteps,
 )
 from pentimento.policies.allocation import ModelDemand, ReplicaView
 
@@ -46,7 +46,7 @@ class _Asked:
     starts: Counter[StartShare] = field(default_factory=Counter)
     confidences: Counter[int] = field(default_factory=Counter)
     adapters: Counter[tuple[AdapterKind, str]] = field(default_factory=Counter)
-    thinnable: ThinnableWork = NO_WORK
+    thinnable: ThinnableSteps = NO_STEPS
 
     def add(self, pool: PoolDemand) -> None:
         self.arrived += pool.arrived_count
@@ -118,7 +118,7 @@ def _demand(model: str, reported: Iterable[_Reported]) -> ModelDemand:
             AdapterDemand(*adapter, adapters[adapter])
             for adapter in sorted(adapters, key=lambda one: (one[0].value, one[1]))
         ),
-        thinnable=sum((one.thinnable for one, _ in asked), NO_WORK),
+        thinnable=sum((one.thinnable for one, _ in asked), NO_STEPS),
     )
 
 

@@ -13,7 +13,7 @@ from pentimento.domain.fleet import (
     Replica,
     ReplicaReport,
     StartShare,
-    ThinnableWork,
+    ThinnableSteps,
 )
 from pentimento.policies.serving.entry import STARTS
 
@@ -110,12 +110,11 @@ def _check_demand(field: str, demand: PoolDemand) -> None:
         _check_count(f"{field}.adapters.request_count", adapter.request_count, MAX_REQUESTS)
 
 
-def _check_thinnable(field: str, work: ThinnableWork) -> None:
-    if not 0.0 <= work.whole <= MAX_REQUESTS:
-        raise InvalidArgument.of(f"{field}.whole", f"must be between 0 and {MAX_REQUESTS}, got {work.whole}")
-    for part in ("spare", "lost"):
-        if not 0.0 <= getattr(work, part) <= work.whole:
-            limit = f"must be between 0 and whole, {work.whole}, got {getattr(work, part)}"
+def _check_thinnable(field: str, steps: ThinnableSteps) -> None:
+    _check_count(f"{field}.request_count", steps.request_count, MAX_REQUESTS)
+    for part in ("spare_shares", "lost_shares"):
+        if not 0.0 <= getattr(steps, part) <= steps.request_count:
+            limit = f"must be between 0 and request_count, {steps.request_count}, got {getattr(steps, part)}"
             raise InvalidArgument.of(f"{field}.{part}", limit)
 
 

@@ -9,13 +9,13 @@ from pentimento.dataplane import Dataplane
 from pentimento.dataplane.pools import Pool, Worker
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import (
-    NO_WORK,
+    NO_STEPS,
     AdapterDemand,
     PlanAcknowledgement,
     PoolDemand,
     ReplicaReport,
     StartShare,
-    ThinnableWork,
+    ThinnableSteps,
 )
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.requests import RequestState
@@ -45,7 +45,7 @@ class Totals:
     scored: int = 0
     deferred: int = 0
     stood_in: int = 0
-    thinnable: ThinnableWork = NO_WORK
+    thinnable: ThinnableSteps = NO_STEPS
 
 
 @dataclass(frozen=True, order=True)
@@ -160,7 +160,7 @@ class DemandReport:
             pool=pool.name if pool.name != model else "",
             confidences=self._scores(pool) if scored else (),
             adapters=self._starts.take_adapters(pool.name),
-            thinnable=now.thinnable - before.thinnable,
+            thinnable=now.thinnable.since(before.thinnable),
         )
 
     def _scores(self, pool: Pool) -> tuple[int, ...]:

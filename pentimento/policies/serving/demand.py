@@ -1,6 +1,6 @@
 """What an allocator reads out of its context about demand, the same in all of them."""
 
-from pentimento.domain.fleet import NO_WORK
+from pentimento.domain.fleet import NO_STEPS
 from pentimento.policies.allocation import AllocationContext, ModelDemand
 from pentimento.policies.serving.settings import DeferralCurve
 
@@ -31,7 +31,7 @@ def demand_of(context: AllocationContext, model: str) -> ModelDemand:
         sum(demand.sent_on_per_s for demand in found),
         tuple(map(sum, zip(*(demand.confidences for demand in found if demand.confidences), strict=True))),
         tuple(adapter for demand in found for adapter in demand.adapters),
-        sum((demand.thinnable for demand in found), NO_WORK),
+        sum((demand.thinnable for demand in found), NO_STEPS),
     )
 
 

@@ -32,7 +32,7 @@ class JointDemand:
     """Requests a second, averaged, and their change a second; the shares of hits, and the share of the steps that they
     save; the exponent of the deferral curve; when that was, and when devices last changed their models (seconds); the
     highest rate of late; when plans last changed how much hits use of the cache's tables (seconds); the share of the
-    heavy model's work that may be left out under load, and the share of quality that is lost then."""
+    heavy model's steps from noise that may be left out under load, and the share of quality that is lost then."""
 
     rate: float = 0.0
     trend: float = 0.0
@@ -132,12 +132,12 @@ def as_planned_for(context: AllocationContext, settings: ServingSettings, known:
 
 
 def _with_thinnable(context: AllocationContext, settings: ServingSettings, known: JointDemand) -> JointDemand:
-    asked = demand_of(context, settings.heavy).thinnable
-    if asked.whole <= 0.0:
+    told = demand_of(context, settings.heavy).thinnable
+    if not told.request_count:
         return known
-    weight = share_weight(round(asked.whole))
-    spare = known.spare_share + weight * (asked.spare / asked.whole - known.spare_share)
-    lost = known.lost_share + weight * (asked.lost / asked.whole - known.lost_share)
+    weight = share_weight(told.request_count)
+    spare = known.spare_share + weight * (told.spare_shares / told.request_count - known.spare_share)
+    lost = known.lost_share + weight * (told.lost_shares / told.request_count - known.lost_share)
     return replace(known, spare_share=spare, lost_share=lost)
 
 

@@ -134,29 +134,31 @@ def routes_of(
             found += _cascades(settings, IMAGE, curve, share, kept)
     if heavy not in there:
         found += [_alone(settings, small, start, 1.0) for small in smalls[:1] for start in (NOISE, LATENT)]
-    found += list(_thinned(settings, found, demand))
+    found += list(_thinned(settings, found, demand.spare_share * (1.0 - hits), demand.lost_share))
     quickest = quickest_routes(components, [planned.route for planned in found]).get(NOISE)
     if heavy in there and quickest is not None and (model := quickest.uses[0].component) != heavy:
         found += [PlannedRoute(replace(quickest, name=f"{room}:{model}", start=room), model) for room in ROOMS]
     return found
 
 
-def _thinned(settings: ServingSettings, routes: Sequence[PlannedRoute], demand: JointDemand) -> Iterator[PlannedRoute]:
-    """The same ways with the heavy model's work as it is where as many steps are left out as may be. Who may leave out
-    none is in time, too, so that the latency stays."""
-    if demand.spare_share <= _LEAST_SPARE:
+def _thinned(
+    settings: ServingSettings, routes: Sequence[PlannedRoute], spare: float, lost: float
+) -> Iterator[PlannedRoute]:
+    """The ways in which the heavy model paints from noise, once more with as many steps left out as may be: the share
+    `spare` of its work, and `lost` of the quality of what it paints. Who may leave out none is in time, too, so that
+    the latency stays."""
+    if spare <= _LEAST_SPARE:
         return
-    lost = settings.quality_of(settings.heavy).quality * demand.lost_share
     for planned in routes:
-        uses = [use for use in planned.route.uses if use.component == settings.heavy]
-        if uses:
-            thinned = tuple(
-                replace(use, work=use.work * (1.0 - demand.spare_share)) if use in uses else use
-                for use in planned.route.uses
-            )
-            quality = max(0.0, planned.route.quality - lost * min(1.0, uses[0].work))
-            route = replace(planned.route, name=f"{planned.route.name} thinned", uses=thinned, quality=quality)
-            yield replace(planned, route=route, left_out=demand.spare_share)
+        *before, last = planned.route.uses
+        reuses = planned.handover is not None and planned.handover.reuse_share > 0.0
+        from_noise = not reuses if before else planned.route.start == NOISE
+        if last.component == settings.heavy and from_noise:
+            uses = (*before, replace(last, work=last.work * (1.0 - spare)))
+            less = settings.quality_of(settings.heavy).quality * lost * min(1.0, last.work)
+            quality = max(0.0, planned.route.quality - less)
+            route = replace(planned.route, name=f"{planned.route.name} thinned", uses=uses, quality=quality)
+            yield replace(planned, route=route, left_out=spare)
 
 
 def _less_by_heavy(settings: ServingSettings, share: float) -> ServingSettings:

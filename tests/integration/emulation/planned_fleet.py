@@ -8,9 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pentimento.domain.fleet import Plan
+from pentimento.domain.fleet import HeldModel, Plan
+from pentimento.domain.generation import Scheduler
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.serving.policy import ServingPolicy
+from pentimento.policies.thinning import ThinningMode
+from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_to_json
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.wire.generation import plan_version_from_proto
@@ -101,8 +105,11 @@ class PlannedFleet:
 
 
 @asynccontextmanager
-async def planned_fleet(folder: Path, policy: str, **serving: Any) -> AsyncIterator[PlannedFleet]:
-    """Up to where every part is connected and registered; the policy begins then."""
+async def planned_fleet(
+    folder: Path, policy: str, *, thins: bool = False, **serving: Any
+) -> AsyncIterator[PlannedFleet]:
+    """Up to where every part is connected and registered; the policy begins then. `thins`: under load pictures of the
+    heavy model may take two of their four steps."""
     (folder / "fleet.toml").write_text(FLEET)
     fleet, address = folder / "fleet.toml", f"unix:{folder / 'c'}"
     settings = RecordingSettings(
@@ -118,7 +125,10 @@ async def planned_fleet(folder: Path, policy: str, **serving: Any) -> AsyncItera
         scorer = EmulatedDiscriminatorSettings(*rpc_of(folder, "d"), fleet, controller_address=address)
         await started(wire_discriminator(scorer), stack)
         workers = tuple([await started(wire_worker(worker_of(folder, number, address)), stack) for number in range(4)])
-        changes = {"worker_addresses": (), "controller_address": address, "default_model": "heavy"}
+        changes: dict[str, Any] = {"worker_addresses": (), "controller_address": address, "default_model": "heavy"}
+        if thins:
+            profile = halving_profile(folder / "halving.json", workers[0].worker.loaded.held)
+            changes |= {"thinning": ThinningMode.LOAD, "thinning_profiles": (profile,)}
         suite = await stack.enter_async_context(running_suite(folder, **changes))
         await suite.wait_for_workers(4)
         fleet = PlannedFleet(suite, controller, workers, settings)
@@ -126,6 +136,26 @@ async def planned_fleet(folder: Path, policy: str, **serving: Any) -> AsyncItera
         await fleet.wait_until(lambda: len(controller.controller.fleet().replicas) == 6)
         begin_policy(controller)
         yield fleet
+
+
+def halving_profile(path: Path, held: HeldModel) -> Path:
+    """Write that two of four steps keep 0.99 of the quality."""
+    row = ThinnedRow(1, 1, 100, 100, 0.99, (ThresholdRule.LOWER_BOUND,))
+    profile = ThinningProfile(
+        held.model,
+        held.model_digest,
+        Scheduler.DDIM,
+        held.default_steps,
+        held.default_guidance_scale,
+        "encoder",
+        "sha256:" + "0" * 64,
+        "clip_score",
+        0.95,
+        ThresholdRule.LOWER_BOUND,
+        (row,),
+    )
+    path.write_text(thinning_to_json(profile))
+    return path
 
 
 def begin_policy(controller: ControllerProcess) -> None:

@@ -30,6 +30,17 @@ async def ending(suite: FrontdoorSuite, number: int, deadline_ms: int | None = N
     return completed.provenance.spec.model
 
 
+async def painted_at(suite: FrontdoorSuite, count: int, rate: float) -> list[Completed]:
+    """Those of so many that were painted, sent at that rate."""
+
+    async def paint(number: int) -> Completed:
+        await asyncio.sleep(number / rate)
+        return await suite.paint(replace(REQUEST, prompt=f"picture {number}"))
+
+    endings = await asyncio.gather(*map(paint, range(count)), return_exceptions=True)
+    return [one for one in endings if isinstance(one, Completed)]
+
+
 async def loaded(suite: FrontdoorSuite, count: int, rate: float, deadline_ms: int | None = None) -> Counter[str]:
     """Sent at their times, whatever comes back."""
     began = asyncio.get_running_loop().time()
@@ -113,6 +124,21 @@ async def test_the_joint_policy_hears_of_demand_that_another_stage_took(director
     assert endings["light"] > 0
     assert max(sent_on for _, sent_on in heard) > 5.0
     assert max(arrived - sent_on for arrived, sent_on in heard) > 30.0
+
+
+async def test_the_joint_policy_counts_on_steps_that_may_be_left_out_and_gets_them(directory: Path) -> None:
+    """Half as many again as the heavy model can paint with all of its steps."""
+    async with planned_fleet(directory, "joint", thins=True, expected_per_s=60.0) as fleet:
+        await begun(fleet, "joint")
+
+        painted = await painted_at(fleet.suite, 360, 60.0)
+
+        told = [one.thinnable for context, _ in fleet.settings.asked for one in context.demand if one.model == "heavy"]
+        planned = [pool.model for _, decision in fleet.settings.asked for pool in decision.pools if pool.thins]
+    assert set(planned) == {"heavy"}
+    assert max(one.spare_shares / one.request_count for one in told if one.request_count) == 0.5
+    thinned = [one.provenance for one in painted if one.provenance.route.thinned_steps]
+    assert {(one.spec.model, one.steps_run) for one in thinned} == {("heavy", 2)}
 
 
 @pytest.mark.parametrize("policy", ["clipper-light", "proteus", "static-cascade", "vanilla", "modm", "joint"])

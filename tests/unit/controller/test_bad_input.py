@@ -14,7 +14,7 @@ from pentimento.domain.fleet import (
     ReplicaKind,
     ReplicaReport,
     StartShare,
-    ThinnableWork,
+    ThinnableSteps,
 )
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, check_decision
 from pentimento.policies.serving.policy import SERVING_POLICIES
@@ -44,7 +44,7 @@ DEMANDS = st.builds(
     scored_count=COUNTS,
     deferred_count=COUNTS,
     stood_in_count=COUNTS,
-    thinnable=st.builds(ThinnableWork, *[st.sampled_from(EXTREMES)] * 3),
+    thinnable=st.builds(ThinnableSteps, COUNTS, *[st.sampled_from(EXTREMES)] * 2),
 )
 REPORTS = st.builds(
     ReplicaReport,

@@ -12,7 +12,7 @@ from pentimento.domain.fleet import (
     ReplicaKind,
     ReplicaReport,
     StartShare,
-    ThinnableWork,
+    ThinnableSteps,
 )
 from pentimento.policies.allocation import ReplicaView
 from services.controller.demand import DemandWindow
@@ -117,12 +117,12 @@ def test_starts_of_one_step_are_told_apart_by_kind_and_confidences_and_adapters_
     assert heavy.adapters == (AdapterDemand(AdapterKind.LORA, "neon", 4),)
 
 
-def test_work_that_may_be_left_out_is_added_up_over_pools_reports_and_front_doors() -> None:
+def test_what_may_be_left_out_is_added_up_over_pools_reports_and_front_doors() -> None:
     window = DemandWindow()
-    window.add(report(thinnable=ThinnableWork(4.0, 2.0, 0.5)), 1.0)
-    window.add(report(pool="quick", thinnable=ThinnableWork(1.0, 0.5, 0.25)), 1.0)
-    window.add(report("f2", thinnable=ThinnableWork(2.0, 0.0, 0.0)), 1.0)
+    window.add(report(thinnable=ThinnableSteps(4, 2.0, 0.5)), 1.0)
+    window.add(report(pool="quick", thinnable=ThinnableSteps(1, 0.5, 0.25)), 1.0)
+    window.add(report("f2", thinnable=ThinnableSteps(2, 0.0, 0.0)), 1.0)
 
     (heavy,) = window.take(LIVE)
 
-    assert heavy.thinnable == ThinnableWork(7.0, 2.5, 0.75)
+    assert heavy.thinnable == ThinnableSteps(7, 2.5, 0.75)

@@ -16,7 +16,7 @@ from pentimento.domain.fleet import (
     ReplicaKind,
     ReplicaReport,
     StartShare,
-    ThinnableWork,
+    ThinnableSteps,
 )
 from services.controller.validation import MAX_COUNT, MAX_REQUESTS, MAX_STEPS, check_replica, check_report
 
@@ -147,23 +147,22 @@ def test_a_demand_that_cannot_be_true_is_refused(demand):
 
 
 @pytest.mark.parametrize(
-    ("work", "refused"),
+    ("steps", "refused"),
     [
-        (ThinnableWork(math.nan), r"whole: must be between 0 and 1000000, got nan"),
-        (ThinnableWork(-1.0), r"whole: must be between 0 and 1000000, got -1.0"),
-        (ThinnableWork(1e7), r"whole: must be between 0 and 1000000, got 10000000.0"),
-        (ThinnableWork(1.0, 2.0), r"spare: must be between 0 and whole, 1.0, got 2.0"),
-        (ThinnableWork(1.0, math.nan), r"spare: must be between 0 and whole, 1.0, got nan"),
-        (ThinnableWork(1.0, 0.5, -0.5), r"lost: must be between 0 and whole, 1.0, got -0.5"),
+        (ThinnableSteps(-1), "request_count: must be between 0"),
+        (ThinnableSteps(MAX_REQUESTS + 1), "request_count: must be between 0"),
+        (ThinnableSteps(1, 2.0), "spare_shares: must be between 0 and request_count, 1, got 2.0"),
+        (ThinnableSteps(1, math.nan), "spare_shares: must be between 0 and request_count, 1, got nan"),
+        (ThinnableSteps(1, 0.5, -0.5), "lost_shares: must be between 0 and request_count, 1, got -0.5"),
     ],
 )
-def test_work_that_nobody_can_have_asked_for_is_refused(work: ThinnableWork, refused: str) -> None:
+def test_steps_that_nobody_can_leave_out_are_refused(steps: ThinnableSteps, refused: str) -> None:
     with pytest.raises(InvalidArgument, match=r"demand\[0\].thinnable." + refused):
-        check_report(replace(REPORT, demand=(PoolDemand("heavy", thinnable=work),)))
+        check_report(replace(REPORT, demand=(PoolDemand("heavy", thinnable=steps),)))
 
 
-def test_work_of_which_all_could_be_left_out_is_taken() -> None:
-    check_report(replace(REPORT, demand=(PoolDemand("heavy", thinnable=ThinnableWork(1.0, 1.0, 1.0)),)))
+def test_all_steps_of_all_requests_may_be_left_out() -> None:
+    check_report(replace(REPORT, demand=(PoolDemand("heavy", thinnable=ThinnableSteps(2, 2.0, 2.0)),)))
 
 
 @given(st.text(max_size=300), st.text(max_size=300), st.integers())

@@ -11,7 +11,7 @@ from pentimento.domain.fleet import (
     ReplicaKind,
     ReplicaReport,
     StartShare,
-    ThinnableWork,
+    ThinnableSteps,
 )
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import ReplicaView
@@ -58,17 +58,17 @@ def test_a_controller_takes_the_report_of_requests_that_another_stage_stood_in_f
     assert (demand.arrivals_per_s, demand.sent_on_per_s, demand.deferred_share) == (5.0, 3.0, 0.0)
 
 
-def test_work_that_may_be_left_out_is_told_once() -> None:
+def test_what_may_be_left_out_is_told_once() -> None:
     dataplane = Dataplane(1)
     report = DemandReport(dataplane, StartCounts())
     heavy = dataplane.state.pool("heavy")
-    heavy.thinnable = ThinnableWork(4.0, 2.0, 0.5)
+    heavy.thinnable = ThinnableSteps(4, 2.0, 0.5)
     first = report.added_to(PLAIN).demand[0].thinnable
-    heavy.thinnable += ThinnableWork(1.0, 0.5, 0.125)
+    heavy.thinnable += ThinnableSteps(1, 0.5, 0.125)
 
     second = report.added_to(PLAIN).demand[0].thinnable
 
-    assert (first, second) == (ThinnableWork(4.0, 2.0, 0.5), ThinnableWork(1.0, 0.5, 0.125))
+    assert (first, second) == (ThinnableSteps(4, 2.0, 0.5), ThinnableSteps(1, 0.5, 0.125))
 
 
 def test_a_start_that_could_not_be_used_counts_as_one_from_noise() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.fleet import ThinnableWork
+from pentimento.domain.fleet import ThinnableSteps
 from pentimento.domain.thinned_steps import check_thinned_steps
 from pentimento.policies.thinning import (
     Pressure,
@@ -161,31 +161,33 @@ def test_operators_name_the_modes_in_these_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "offer", "told"),
+    ("mode", "offer", "spare", "lost"),
     [
         # The fewest of fifty steps are twenty.
-        (ThinningMode.LOAD, OFFER, (2.0, 1.2, 0.08)),
+        (ThinningMode.LOAD, OFFER, 0.6, 0.04),
         # Whatever a plan says, they are left out.
-        (ThinningMode.ALWAYS, OFFER, (2.0, 1.2, 0.0)),
-        (ThinningMode.DEADLINE, OFFER, (2.0, 0.0, 0.0)),
-        (ThinningMode.OFF, OFFER, (2.0, 0.0, 0.0)),
-        (ThinningMode.LOAD, ThinningOffer(50), (2.0, 0.0, 0.0)),
+        (ThinningMode.ALWAYS, OFFER, 0.6, 0.0),
+        (ThinningMode.DEADLINE, OFFER, 0.0, 0.0),
+        (ThinningMode.OFF, OFFER, 0.0, 0.0),
+        (ThinningMode.LOAD, ThinningOffer(50), 0.0, 0.0),
         # Behind step 15 the hard one is no choice: 20 of 35 steps that remain.
-        (ThinningMode.LOAD, ThinningOffer(50, 15, (MILD, HARD)), (2.0, 2.0 * 15 / 35, 0.02)),
+        (ThinningMode.LOAD, ThinningOffer(50, 15, (MILD, HARD)), 15 / 35, 0.01),
         # What kept more than all is no gain.
-        (ThinningMode.LOAD, ThinningOffer(50, 0, (ThinningOption(10, 10, 1.05),)), (2.0, 1.2, 0.0)),
+        (ThinningMode.LOAD, ThinningOffer(50, 0, (ThinningOption(10, 10, 1.05),)), 0.6, 0.0),
     ],
 )
-def test_plans_are_told_what_of_a_request_s_work_may_be_left_out_under_load(
-    mode: ThinningMode, offer: ThinningOffer, told: tuple[float, float, float]
+def test_plans_are_told_what_of_a_request_s_steps_may_be_left_out_under_load(
+    mode: ThinningMode, offer: ThinningOffer, spare: float, lost: float
 ) -> None:
-    work = thinnable(mode, offer, 2.0)
+    told = thinnable(mode, offer)
 
-    assert (work.whole, work.spare, work.lost) == pytest.approx(told)
+    assert told.request_count == 1
+    assert (told.spare_shares, told.lost_shares) == pytest.approx((spare, lost))
 
 
-def test_thinnable_work_is_added_up_and_taken_off() -> None:
-    work = ThinnableWork(4.0, 3.0, 2.0)
+def test_what_may_be_left_out_is_added_up_and_told_since_then() -> None:
+    steps = ThinnableSteps(4, 3.0, 2.0)
 
-    assert work + ThinnableWork(1.0, 0.5, 0.25) == ThinnableWork(5.0, 3.5, 2.25)
-    assert work - ThinnableWork(1.0, 0.5, 0.25) == ThinnableWork(3.0, 2.5, 1.75)
+    assert steps + ThinnableSteps(1, 0.5, 0.25) == ThinnableSteps(5, 3.5, 2.25)
+    assert steps.since(ThinnableSteps(1, 0.5, 0.25)) == ThinnableSteps(3, 2.5, 1.75)
+    assert steps.since(ThinnableSteps(4, 3.0000001, 2.0000001)) == ThinnableSteps(0, 0.0, 0.0)

@@ -328,9 +328,7 @@ class PoolDemand(_message.Message):
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterDemand]: ...
     @_builtins.property
-    def thinnable(self) -> Global___ThinnableWork:
-        """Of those that the pool took up."""
-
+    def thinnable(self) -> Global___ThinnableSteps: ...
     def __init__(
         self,
         *,
@@ -347,7 +345,7 @@ class PoolDemand(_message.Message):
         pool: _builtins.str = ...,
         confidences: _abc.Iterable[_builtins.int] | None = ...,
         adapters: _abc.Iterable[Global___AdapterDemand] | None = ...,
-        thinnable: Global___ThinnableWork | None = ...,
+        thinnable: Global___ThinnableSteps | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["thinnable", b"thinnable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -358,33 +356,33 @@ class PoolDemand(_message.Message):
 Global___PoolDemand: _TypeAlias = PoolDemand  # noqa: Y015
 
 @_typing.final
-class ThinnableWork(_message.Message):
-    """Work that was asked for, in whole runs of the model: all of it; how much of it may be left out under load; and the share of a picture's
-    quality that is lost then, times the work, added up.
+class ThinnableSteps(_message.Message):
+    """Of requests that a pool took up to paint from noise, added up: the shares of their steps that may be left out under load, and of a picture's quality that is
+    lost then.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    WHOLE_FIELD_NUMBER: _builtins.int
-    SPARE_FIELD_NUMBER: _builtins.int
-    LOST_FIELD_NUMBER: _builtins.int
-    whole: _builtins.float
-    spare: _builtins.float
-    lost: _builtins.float
+    REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    SPARE_SHARES_FIELD_NUMBER: _builtins.int
+    LOST_SHARES_FIELD_NUMBER: _builtins.int
+    request_count: _builtins.int
+    spare_shares: _builtins.float
+    lost_shares: _builtins.float
     def __init__(
         self,
         *,
-        whole: _builtins.float = ...,
-        spare: _builtins.float = ...,
-        lost: _builtins.float = ...,
+        request_count: _builtins.int = ...,
+        spare_shares: _builtins.float = ...,
+        lost_shares: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "spare", b"spare", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost_shares", b"lost_shares", "request_count", b"request_count", "spare_shares", b"spare_shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ThinnableWork: _TypeAlias = ThinnableWork  # noqa: Y015
+Global___ThinnableSteps: _TypeAlias = ThinnableSteps  # noqa: Y015
 
 @_typing.final
 class StartShare(_message.Message):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import Replica, ReplicaKind, StartShare, ThinnableWork, WorkerAssignment
+from pentimento.domain.fleet import Replica, ReplicaKind, StartShare, ThinnableSteps, WorkerAssignment
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand, ReplicaView
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, entry_of
 from pentimento.policies.serving.joint import JointAllocator
@@ -86,9 +86,9 @@ def test_hits_leave_more_for_the_heavy_model() -> None:
 
 
 def thinnable(rate: float, spare: float, lost: float, devices: int = 16) -> AllocationContext:
-    """Shares of the heavy model's work, and of its quality, over a hundred requests."""
-    work = ThinnableWork(100.0, 100.0 * spare, 100.0 * lost)
-    return context(devices, ModelDemand("sd15", rate, thinnable=work))
+    """Shares of the steps that may be left out, and of the quality that goes with them, of a hundred requests."""
+    steps = ThinnableSteps(100, 100.0 * spare, 100.0 * lost)
+    return context(devices, ModelDemand("sd15", rate, thinnable=steps))
 
 
 def settled(seen: AllocationContext) -> AllocationDecision:

@@ -122,22 +122,40 @@ def test_thresholds_are_read_from_the_curve_as_it_is_bent() -> None:
     assert found["noise:light>heavy@9"].threshold == pytest.approx(0.9**0.5, abs=1e-3)
 
 
-def test_where_steps_may_be_left_out_every_way_by_the_heavy_model_has_one_with_less_of_its_work() -> None:
-    """Two fifths of its work may go, with a tenth of the quality of what it paints."""
+def thinned_routes(settings: ServingSettings = SETTINGS) -> dict[str, PlannedRoute]:
+    """Two fifths of the heavy model's steps may be left out, with a tenth of its quality."""
     demand = replace(DEMAND, spare_share=0.4, lost_share=0.1)
-    found = {one.route.name: one for one in routes_of(context(), SETTINGS, COMPONENTS, demand)}
-    thinned = {name: one for name, one in found.items() if one.left_out}
+    return {one.route.name: one for one in routes_of(context(), settings, COMPONENTS, demand) if one.left_out}
 
-    with_heavy = [name for name, one in routes().items() if any(use.component == "heavy" for use in one.route.uses)]
-    assert sorted(thinned) == sorted(f"{name} thinned" for name in with_heavy)
-    alone, resumed = thinned["noise:heavy thinned"].route, thinned["latent:heavy thinned"].route
+
+def test_where_steps_may_be_left_out_the_heavy_model_s_ways_from_noise_have_one_with_less_of_its_work() -> None:
+    cascades = [f"{start}:light>heavy@{number} thinned" for start in (NOISE, IMAGE) for number in range(1, 10)]
+    thinned, whole = thinned_routes(), routes()["noise:light>heavy@5"]
+
+    assert sorted(thinned) == sorted(["noise:heavy thinned", *cascades])
+    alone, cascade = thinned["noise:heavy thinned"].route, thinned["noise:light>heavy@5 thinned"]
     assert (alone.uses, alone.quality) == ((Use("heavy", 0.6, 2.0),), 0.9)
-    assert (resumed.uses[0].work, resumed.quality) == (pytest.approx(0.8 * 0.6), pytest.approx(0.9 - 0.8 * 0.1))
-    whole, cascade = found["noise:light>heavy@5"], thinned["noise:light>heavy@5 thinned"]
     assert cascade.route.uses == (whole.route.uses[0], Use("heavy", pytest.approx(0.5 * 0.6), 2.0))
     assert cascade.route.quality == pytest.approx(whole.route.quality - 0.5 * 0.1)
     assert (cascade.first, cascade.heavy, cascade.threshold) == ("light", "heavy", whole.threshold)
     assert {one.left_out for one in thinned.values()} == {0.4}
+
+
+def test_who_starts_from_the_light_picture_leaves_out_no_step() -> None:
+    handover = Handover("light>heavy", "", (0.0, 1.0), (0.0, 1.0), reuse_share=0.25)
+
+    thinned = thinned_routes(SETTINGS.handing_over(handover))
+    assert {one.route.start for one in thinned.values() if one.heavy} == {IMAGE}
+
+
+def test_of_hits_that_are_painted_as_if_from_noise_no_step_is_left_out() -> None:
+    """A quarter of those, where the light model has too few steps to start from an image."""
+    few = replace(PROFILES[0], model="light", step_count=1)
+    demand = replace(DEMAND, image_share=0.25, spare_share=0.4)
+    found = routes_of(context(profiles=(*PROFILES, few)), SETTINGS, COMPONENTS, demand)
+
+    (alone,) = (one for one in found if one.route.name == "noise:heavy thinned")
+    assert alone.left_out == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("spare_share", [0.0, 0.02])
