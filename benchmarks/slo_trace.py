@@ -65,6 +65,7 @@ PLANS_REUSE = "joint planning reuse"
 # Ours where the heavy model may leave out steps under load, as plans count on it.
 THINS = "joint thinning"
 CONTROLS = ("diffserve" + FALLING_BACK, PLANS_REUSE, THINS)
+OUR_OWN = (PLANS_REUSE, THINS, OURS_SERVES_AS)
 SYSTEMS = (*BASELINES, *CONTROLS, OURS_SERVES_AS)
 # Whose violations are compared with those of ours, and by how much they must be more.
 FEWER = {"static-cascade": 1.4, "proteus": 1.7, "clipper-heavy": 26.0}
@@ -191,7 +192,7 @@ def figures_of(runs: Sequence[TraceRun], ours: str) -> list[Figure]:
     by_system = {name: [run for run in runs if run.system == name] for name in dict.fromkeys(r.system for r in runs)}
     means = {name: (mean([r.violations for r in of]), mean([r.quality for r in of])) for name, of in by_system.items()}
     found = [fewer(by_system, name, ours, factor) for name, factor in FEWER.items() if name in by_system]
-    better = [name for name, other in means.items() if name != ours and dominates(other, means[ours])]
+    better = [name for name, other in means.items() if name not in OUR_OWN and dominates(other, means[ours])]
     found.append(Figure(f"systems that dominate {ours}", len(better), at_most(0), better, None))
     for paper in PAPERS:
         if paper in means and paper != ours:

@@ -46,6 +46,14 @@ def test_violations_are_compared_by_trace_and_whoever_dominates_is_named() -> No
     assert figures["systems that dominate joint"].samples == ["proteus"]
 
 
+def test_joint_with_more_of_ours_is_nobody_else() -> None:
+    runs = [*runs_of("joint thinning", 0.01, 0.97), *runs_of("joint planning reuse", 0.01, 0.97)]
+
+    figures = {figure.name: figure for figure in figures_of([*runs, *runs_of("joint", 0.02, 0.96)], "joint")}
+
+    assert figures["systems that dominate joint"].samples == []
+
+
 def test_no_violation_counts_as_one_request_of_a_trace() -> None:
     figures = figures_of([*runs_of("clipper-heavy", 0.5, 1.0), *runs_of("joint", 0.0, 0.9)], "joint")
 
