@@ -13,7 +13,7 @@ from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
 from pentimento.domain.reasons import Reason
 from pentimento.policies.serving.entry import NOISE
-from pentimento.policies.thinning import thinnable
+from pentimento.policies.thinning import ThinningOffer, thinnable
 
 
 def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
@@ -81,13 +81,21 @@ def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Ef
     if leaves_out_stage(state, request, event.foreseen):
         return leave_out_stage(state, request, event.foreseen)
     if event.start == NOISE:
-        state.pool(event.pool).thinnable += thinnable(state.settings.thinning, event.thinning)
+        _count_thinnable(state, state.pool(event.pool), event.thinning)
     if state.drops_late and _has_resort(state, request):
         end_s = predicted_end_s(state, now, state.pool(event.pool), request)
         if end_s is not None and now + end_s > request.deadline:
             return drop_late(state, now, request, end_s)
     state.enqueue(request, rerun=False)
     return []
+
+
+def _count_thinnable(state: State, pool: Pool, offer: ThinningOffer) -> None:
+    pool.from_noise_count += 1
+    if offer.options:
+        told = thinnable(state.settings.thinning, offer)
+        pool.spare_shares += told.spare_shares
+        pool.lost_shares += told.lost_shares
 
 
 def _has_resort(state: State, request: Request) -> bool:

@@ -9,7 +9,7 @@ from pentimento.dataplane.fair_queue import FairQueue
 from pentimento.dataplane.ready import ReadyWorkers
 from pentimento.dataplane.requests import LaneKey, Request
 from pentimento.dataplane.speed import Speed
-from pentimento.domain.fleet import CONFIDENCE_BINS, NO_STEPS, ThinnableSteps
+from pentimento.domain.fleet import CONFIDENCE_BINS, ThinnableSteps
 from pentimento.policies.adapter_needs import NO_HOLDINGS, AdapterHoldings
 
 
@@ -137,9 +137,17 @@ class Pool:
     deferred_count: int = 0
     stood_in_count: int = 0
     confidences: list[int] = field(default_factory=lambda: [0] * CONFIDENCE_BINS)
-    thinnable: ThinnableSteps = NO_STEPS
+    # As in ThinnableSteps.
+    from_noise_count: int = 0
+    spare_shares: float = 0.0
+    lost_shares: float = 0.0
     thins: bool = False
     workers: dict[str, Worker] = field(default_factory=dict)
+
+    @property
+    def thinnable(self) -> ThinnableSteps:
+        """What of those that came to be painted from noise may be left out under load."""
+        return ThinnableSteps(self.from_noise_count, self.spare_shares, self.lost_shares)
 
     def wait_for(self, request: Request, step: int) -> None:
         """Count a waiting request in (`step` 1) or out (-1)."""

@@ -62,9 +62,9 @@ def test_what_may_be_left_out_is_told_once() -> None:
     dataplane = Dataplane(1)
     report = DemandReport(dataplane, StartCounts())
     heavy = dataplane.state.pool("heavy")
-    heavy.thinnable = ThinnableSteps(4, 2.0, 0.5)
+    heavy.from_noise_count, heavy.spare_shares, heavy.lost_shares = 4, 2.0, 0.5
     first = report.added_to(PLAIN).demand[0].thinnable
-    heavy.thinnable += ThinnableSteps(1, 0.5, 0.125)
+    heavy.from_noise_count, heavy.spare_shares, heavy.lost_shares = 5, 2.5, 0.625
 
     second = report.added_to(PLAIN).demand[0].thinnable
 
