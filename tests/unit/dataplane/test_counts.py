@@ -21,8 +21,9 @@ def test_a_new_dataplane_has_counted_nothing() -> None:
 
     assert asdict(Counters()) == {field.name: 0 for field in fields(Counters)}
     counts = [getattr(pool, field.name) for field in fields(Pool) if field.name.endswith("_count")]
-    assert counts == [0] * 10
+    assert counts == [0] * 11
     assert (pool.waiting_work, pool.throughput, pool.ends) == (0.0, 0.0, [])
+    assert (pool.spare_shares, pool.lost_shares, pool.thins) == (0.0, 0.0, False)
 
 
 def test_what_nobody_sets_is_as_the_documentation_has_it() -> None:
