@@ -7,7 +7,9 @@ what the clients received, from what the API answers afterwards, and from the jo
 it happens. Workers paint one picture at a time: a picture that shares steps with others is the same to 1e-4 of its
 latents, not to the byte.
 
-A worker is killed only after it has served for longer than the supervisor's crash-loop limit, or it would be given up.
+A worker is killed only after it has served for longer than the supervisor's crash-loop limit, or it would be given up,
+and not while it runs a request that has lost as many workers as may be made up for: a third one ends a request by
+promise (`max-reruns`), lest it take all workers with it.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import random
 import signal
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
@@ -28,6 +31,7 @@ from benchmarks.report import Figure, Options, informative, measured, parse_opti
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import WorkerView
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.worker import WorkerClient
+from pentimento.dataplane import DataplaneSettings
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import AsyncClient, RetryPolicy
 from pentimento.supervisor.local import LocalSuite, local_suite
@@ -37,6 +41,7 @@ ONE_AT_A_TIME = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1"}
 # The supervisor forgives an end after so long a service; a second more, because the two clocks differ.
 LEAST_SERVED_S = RestartPolicy().stable_s + 1.0
 POLL_S = 0.01
+MADE_UP_FOR = DataplaneSettings().max_reruns
 NO_RETRIES = RetryPolicy(tries=1)
 
 
@@ -79,6 +84,7 @@ class KillOneTrial:
         self._first_seen: dict[tuple[str, int], float] = {}
         self._reference_s = 0.0
         self.kills: list[Kill] = []
+        self._losses = Counter[str]()
 
     async def run(self, kills: int, clients: int) -> FaultedLoad:
         address = self._suite.endpoint.frontdoor
@@ -122,11 +128,12 @@ class KillOneTrial:
         return self._rng.choice(ripe) if ripe and len(connected) > 1 else None
 
     async def _kill_at_random(self, operator: FrontdoorClient, worker: WorkerView, client: WorkerClient) -> Kill | None:
-        """None when the worker had nothing to do at the chosen moment."""
+        """None when the worker had nothing to do at the chosen moment, or the request would not be run again."""
         await asyncio.sleep(self._rng.uniform(0.0, self._reference_s))
         running = [attempt for attempt in (await client.status()).attempts if attempt.step_count]
-        if not running:
+        if not running or any(self._losses[attempt.request_id] >= MADE_UP_FOR for attempt in running):
             return None
+        self._losses.update(attempt.request_id for attempt in running)
         os.kill(pid_of(self._suite, worker.address), signal.SIGKILL)
         killed_at = time.monotonic()
         while True:
