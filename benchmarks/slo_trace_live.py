@@ -5,12 +5,15 @@
 Each system plans a suite of its own (`pentimento up --policy`), and every suite is asked for the same requests at the
 same times: DiffServe's Azure shape, from a quarter of the peak to the peak, which is `ABOVE` times what the static
 cascade is provisioned for. That and the SLO are set beforehand: for the emulated fleet by its file, for real workers by
-what a few lone pictures take. Quality is that of answered requests, by the model that painted them: 1 for the heavy
-one, `LIGHT_QUALITY` for the light one; joint, which weighs pictures, is told the same.
+what a few lone pictures take; what their models cost is profiled before. Quality is that of answered requests, by the
+model that painted them: 1 for the heavy one, `LIGHT_QUALITY` for the light one; joint, which weighs pictures, is told
+the same.
 """
 
 import argparse
 import asyncio
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +43,7 @@ from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.reports import RequestRecord
 from pentimento.sdk import Client
 from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.supervisor.models import find_model
 from pentimento.workloads import Content, Segment, SloClass, Workload, fluctuating
 
 SYSTEMS = (
@@ -55,6 +59,7 @@ FLEET = FLEETS / "cascade-16-half.toml"
 # Of the emulated fleet: what its static cascade is provisioned for, and DiffServe's SLO on devices half as fast.
 EMULATED_PER_S, EMULATED_SLO_S = 20.0, 10.0
 # Of two real workers, in units of a lone picture of the heavy model: half of what comes is sent on.
+REAL_MODELS = ("tiny-light", "tiny-heavy")
 REAL_PICTURES, REAL_SLO = 2.0, 8.0
 LONE_COUNT = 5
 # Until a policy plans for a suite that has just started, and has loaded what it wants; requests of that time do not
@@ -95,7 +100,8 @@ class LiveSide:
 
 def main() -> int:
     options = parse_options("slo_trace_live", __doc__, add_options)
-    runs = [run for side in sides(options) for run in runs_of(options, side)]
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [run for side in sides(options, Path(folder)) for run in runs_of(options, side)]
     notes = {"shape": "azure", "segment_s": options.rest["segment"], "above": ABOVE, "swing": SWING}
     figures = [
         # One round: nothing is known of how much it differs from another.
@@ -112,14 +118,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--segment", type=float, default=SEGMENT_S, help="seconds of each of the 28 segments")
 
 
-def sides(options: Options) -> Iterator[LiveSide]:
-    """Yield those that are asked for."""
+def sides(options: Options, folder: Path) -> Iterator[LiveSide]:
+    """Yield those that are asked for. Profiles of real models are written to the folder."""
     if options.rest["only"] != "real":
         yield LiveSide("emulated", ("--emulate", str(FLEET)), "sd-turbo", "sd15", EMULATED_PER_S, EMULATED_SLO_S)
     if options.rest["only"] != "emulated":
-        flags = ("--cascade", "tiny-light,tiny-heavy", "--device", "cpu")
-        lone_s = lone_picture_s(flags, "tiny-heavy")
-        yield LiveSide("real", flags, "tiny-light", "tiny-heavy", REAL_PICTURES / lone_s, REAL_SLO * lone_s)
+        flags = ["--cascade", ",".join(REAL_MODELS), "--device", "cpu"]
+        for model in REAL_MODELS:
+            flags += ["--profile", str(profiled(model, folder))]
+        lone_s = lone_picture_s(flags, REAL_MODELS[-1])
+        yield LiveSide("real", tuple(flags), *REAL_MODELS, REAL_PICTURES / lone_s, REAL_SLO * lone_s)
+
+
+def profiled(model: str, folder: Path) -> Path:
+    """Return the file with what the model costs on this machine: policies plan no model of which that is not known."""
+    out = folder / f"{model}.json"
+    module = (sys.executable, "-m", "services.unet_worker.profile")
+    subprocess.run([*module, "--model", str(find_model(model).path), "--device", "cpu", "--out", str(out)], check=True)
+    return out
 
 
 def lone_picture_s(flags: Sequence[str], model: str) -> float:
