@@ -80,7 +80,8 @@ def decision_of(
             entries.add(course, rate)
     shares = entries.shares()
     _serve_the_rest(shares, assignments, models)
-    thinned = _thinned(problem, solution, routes, units)
+    carried = {pool: count * pool.batch_size / speeds[pool] for pool, count in units.items()}
+    thinned = _thinned(solution, routes, carried)
     pools = _pools(assignments, members, shares, models, _is_worth_hits(problem, models[0]), thinned)
     admission_rate = solution.served_share if solution.served_share < _WHOLE else 1.0
     return AllocationDecision(assignments, pools, admission_rate, cascades=entries.cascades())
@@ -94,14 +95,10 @@ def _is_worth_hits(problem: JointProblem, model: str) -> bool:
     return worths.get(model, -math.inf) >= max(worths.values(), default=-math.inf)
 
 
-def _thinned(
-    problem: JointProblem,
-    solution: JointSolution,
-    routes: Mapping[str, PlannedRoute],
-    units: Mapping[PlannedPool, int],
-) -> str:
+def _thinned(solution: JointSolution, routes: Mapping[str, PlannedRoute], carried: Mapping[PlannedPool, float]) -> str:
     """The model whose pictures are to leave out steps; empty for none. It is one of which most are planned so, and
-    whose devices could not carry the whole runs of all: where fewer are, pools see to it when too many wait."""
+    whose pools could not carry (whole runs a second) those of all: where fewer are, pools see to it when too many wait.
+    """
     model = next((one.heavy or one.first for one in routes.values() if one.left_out > 0.0), "")
     whole = thinned = 0.0
     for course, rate in solution.rates.items():
@@ -110,14 +107,8 @@ def _thinned(
         work *= rate / (1.0 - planned.left_out)
         whole += work
         thinned += work if planned.left_out > 0.0 else 0.0
-    speeds = {
-        PlannedPool(component.name, kind, cost.batch_size): cost.throughput
-        for component in problem.components
-        for kind, costs in component.costs.items()
-        for cost in costs
-    }
-    carried = sum(count * speeds[pool] for pool, count in units.items() if pool.component == model)
-    return model if thinned > whole / 2.0 and whole > carried else ""
+    room = sum(runs for pool, runs in carried.items() if pool.component == model)
+    return model if thinned > whole / 2.0 and whole > room else ""
 
 
 def _latencies(problem: JointProblem) -> dict[PlannedPool, float]:
