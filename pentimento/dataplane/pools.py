@@ -9,7 +9,8 @@ from pentimento.dataplane.fair_queue import FairQueue
 from pentimento.dataplane.ready import ReadyWorkers
 from pentimento.dataplane.requests import LaneKey, Request
 from pentimento.dataplane.speed import Speed
-from pentimento.domain.fleet import CONFIDENCE_BINS, ThinnableSteps
+from pentimento.domain.fleet import CONFIDENCE_BINS
+from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.adapter_needs import NO_HOLDINGS, AdapterHoldings
 
 

@@ -5,6 +5,7 @@ from enum import Enum
 
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 
 # Models, adapters and costs that one replica may tell of; the controller refuses more.
 MAX_TOLD_COUNT = 1024
@@ -308,34 +309,6 @@ class AdapterDemand:
     kind: AdapterKind
     name: str
     request_count: int
-
-
-@dataclass(frozen=True)
-class ThinnableSteps:
-    """Of requests that a pool took up to paint from noise, added up: the shares (0..1) of their steps that may be left
-    out under load, and of a picture's quality that is lost then."""
-
-    request_count: int = 0
-    spare_shares: float = 0.0
-    lost_shares: float = 0.0
-
-    def __add__(self, other: "ThinnableSteps") -> "ThinnableSteps":
-        return ThinnableSteps(
-            self.request_count + other.request_count,
-            self.spare_shares + other.spare_shares,
-            self.lost_shares + other.lost_shares,
-        )
-
-    def since(self, before: "ThinnableSteps") -> "ThinnableSteps":
-        """Return what came since it was `before`; never less than nothing, whatever is lost in sums of shares."""
-        return ThinnableSteps(
-            self.request_count - before.request_count,
-            max(0.0, self.spare_shares - before.spare_shares),
-            max(0.0, self.lost_shares - before.lost_shares),
-        )
-
-
-NO_STEPS = ThinnableSteps()
 
 
 @dataclass(frozen=True)

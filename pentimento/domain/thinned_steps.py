@@ -1,6 +1,8 @@
-"""The steps of a picture that was thinned: from one step of its schedule on these alone are taken."""
+"""The steps of a picture that was thinned: from one step of its schedule on these alone are taken. And how many of many
+requests could be left out."""
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from itertools import pairwise
 
 
@@ -30,3 +32,31 @@ def thinned_note(steps: tuple[int, ...], step_count: int) -> str:
     if not steps:
         return ""
     return f"steps left out: from step {steps[0]} on {len(steps)} of {step_count - steps[0]} were taken"
+
+
+@dataclass(frozen=True)
+class ThinnableSteps:
+    """Of requests that a pool took up to paint from noise, added up: the shares (0..1) of their steps that may be left
+    out under load, and of a picture's quality that is lost then."""
+
+    request_count: int = 0
+    spare_shares: float = 0.0
+    lost_shares: float = 0.0
+
+    def __add__(self, other: "ThinnableSteps") -> "ThinnableSteps":
+        return ThinnableSteps(
+            self.request_count + other.request_count,
+            self.spare_shares + other.spare_shares,
+            self.lost_shares + other.lost_shares,
+        )
+
+    def since(self, before: "ThinnableSteps") -> "ThinnableSteps":
+        """Return what came since it was `before`; never less than nothing, whatever is lost in sums of shares."""
+        return ThinnableSteps(
+            self.request_count - before.request_count,
+            max(0.0, self.spare_shares - before.spare_shares),
+            max(0.0, self.lost_shares - before.lost_shares),
+        )
+
+
+NO_STEPS = ThinnableSteps()

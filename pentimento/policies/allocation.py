@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pentimento.domain.fleet import (
-    NO_STEPS,
     AdapterDemand,
     CachePlan,
     CascadePlan,
@@ -21,12 +20,12 @@ from pentimento.domain.fleet import (
     ReplicaKind,
     ReplicaReport,
     StartShare,
-    ThinnableSteps,
     WorkerAssignment,
     WorkerPair,
 )
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import DeviceCost
+from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.policies.plan_checks import check_plan
 from pentimento.policies.serving.entry import NOISE
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from pentimento.domain.fleet import ThinnableSteps
+from pentimento.domain.thinned_steps import ThinnableSteps
 
 
 class ThinningMode(Enum):

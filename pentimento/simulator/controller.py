@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import AttemptKey
 from pentimento.dataplane.pools import Pool
-from pentimento.domain.fleet import NO_STEPS, Plan, Replica, ReplicaKind, StartShare, ThinnableSteps
+from pentimento.domain.fleet import Plan, Replica, ReplicaKind, StartShare
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.emulation.device import EmulatedDevice
 from pentimento.policies.allocation import (
     AllocationContext,

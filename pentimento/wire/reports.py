@@ -12,9 +12,9 @@ from pentimento.domain.fleet import (
     ReplicaReport,
     ReplicaStatus,
     StartShare,
-    ThinnableSteps,
     UnplannedModel,
 )
+from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.wire.enumerations import ADAPTER_KINDS
 from pentimento.wire.fleet import replica_from_proto, replica_to_proto
 from pentimento.wire.generation import plan_version_from_proto, plan_version_to_proto

@@ -5,15 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.fleet import (
-    CONFIDENCE_BINS,
-    NO_STEPS,
-    AdapterDemand,
-    PoolDemand,
-    ReplicaReport,
-    StartShare,
-    ThinnableSteps,
-)
+from pentimento.domain.fleet import CONFIDENCE_BINS, AdapterDemand, PoolDemand, ReplicaReport, StartShare
+from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.policies.allocation import ModelDemand, ReplicaView
 
 # A window shorter than this would turn a single arrival into a burst.

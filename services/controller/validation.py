@@ -13,8 +13,8 @@ from pentimento.domain.fleet import (
     Replica,
     ReplicaReport,
     StartShare,
-    ThinnableSteps,
 )
+from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.serving.entry import STARTS
 
 MAX_NAME_LENGTH = 256

@@ -8,17 +8,10 @@ from dataclasses import dataclass, field, replace
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.pools import Pool, Worker
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.fleet import (
-    NO_STEPS,
-    AdapterDemand,
-    PlanAcknowledgement,
-    PoolDemand,
-    ReplicaReport,
-    StartShare,
-    ThinnableSteps,
-)
+from pentimento.domain.fleet import AdapterDemand, PlanAcknowledgement, PoolDemand, ReplicaReport, StartShare
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.requests import RequestState
+from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.policies.serving.entry import NOISE
 from services.frontdoor.metrics import (
     DEFERRED,

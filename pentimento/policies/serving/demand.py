@@ -1,6 +1,6 @@
 """What an allocator reads out of its context about demand, the same in all of them."""
 
-from pentimento.domain.fleet import NO_STEPS
+from pentimento.domain.thinned_steps import NO_STEPS
 from pentimento.policies.allocation import AllocationContext, ModelDemand
 from pentimento.policies.serving.settings import DeferralCurve
 

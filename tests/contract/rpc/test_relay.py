@@ -8,7 +8,7 @@ import time
 import tracemalloc
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 
 import grpc
@@ -24,6 +24,7 @@ from pentimento.rpc.relay.call_turns import MOST_UNTAKEN
 from pentimento.testing.certificates import Authority
 from pentimento.testing.raw_http2 import framed, raw_connection
 from tests.contract.rpc.scripted import EMBED_TEXT, EMBEDDER, Scripted, channel_to, embed, embedder_stub, serving, until
+from tests.silent_connections import silent_connections
 
 STORM = 400
 MEBIBYTE = 1 << 20
@@ -217,9 +218,7 @@ async def test_silent_connections_with_tls_hold_little_and_leave_nothing_to_a_co
         tracemalloc.start()
         try:
             before, _ = tracemalloc.get_traced_memory()
-            with ExitStack() as silent:
-                for _ in range(40):
-                    silent.enter_context(socket.create_connection(address))
+            with silent_connections(address, 40):
                 await until(lambda: tls_connections() == 40)
                 held, _ = tracemalloc.get_traced_memory()
 

@@ -1,12 +1,10 @@
 """HTTP over TLS, before a frontdoor over TLS, with tokens."""
 
 import base64
-import socket
 import ssl
 import tracemalloc
 from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from pentimento.testing.certificates import Authority, Pair
 from pentimento.testing.frontdoor_suite import running_suite
 from pentimento.testing.paced_worker import PacedWorker, picture_of
 from tests.integration.edge.conftest import files_of, signing_keys
+from tests.silent_connections import silent_connections
 
 ASKED = {"prompt": "a red circle", "num_inference_steps": 1}
 SHOWN = {"Authorization": "Bearer a-token"}
@@ -116,9 +115,7 @@ async def test_silent_connections_hold_little(guarded: GuardedEdge) -> None:
         tracemalloc.start()
         try:
             before, _ = tracemalloc.get_traced_memory()
-            with ExitStack() as silent:
-                for _ in range(40):
-                    silent.enter_context(socket.create_connection(address))
+            with silent_connections(address, 40):
                 await http.get("/health")  # Those that came before it have been taken.
                 held, _ = tracemalloc.get_traced_memory()
         finally:

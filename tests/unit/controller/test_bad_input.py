@@ -7,15 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.fleet import (
-    ModelCost,
-    PoolDemand,
-    Replica,
-    ReplicaKind,
-    ReplicaReport,
-    StartShare,
-    ThinnableSteps,
-)
+from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, check_decision
 from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.settings import ServingSettings

@@ -5,15 +5,8 @@ from typing import Any
 import pytest
 
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.fleet import (
-    AdapterDemand,
-    PoolDemand,
-    Replica,
-    ReplicaKind,
-    ReplicaReport,
-    StartShare,
-    ThinnableSteps,
-)
+from pentimento.domain.fleet import AdapterDemand, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.allocation import ReplicaView
 from services.controller.demand import DemandWindow
 

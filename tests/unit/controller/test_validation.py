@@ -9,15 +9,8 @@ from hypothesis import strategies as st
 
 from pentimento.domain.adapters import Adapter, AdapterKind, PipeliningBound
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import (
-    ModelCost,
-    PoolDemand,
-    Replica,
-    ReplicaKind,
-    ReplicaReport,
-    StartShare,
-    ThinnableSteps,
-)
+from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.thinned_steps import ThinnableSteps
 from services.controller.validation import MAX_COUNT, MAX_REQUESTS, MAX_STEPS, check_replica, check_report
 
 REPLICA = Replica("worker-1", ReplicaKind.UNET_WORKER, "unix:/run/w1.sock", 1)

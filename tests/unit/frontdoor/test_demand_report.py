@@ -3,17 +3,9 @@
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import PlanReceived, RequestArrived
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.fleet import (
-    AdapterDemand,
-    Plan,
-    PoolPlan,
-    Replica,
-    ReplicaKind,
-    ReplicaReport,
-    StartShare,
-    ThinnableSteps,
-)
+from pentimento.domain.fleet import AdapterDemand, Plan, PoolPlan, Replica, ReplicaKind, ReplicaReport, StartShare
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.allocation import ReplicaView
 from services.controller.demand import DemandWindow
 from services.controller.validation import check_report

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.fleet import ThinnableSteps
-from pentimento.domain.thinned_steps import check_thinned_steps
+from pentimento.domain.thinned_steps import ThinnableSteps, check_thinned_steps
 from pentimento.policies.thinning import (
     Pressure,
     ThinningMode,

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import Replica, ReplicaKind, StartShare, ThinnableSteps, WorkerAssignment
+from pentimento.domain.fleet import Replica, ReplicaKind, StartShare, WorkerAssignment
+from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand, ReplicaView
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, entry_of
 from pentimento.policies.serving.joint import JointAllocator

@@ -1,0 +1,14 @@
+"""Clients that connect and say nothing."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+
+@contextmanager
+def silent_connections(address: tuple[str, int], count: int) -> Iterator[None]:
+    """So many are open inside the block."""
+    with ExitStack() as opened:
+        for _ in range(count):
+            opened.enter_context(socket.create_connection(address))
+        yield
