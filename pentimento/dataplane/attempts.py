@@ -39,6 +39,7 @@ def start_attempt(state: State, now: float, request: Request, worker: Worker) ->
     settle_thinning(state, now, request, worker)
     preparing = request.has_inputs and may_prepare(worker)
     state.begin(request, now, None if preparing else _expected_end(state, now, request, worker))
+    request.came_early = worker.painting_count >= worker.credit_count
     request.attempt_number += 1
     request.fencing_token = max(request.fencing_token + 1, state.first_token)
     request.worker_id = worker.worker_id
@@ -104,25 +105,24 @@ def _leave_to_others(state: State, request: Request) -> list[Effect]:
 
 
 def on_attempt_started(state: State, now: float, event: AttemptStarted) -> list[Effect]:
-    """Note that the worker has begun with the attempt: from here on its loss counts, and it holds a credit."""
+    """Note that the worker has begun with the attempt: from here on its loss counts, and it holds a credit. So does its
+    time where its inputs were prepared, or it waited for its place: that says nothing of how fast the worker paints."""
     key = (event.request_id, event.fencing_token)
     worker_id = state.attempt_workers.get(key)
     if worker_id is None:
         return []
     worker = state.workers[worker_id]
     worker.begun[key] = None
-    if key in worker.preparing:
-        _begin_prepared(state, now, worker, key)
-    return []
-
-
-def _begin_prepared(state: State, now: float, worker: Worker, key: AttemptKey) -> None:
-    """Its time counts from here on: what it came with says nothing of how fast the worker paints."""
-    end_preparing(state, worker, key)
-    request = state.requests.get(key[0])
-    if request is not None and request.attempt_key == key and request.phase is Phase.RUNNING:
+    was_preparing = key in worker.preparing
+    if was_preparing:
+        end_preparing(state, worker, key)
+    request = state.requests.get(event.request_id)
+    if request is None or request.attempt_key != key or request.phase is not Phase.RUNNING:
+        return []
+    if was_preparing or (request.came_early and key not in worker.yielded):
         state.begin(request, now, _expected_end(state, now, request, worker))
         request.started_load = worker.used_credits
+    return []
 
 
 def on_attempt_yielded(state: State, now: float, event: AttemptYielded) -> list[Effect]:

@@ -53,9 +53,14 @@ class Worker:
     counted: tuple[tuple[str, int, float], ...] = ()
 
     @property
+    def painting_count(self) -> int:
+        """The attempts at its device, those that are about to end included."""
+        return len(self.in_flight) + len(self.abandoned) - len(self.preparing)
+
+    @property
     def used_credits(self) -> int:
-        """The credits that are taken: those in flight and abandoned, less those that prepare or are about to end."""
-        return len(self.in_flight) + len(self.abandoned) - len(self.preparing) - len(self.yielded)
+        """The credits that are taken: those of attempts at its device, less those that are about to end."""
+        return self.painting_count - len(self.yielded)
 
     def holds(self, model_digest: str) -> bool:
         """Return whether the worker is connected and holds that model."""

@@ -69,6 +69,8 @@ class Request:
     # Of its newest attempt; never while that prepares its inputs.
     started_at: float = 0.0
     started_load: int = 1
+    # Its attempt took a place that another one was about to leave, and waits for that at the worker.
+    came_early: bool = False
     # When its attempt is expected to give its credit back; None while it has none.
     ends_at: float | None = None
     picture_token: int = 0

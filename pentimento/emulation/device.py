@@ -23,7 +23,7 @@ from pentimento.emulation.adapters import PLAIN, AttemptAdapters, DeviceAdapters
 from pentimento.emulation.costs import ModelCosts
 from pentimento.emulation.finisher import EmulatedFinisher
 from pentimento.emulation.jobs import DeviceListener, DeviceSettings, EmulatedJob, Owner, Timers
-from pentimento.policies.step_batching import GroupTurns, due_at, reserve_count, yielding_steps
+from pentimento.policies.step_batching import GroupTurns, due_at, reserve_count, yields_in_s
 
 # Later than this the process was stopped, not busy, and so was its device.
 STOPPED_S = 1.0
@@ -90,8 +90,12 @@ class EmulatedDevice(Generic[Owner]):
     @property
     def reserve_count(self) -> int:
         """None where whole requests are batched: nobody there steps back."""
-        as_worker = self._settings.steps and self._settings.credit_batches is None and not self.draining
-        return reserve_count(self.max_batch) if as_worker else 0
+        return reserve_count(self.max_batch) if self._yields and not self.draining else 0
+
+    @property
+    def _yields(self) -> bool:
+        """Whether places are given away one by one, and shortly before they are free, as workers do it."""
+        return self._settings.steps and self._settings.credit_batches is None
 
     @property
     def model(self) -> str:
@@ -299,25 +303,28 @@ class EmulatedDevice(Generic[Owner]):
 
     def _note_end(self) -> None:
         self._version += 1
-        settings = self._settings
-        if settings.steps and settings.credit_batches is None and not settings.each_step:
+        if self._yields:
             self._note_yields()
         self._timers.at(self._began_s + self._step_count * self._step_s, self._end, self._version)
 
     def _note_yields(self) -> None:
-        """Whoever ends with this segment says so a few steps before, but not before it has taken a step."""
-        if any(job.left == self._step_count and not job.yielded for job in self._batch):
-            step = max(self._step_count - yielding_steps(self._step_s), 1)
-            at_s = self._began_s + min(step, self._step_count) * self._step_s
-            self._timers.at(at_s, self._yield, self._version)
+        """Whoever ends soon says so while the next one can still come in time."""
+        for left in {job.left for job in self._batch if not job.yielded}:
+            after_s = yields_in_s(left, self._step_s, self._step_count)
+            if after_s is not None:
+                self._timers.at(self._began_s + after_s, self._yield, (self._version, left))
 
-    def _yield(self, version: int) -> None:
+    def _yield(self, noted: tuple[int, int]) -> None:
+        version, left = noted
         if version != self._version:
             return
         # Whoever hears of it may send another one, and cut the segment.
-        for job in [job for job in self._batch if job.left == self._step_count and not job.yielded]:
-            job.yielded = True
-            self._listener.job_yielded(self, job)
+        for job in [job for job in self._batch if job.left == left and not job.yielded]:
+            self._yield_place(job)
+
+    def _yield_place(self, job: EmulatedJob[Owner]) -> None:
+        job.yielded = True
+        self._listener.job_yielded(self, job)
 
     def _cut(self) -> None:
         """End the segment at the next step boundary; one that has not begun takes its first step."""
@@ -355,6 +362,8 @@ class EmulatedDevice(Generic[Owner]):
         self._load_when_empty()
 
     def _finish(self, job: EmulatedJob[Owner], ended_s: float) -> None:
+        if self._yields and not job.yielded:
+            self._yield_place(job)
         job.denoised_s = max(ended_s, job.prepared_s)
         job.finish_s = self.costs.finish.draw(self._random)
         self._finisher.take(job)

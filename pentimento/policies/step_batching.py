@@ -67,11 +67,13 @@ def preparing_count(batch_limit: int) -> int:
     return math.ceil(batch_limit * PREPARING_SHARE)
 
 
-def yielding_steps(step_s: float) -> int:
-    """Return how many steps before its end a picture yields its place in the batch. Whoever takes the place then comes
-    just in time. Earlier, it would wait at the worker, where nobody can reorder, drop or move it; later, the batch
-    would run with a gap."""
-    return max(1, math.ceil(ON_ITS_WAY_S / step_s)) if step_s > 0.0 else 1
+def yields_in_s(steps_left: int, step_s: float, step_count: int = 1) -> float | None:
+    """Return in how many seconds a picture yields its place in the batch, which has `steps_left` steps of `step_s`
+    before it: `ON_ITS_WAY_S` before its end. Whoever takes the place then comes just in time. Earlier, it would wait at
+    the worker, where nobody can reorder, drop or move it; later, the batch would run with a gap. None where the end of
+    the next `step_count` steps comes first."""
+    after_s = steps_left * step_s - ON_ITS_WAY_S
+    return max(after_s, 0.0) if after_s < step_count * step_s else None
 
 
 @dataclass

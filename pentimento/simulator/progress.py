@@ -8,19 +8,16 @@ from pentimento.dataplane.effects import ThinAttempt
 from pentimento.dataplane.events import AttemptKey
 from pentimento.emulation.attempt_steps import AttemptSteps
 from pentimento.emulation.jobs import EmulatedJob
-from pentimento.policies.step_batching import yielding_steps
 
 # Between two messages of one attempt, as workers send them.
 PROGRESS_INTERVAL_S = 0.1
 
 
 class SimulatedProgress:
-    """Of all attempts under way. `yields`: whether attempts give their place up shortly before their end, as workers'
-    do. What is told goes to `submit`."""
+    """Of all attempts under way. What is told goes to `submit`."""
 
-    def __init__(self, submit: Callable[[events.Event], None], *, yields: bool) -> None:
+    def __init__(self, submit: Callable[[events.Event], None]) -> None:
         self._submit = submit
-        self._yields = yields
         self._steps: dict[AttemptKey, AttemptSteps] = {}
         self._told_at: dict[AttemptKey, float] = {}
 
@@ -40,15 +37,12 @@ class SimulatedProgress:
         if steps is not None:
             steps.thin(effect.thinned_steps)
 
-    def stepped(self, batch: Sequence[EmulatedJob[AttemptKey]], seconds: float, now: float) -> None:
-        """Changes state: these took a step of so many seconds, which ended now."""
+    def stepped(self, batch: Sequence[EmulatedJob[AttemptKey]], now: float) -> None:
+        """Changes state: these took a step, which ended now."""
         for job in batch:
             steps = self._steps.get(job.owner)
             if steps is None or job.stopped:
                 continue
-            if self._yields and not job.yielded and job.left <= yielding_steps(seconds):
-                job.yielded = True
-                self._submit(events.AttemptYielded(*job.owner))
             if job.left and now >= self._told_at.get(job.owner, 0.0) + PROGRESS_INTERVAL_S:
                 self._told_at[job.owner] = now
                 self._submit(events.AttemptProgressed(*job.owner, steps.reached(job.left)))

@@ -128,11 +128,6 @@ class Scenario:
         """Whether steps may be left out, so that devices have to tell of each."""
         return self.dataplane.thinning is not ThinningMode.OFF and any(model.thinning for model in self.models)
 
-    @property
-    def yields_places(self) -> bool:
-        """Whether attempts give their place up shortly before their end, as those of workers that batch steps do."""
-        return self.device_settings.steps and self.device_settings.credit_batches is None
-
     def model(self, name: str) -> SimulatedModel:
         """KeyError for a stranger."""
         return next(model for model in self.models if model.name == name)

@@ -66,7 +66,7 @@ class Simulation:
         )
         self._reuse = Reuse(scenario, workload, self._fleet, self.dataplane)
         self._endings = Endings(scenario, self._agenda, rng, self._fleet, self._controller, self._reuse, self._requests)
-        self._progress = SimulatedProgress(self.submit, yields=scenario.yields_places)
+        self._progress = SimulatedProgress(self.submit)
         self._performers: Mapping[type, Callable[[Any], None]] = {
             effects.Reject: self._endings.reject,
             effects.PersistAccepted: self._persist_accepted,
@@ -268,7 +268,7 @@ class Simulation:
 
     def batch_stepped(self, batch: Sequence[EmulatedJob[AttemptKey]], seconds: float, late_s: float) -> None:
         """Told where steps may be left out; elsewhere simulated devices tell of changes alone."""
-        self._progress.stepped(batch, seconds, self._agenda.now)
+        self._progress.stepped(batch, self._agenda.now)
 
     # Effects.
 

@@ -27,7 +27,7 @@ from services.unet_worker.attempts.finishing import FinishedPicture, Finisher
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.runner import PaintedPicture
 from services.unet_worker.attempts.starts import ResolvedStart, StartResolver
-from services.unet_worker.attempts.yielding import PlaceWatch
+from services.unet_worker.attempts.yielding import PlaceWatch, StepPace
 from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.control.conditions import ConditionEncoder
 from services.unet_worker.control.paired_control import PairedControl, of_row
@@ -54,8 +54,10 @@ class PaintingBridge:
         uploads: Uploads | None,
         progress_interval_s: float,
         latent_format: LatentFormat,
+        pace: StepPace,
         thinned_steps: tuple[int, ...] = (),
     ) -> None:
+        self._pace = pace
         self._thinned_steps = thinned_steps
         self._latent_format = latent_format
         self._worker_id = worker_id
@@ -66,24 +68,45 @@ class PaintingBridge:
         self._loop = asyncio.get_running_loop()
         self._next_at = 0.0
         self._step_count = 0
-        self._place = PlaceWatch(0, 0, 0.0)
+        self._place = PlaceWatch(0, 0, 0.0, pace)
+        self._watches_place = True
+        # On the event loop: the place is yielded then, if nothing newer is known.
+        self._yielding: asyncio.TimerHandle | None = None
+        self._yielded = False
         self._preview_busy = False
         self.done: asyncio.Future[FinishedPainting] = self._loop.create_future()
 
     def started(self, first_step: int, step_count: int) -> None:
         self._step_count = step_count
-        self._place = PlaceWatch(first_step, step_count, time.monotonic(), self._thinned_steps)
+        now = time.monotonic()
+        self._place = PlaceWatch(first_step, step_count, now, self._pace, self._thinned_steps)
         self._loop.call_soon_threadsafe(self._emit, Started(self._worker_id, first_step, step_count))
+        self._watch_place(first_step, now)
 
     def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
         if predicted_clean is not None and not self._preview_busy:
             self._start_preview(step, predicted_clean)
         now = time.monotonic()
-        if self._place.yields(step, now):
-            self._loop.call_soon_threadsafe(self._emit, PlaceYielded())
+        self._watch_place(step, now)
         if now >= self._next_at and step < self._step_count:
             self._next_at = now + self._interval_s
             self._loop.call_soon_threadsafe(self._emit, StepProgress(step, self._step_count))
+
+    def _watch_place(self, step: int, now: float) -> None:
+        after_s = self._place.yields_in_s(step, now) if self._watches_place else None
+        if after_s is not None:
+            self._watches_place = after_s > 0.0
+            self._loop.call_soon_threadsafe(self._yield_in, after_s)
+
+    def _yield_in(self, after_s: float) -> None:
+        """Of several, the last one holds."""
+        if self._yielding is not None:
+            self._yielding.cancel()
+        if after_s > 0.0:
+            self._yielding = self._loop.call_later(after_s, self._yield_in, 0.0)
+        elif not self._yielded:
+            self._yielded = True
+            self._emit(PlaceYielded())
 
     def _start_preview(self, step: int, predicted_clean: Tensor) -> None:
         """Previews never pile up: one that falls due while the last is still being made is left out."""
@@ -152,6 +175,7 @@ class EngineModelRunner:
         self._loras = loras
         self._progress_interval_s = progress_interval_s
         self._watts = watts
+        self._pace = StepPace()
 
     async def paint(
         self,
@@ -265,6 +289,7 @@ class EngineModelRunner:
             uploads,
             order.progress_interval_s(self._progress_interval_s),
             self._latent_format,
+            self._pace,
             request.thinned_steps,
         )
         ticket = self._engine.submit(request, bridge)

@@ -24,7 +24,6 @@ from pentimento.stores.objects import open_objects
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.attempts.runner import AttemptRunner, PaintedPicture
-from services.unet_worker.attempts.yielding import PlaceWatch
 from services.unet_worker.cache.donors import DonorReader, UnusableDonor
 from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.device.busy import BusyMeter
@@ -91,7 +90,6 @@ class JobBridge:
         self._size = (order.spec.width_px, order.spec.height_px)
         step_count = order.spec.num_inference_steps
         self._steps = AttemptSteps(min(first_step, step_count - 1), step_count, order.route.thinned_steps)
-        self._place = PlaceWatch(0, 0, 0.0)
         self.done: asyncio.Future[EmulatedJob[JobBridge]] = self._loop.create_future()
 
     @property
@@ -115,17 +113,16 @@ class JobBridge:
         return self._steps.left_after(steps_left)
 
     def began(self) -> None:
-        steps = self._steps
-        self._place = PlaceWatch(steps.first_step, steps.step_count, self._loop.time(), steps.thinned_steps)
-        self._emit(Started(self._worker_id, steps.first_step, steps.step_count))
+        self._emit(Started(self._worker_id, self._steps.first_step, self._steps.step_count))
+
+    def yielded(self) -> None:
+        self._emit(PlaceYielded())
 
     def stepped(self, steps_left: int) -> None:
         step, step_count, now = self._steps.reached(steps_left), self._steps.step_count, self._loop.time()
         is_thinned = self._steps.is_thinned_at(step)
         if self._uploads is not None and steps_left and step in self._uploads.steps and not is_thinned:
             self._uploads.add_latent(step, 1.0 - step / step_count, lambda: stand_in_latent(*self._size))
-        if self._place.yields(step, now):
-            self._emit(PlaceYielded())
         if now >= self._next_at and steps_left:
             self._next_at = now + self._interval_s
             self._emit(StepProgress(step, step_count))
@@ -155,7 +152,7 @@ class DeviceNews:
         self._changed()
 
     def job_yielded(self, device: Device, job: Job) -> None:
-        """Attempts that hear of each step watch their places themselves."""
+        job.owner.yielded()
 
     def job_finished(self, device: Device, job: Job) -> None:
         job.owner.finished(job)

@@ -279,3 +279,47 @@ def test_who_takes_a_place_beyond_the_credits_is_expected_to_end_as_in_that_larg
     driver.run("urgent", deadline=driver.now + 50.0)
 
     assert driver.dataplane.state.pools["m"].ends == [driver.now + 10.0, driver.now + 12.0]
+
+
+def test_what_waited_for_a_place_that_was_yielded_says_nothing_of_the_device(driver: Driver) -> None:
+    """Each picture takes the second that it was profiled as, and comes half a second before its place is free."""
+    driver.profile()
+    driver.worker(credit_count=1)
+    run = driver.run("r0")
+    for number in range(1, 6):
+        driver.now += 0.5
+        driver.send(events.AttemptYielded(f"r{number - 1}", run.fencing_token))
+        following = driver.run(f"r{number}")
+        driver.now += 0.5
+        driver.send(events.AttemptFinished(f"r{number - 1}", run.fencing_token))
+        driver.send(events.AttemptStarted(f"r{number}", following.fencing_token))
+        run = following
+
+    assert driver.dataplane.state.workers["w1"].slowdown == pytest.approx(1.0)
+    assert driver.dataplane.state.pools["m"].ends == [pytest.approx(driver.now + 1.0)]
+
+
+def test_whoever_took_a_free_place_is_timed_from_then_on(driver: Driver) -> None:
+    """A worker that is slow to begin is slow."""
+    driver.profile()
+    driver.worker(credit_count=2)
+    run = driver.run("r1")
+    driver.now += 1.0
+    driver.send(events.AttemptStarted("r1", run.fencing_token))
+    driver.now += 1.0
+    driver.send(events.AttemptFinished("r1", run.fencing_token))
+
+    assert driver.dataplane.state.workers["w1"].slowdown == pytest.approx(2.0)
+
+
+def test_a_place_yielded_before_any_news_of_the_start_ends_once(driver: Driver) -> None:
+    driver.profile()
+    driver.worker(credit_count=1)
+    first = driver.run("r1")
+    driver.send(events.AttemptYielded("r1", first.fencing_token))
+    second = driver.run("r2")
+
+    driver.send(events.AttemptYielded("r2", second.fencing_token))
+    driver.send(events.AttemptStarted("r2", second.fencing_token))
+
+    assert driver.dataplane.state.pools["m"].ends == []

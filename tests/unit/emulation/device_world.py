@@ -34,6 +34,7 @@ class Picture:
     number: int
     left: list[int] = field(default_factory=list)
     began_at: float | None = None
+    yielded_at: list[float] = field(default_factory=list)
     finished_at: float | None = None
     stopped_at: float | None = None
     dropped: bool = False
@@ -60,6 +61,8 @@ class World:
         self.late: list[float] = []
         self.reports: list[tuple[float, str, bool]] = []
         self.pictures: list[Picture] = []
+        # Steps that each picture leaves out after its first one.
+        self.left_out = 0
         self.device: EmulatedDevice[Picture] = EmulatedDevice(
             "worker",
             "kind",
@@ -85,7 +88,7 @@ class World:
         job.owner.began_at = self.timers.now
 
     def job_yielded(self, device: object, job: EmulatedJob[Picture]) -> None:
-        pass
+        job.owner.yielded_at.append(self.timers.now)
 
     def job_finished(self, device: object, job: EmulatedJob[Picture]) -> None:
         assert job.owner.done is None
@@ -102,6 +105,7 @@ class World:
         self.seconds.append(seconds)
         self.late.append(late_s)
         for job in batch:
+            job.left = max(job.left - self.left_out, 0)
             job.owner.left.append(job.left)
 
     def device_reports(self, device: EmulatedDevice[Picture]) -> None:

@@ -3,6 +3,7 @@ engine's. `tests/unit/simulator/test_device.py` has it as the simulator plays it
 
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -56,6 +57,49 @@ def test_batched_requests_wait_for_the_batch_to_run_empty() -> None:
 
     assert world.batches == [1, 1, 1, 1]
     assert second.finished_at == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("each_step", [True, False])
+@pytest.mark.parametrize(("steps", "step_s", "at_s"), [(1, 1.0, 0.95), (3, 1.0, 2.95), (1, 0.02, 0.0), (5, 0.02, 0.05)])
+def test_a_place_is_yielded_once_as_long_before_the_end_as_the_next_picture_is_on_its_way(
+    each_step: bool, steps: int, step_s: float, at_s: float
+) -> None:
+    world = World(costs(step_s), each_step=each_step)
+
+    picture = world.submit(steps)
+    world.timers.run_until(10)
+
+    assert picture.yielded_at == [pytest.approx(at_s)]
+
+
+@pytest.mark.parametrize("each_step", [True, False])
+def test_those_of_a_batch_yield_as_each_of_them_ends(each_step: bool) -> None:
+    world = World(costs(1.0, 1.0), each_step=each_step)
+
+    pictures = [world.submit(3), world.submit(1)]
+    world.timers.run_until(10)
+
+    assert [picture.yielded_at for picture in pictures] == [[pytest.approx(2.95)], [pytest.approx(0.95)]]
+
+
+def test_a_place_that_was_not_yielded_in_time_is_with_the_last_step() -> None:
+    """Four steps were left, and after this one none is: three are left out."""
+    world = World(costs(1.0, finish_s=1.0))
+    picture, world.left_out = world.submit(4), 3
+
+    world.timers.run_until(10)
+
+    assert (picture.yielded_at, picture.finished_at) == ([pytest.approx(1.0)], pytest.approx(2.0))
+
+
+@pytest.mark.parametrize("options", [{"steps": False}, {"credit_batches": 2}])
+def test_devices_that_hold_whole_batches_of_requests_yield_no_places(options: dict[str, Any]) -> None:
+    world = World(costs(1.0), **options)
+
+    picture = world.submit(1)
+    world.timers.run_until(10)
+
+    assert (picture.yielded_at, picture.finished_at) == ([], pytest.approx(1.0))
 
 
 @pytest.mark.parametrize("each_step", [True, False])

@@ -13,7 +13,7 @@ from pentimento.policies.step_batching import (
     due_at,
     preparing_count,
     reserve_count,
-    yielding_steps,
+    yields_in_s,
 )
 
 AGING_LIMIT_S = 20.0
@@ -146,11 +146,28 @@ def test_nobody_there_makes_no_batch() -> None:
     assert choose_batch([], lambda key: 1, preempt=True) == []
 
 
-@pytest.mark.parametrize(("step_s", "steps"), [(10.0, 1), (0.05, 1), (0.03, 2), (0.001, 50), (0.0, 1)])
-def test_a_place_is_yielded_steps_before_the_end_that_last_as_long_as_the_next_one_is_on_its_way(
-    step_s: float, steps: int
+@pytest.mark.parametrize(
+    ("steps_left", "step_s", "after_s"),
+    [
+        (1, 10.0, 9.95),
+        (1, 0.05, 0.0),
+        (1, 0.01, 0.0),
+        (3, 0.02, 0.01),
+        (50, 0.001, 0.0),
+        (0, 0.4, 0.0),
+        (2, 10.0, None),
+        (4, 0.02, None),
+    ],
+)
+def test_a_place_is_yielded_before_the_end_as_long_as_the_next_one_is_on_its_way(
+    steps_left: int, step_s: float, after_s: float | None
 ) -> None:
-    assert yielding_steps(step_s) == steps
+    assert yields_in_s(steps_left, step_s) == (after_s if after_s is None else pytest.approx(after_s))
+
+
+def test_a_place_is_yielded_within_the_steps_that_follow_without_a_look_between() -> None:
+    assert yields_in_s(10, 0.02, step_count=9) == pytest.approx(0.15)
+    assert yields_in_s(10, 0.02, step_count=7) is None
 
 
 @dataclass(frozen=True)
@@ -331,10 +348,3 @@ def test_a_request_is_due_at_its_deadline_or_when_it_has_aged(
     arrived_at: float, deadline: float | None, due: float
 ) -> None:
     assert due_at(arrived_at, deadline, AGING_LIMIT_S) == due
-
-
-@pytest.mark.parametrize(("step_s", "steps"), [(0.05, 1), (0.049, 2), (0.025, 2), (0.02, 3), (1.0, 1), (0.0, 1)])
-def test_a_place_is_yielded_as_many_steps_before_the_end_as_the_next_one_needs_to_come(
-    step_s: float, steps: int
-) -> None:
-    assert yielding_steps(step_s) == steps
