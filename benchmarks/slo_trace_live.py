@@ -4,10 +4,10 @@
 
 Each system plans a suite of its own (`pentimento up --policy`), and every suite is asked for the same requests at the
 same times: DiffServe's Azure shape, from a quarter of the peak to the peak, which is `ABOVE` times what the static
-cascade is provisioned for. That and the SLO are set beforehand: for the emulated fleet by its file, for real workers by
-what a few lone pictures take; what their models cost is profiled before. Quality is that of answered requests, by the
-model that painted them: 1 for the heavy one, `LIGHT_QUALITY` for the light one; joint, which weighs pictures, is told
-the same.
+cascade is provisioned for. That and the SLO are set beforehand: for the emulated fleet by its file; for real workers by
+what both of them carry of the heavy model, as profiled, and by what a few lone pictures take. Quality is that of
+answered requests, by the model that painted them: 1 for the heavy one, `LIGHT_QUALITY` for the light one; joint, which
+weighs pictures, is told the same.
 """
 
 import argparse
@@ -39,6 +39,7 @@ from benchmarks.slo_trace import (
     figures_of,
     mean,
 )
+from pentimento.devices.profile import ModelProfile, read_profile
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.reports import RequestRecord
 from pentimento.sdk import Client
@@ -58,9 +59,9 @@ SYSTEMS = (
 FLEET = FLEETS / "cascade-16-half.toml"
 # Of the emulated fleet: what its static cascade is provisioned for, and DiffServe's SLO on devices half as fast.
 EMULATED_PER_S, EMULATED_SLO_S = 20.0, 10.0
-# Of two real workers, in units of a lone picture of the heavy model: half of what comes is sent on.
+# Of real workers, one for each model; the SLO in lone pictures of the heavy one.
 REAL_MODELS = ("tiny-light", "tiny-heavy")
-REAL_PICTURES, REAL_SLO = 2.0, 8.0
+REAL_SLO = 8.0
 LONE_COUNT = 5
 # Until a policy plans for a suite that has just started, and has loaded what it wants; requests of that time do not
 # count.
@@ -123,19 +124,31 @@ def sides(options: Options, folder: Path) -> Iterator[LiveSide]:
     if options.rest["only"] != "real":
         yield LiveSide("emulated", ("--emulate", str(FLEET)), "sd-turbo", "sd15", EMULATED_PER_S, EMULATED_SLO_S)
     if options.rest["only"] != "emulated":
+        profiles = profiled(folder)
         flags = ["--cascade", ",".join(REAL_MODELS), "--device", "cpu"]
-        for model in REAL_MODELS:
-            flags += ["--profile", str(profiled(model, folder))]
-        lone_s = lone_picture_s(flags, REAL_MODELS[-1])
-        yield LiveSide("real", tuple(flags), *REAL_MODELS, REAL_PICTURES / lone_s, REAL_SLO * lone_s)
+        flags += [word for file in profiles for word in ("--profile", str(file))]
+        carried_per_s = len(REAL_MODELS) * pictures_per_s(read_profile(profiles[-1]))
+        slo_s = REAL_SLO * lone_picture_s(flags, REAL_MODELS[-1])
+        yield LiveSide("real", tuple(flags), *REAL_MODELS, carried_per_s, slo_s)
 
 
-def profiled(model: str, folder: Path) -> Path:
-    """Return the file with what the model costs on this machine: policies plan no model of which that is not known."""
-    out = folder / f"{model}.json"
+def profiled(folder: Path) -> list[Path]:
+    """Return the files with what the models cost on this machine, measured side by side, as they are served. Policies
+    plan no model of which that is not known."""
+    files = [folder / f"{model}.json" for model in REAL_MODELS]
     module = (sys.executable, "-m", "services.unet_worker.profile")
-    subprocess.run([*module, "--model", str(find_model(model).path), "--device", "cpu", "--out", str(out)], check=True)
-    return out
+    running = [
+        subprocess.Popen([*module, "--model", str(find_model(model).path), "--device", "cpu", "--out", str(file)])
+        for model, file in zip(REAL_MODELS, files, strict=True)
+    ]
+    if any([process.wait() for process in running]):
+        raise RuntimeError("a model could not be profiled")
+    return files
+
+
+def pictures_per_s(profile: ModelProfile) -> float:
+    """Return what a worker carries in its best batches."""
+    return max(one.batch_size / sum(step.mean_s for step in one.steps) for one in profile.batches)
 
 
 def lone_picture_s(flags: Sequence[str], model: str) -> float:
