@@ -90,10 +90,10 @@ class EmulatedDevice(Generic[Owner]):
     @property
     def reserve_count(self) -> int:
         """None where whole requests are batched: nobody there steps back."""
-        return reserve_count(self.max_batch) if self._yields and not self.draining else 0
+        return reserve_count(self.max_batch) if self.batches_steps and not self.draining else 0
 
     @property
-    def _yields(self) -> bool:
+    def batches_steps(self) -> bool:
         """Whether places are given away one by one, and shortly before they are free, as workers do it."""
         return self._settings.steps and self._settings.credit_batches is None
 
@@ -303,7 +303,7 @@ class EmulatedDevice(Generic[Owner]):
 
     def _note_end(self) -> None:
         self._version += 1
-        if self._yields:
+        if self.batches_steps:
             self._note_yields()
         self._timers.at(self._began_s + self._step_count * self._step_s, self._end, self._version)
 
@@ -362,7 +362,7 @@ class EmulatedDevice(Generic[Owner]):
         self._load_when_empty()
 
     def _finish(self, job: EmulatedJob[Owner], ended_s: float) -> None:
-        if self._yields and not job.yielded:
+        if self.batches_steps and not job.yielded:
             self._yield_place(job)
         job.denoised_s = max(ended_s, job.prepared_s)
         job.finish_s = self.costs.finish.draw(self._random)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import AttemptKey
 from pentimento.dataplane.pools import Pool
-from pentimento.domain.fleet import Plan, Replica, ReplicaKind, StartShare
+from pentimento.domain.fleet import Capability, Plan, Replica, ReplicaKind, StartShare
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.emulation.device import EmulatedDevice
@@ -19,6 +19,8 @@ from pentimento.policies.allocation import (
     ReplicaView,
     check_decision,
 )
+
+_STEP_BATCHING = frozenset({Capability.STEP_BATCHING})
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class SimulatedController:
                     device=device.kind,
                     available_models=self._available[device.kind],
                     resident_models=(device.model,),
+                    capabilities=_STEP_BATCHING if device.batches_steps else frozenset(),
                 )
             )
             for device in self._devices.values()

@@ -9,15 +9,22 @@ from pentimento.policies.allocation import AllocationContext
 
 @dataclass(frozen=True, slots=True)
 class BatchCost:
-    """The cost of a batch: a whole run (every step) of `batch_size` requests together takes `latency_s`."""
+    """The cost of a batch: a whole run (every step) of `batch_size` requests together takes `latency_s`. A request
+    waits for `wait_s` before it has its place in one."""
 
     batch_size: int
     latency_s: float
+    wait_s: float = 0.0
 
     @property
     def throughput(self) -> float:
         """T(b): requests a second of one device that always runs full batches."""
         return self.batch_size / self.latency_s
+
+    @property
+    def felt_s(self) -> float:
+        """Seconds of a whole run with the wait before it."""
+        return self.wait_s + self.latency_s
 
 
 def batch_costs(

@@ -25,7 +25,7 @@ from pentimento.policies.serving.joint_routes import PlannedRoute, components_of
 from pentimento.policies.serving.settings import ServingSettings
 
 # A plan with loads must be better by so much quality a request, or a tenth of it in the share served, than one without.
-_WON = 0.01
+_WON = 0.003
 # The same where loads take no time.
 _WON_FREELY = 0.001
 _SERVED = 0.99

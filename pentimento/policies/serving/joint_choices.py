@@ -34,7 +34,7 @@ def batches_of(problem: JointProblem, component: Component) -> Iterator[tuple[Pl
 def _choices_in_time(
     path: list[tuple[float, list[tuple[PlannedPool, BatchCost]]]], left_s: float
 ) -> Iterator[tuple[Pools, Speeds]]:
-    timed = [[(runs * cost.latency_s, pool, cost.throughput) for pool, cost in batches] for runs, batches in path]
+    timed = [[(runs * cost.felt_s, pool, cost.throughput) for pool, cost in batches] for runs, batches in path]
     for steps in itertools.product(*timed):
         if sum(seconds for seconds, _, _ in steps) <= left_s:
             yield tuple(pool for _, pool, _ in steps), tuple(speed for _, _, speed in steps)

@@ -97,7 +97,7 @@ def observed_demand(context: AllocationContext, settings: ServingSettings) -> Jo
         first = _with_thinnable(context, settings, JointDemand(rate=rate, at_s=context.now_s))
         return _with_starts(context, settings, first, is_first=True)
     elapsed_s = context.now_s - before.at_s
-    newest_s = settled_weight(settings.demand_weight, before.rate)
+    newest_s = settled_weight(settings.demand_weight, max(before.rate, came))
     weight = 1.0 - (1.0 - newest_s) ** elapsed_s
     expected, trend = before.rate + before.trend * elapsed_s, before.trend
     if expected < 0.0:

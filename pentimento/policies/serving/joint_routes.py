@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pentimento.domain.fleet import Replica
+from pentimento.domain.fleet import Capability, Replica
 from pentimento.domain.models import Handover
 from pentimento.policies.allocation import AllocationContext, AllocationProfile
 from pentimento.policies.serving.costs import BatchCost, scoring_s
@@ -12,8 +12,6 @@ from pentimento.policies.serving.joint_demand import ROOMS, JointDemand, refines
 from pentimento.policies.serving.joint_problem import Component, PaintingRoute, Use
 from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
 
-# A request waits for one batch before its own: q(b) = e(b).
-_PATH = 2.0
 _THRESHOLD_COUNT = 11
 # Of the heavy model's work: where less may be left out, plans do not count on it.
 _LEAST_SPARE = 0.02
@@ -59,7 +57,8 @@ def components_of(
             own, why = _profiles(context, model, workers)
             if own:
                 sizes = [profile for profile in own if profile.batch_size in settings.batch_sizes] or own[:1]
-                costs[kind] = tuple(BatchCost(profile.batch_size, profile.latency_s) for profile in sizes)
+                joins = all(Capability.STEP_BATCHING in worker.capabilities for worker in workers)
+                costs[kind] = tuple(_cost(profile, joins) for profile in sizes)
                 profiled += own
             elif why:
                 notes.append(f"{model} is not planned on {workers[0].device or 'its devices'}: {why}")
@@ -69,6 +68,13 @@ def components_of(
             load_s = max(profile.load_s for profile in profiled)
             components.append(Component(model, costs, load_s, wait_s))
     return components, notes
+
+
+def _cost(profile: AllocationProfile, joins: bool) -> BatchCost:
+    """A request waits for one batch before its own: q(b) = e(b). Where it `joins` at any step it waits for a place: one
+    of `batch_size` falls free in e(b), at most one a step, and on average half of that is still to come."""
+    share = 0.5 / min(profile.batch_size, max(profile.step_count, 1)) if joins else 1.0
+    return BatchCost(profile.batch_size, profile.latency_s, share * profile.latency_s)
 
 
 def _profiles(
@@ -190,7 +196,7 @@ def _left(context: AllocationContext, model: str, saved: float) -> float:
 def _alone(settings: ServingSettings, model: str, start: str, share: float) -> PlannedRoute:
     known = settings.quality_of(model)
     quality = known.quality * (known.reuse if start != NOISE else 1.0)
-    route = PaintingRoute(f"{start}:{model}", start, (Use(model, share, _PATH * share),), quality)
+    route = PaintingRoute(f"{start}:{model}", start, (Use(model, share, share),), quality)
     return PlannedRoute(route, model)
 
 
@@ -213,7 +219,7 @@ def _cascades(
         deferred = number / (_THRESHOLD_COUNT - 1)
         threshold = min(curve.confidence(deferred), 1.0)
         quality = _cascade_quality(own, heavy, deferred, kept)
-        uses = (Use(light, share, _PATH * share), Use(settings.heavy, deferred * heavy_left, _PATH))
+        uses = (Use(light, share, share), Use(settings.heavy, deferred * heavy_left))
         route = PaintingRoute(f"{start}:{light}>{settings.heavy}@{number}", start, uses, quality)
         if threshold > 0.0:
             yield PlannedRoute(route, light, settings.heavy, threshold, handover)

@@ -28,11 +28,11 @@ def settled_units(
     """
     for room in (_ROOM, 1.0 + 1e-6):
         found = [_Sizes(problem, solution, component, counts).settled(before, room) for component in problem.components]
-        latency_s = {
-            component.name: max((cost.latency_s for cost in sizes.values()), default=0.0)
+        felt_s = {
+            component.name: max((cost.felt_s for cost in sizes.values()), default=0.0)
             for component, sizes in zip(problem.components, found, strict=True)
         }
-        if keeps_slo(problem, solution, latency_s):
+        if keeps_slo(problem, solution, felt_s):
             return {
                 PlannedPool(component.name, kind, cost.batch_size): counts[kind, component.name]
                 for component, sizes in zip(problem.components, found, strict=True)
@@ -41,11 +41,11 @@ def settled_units(
     return None
 
 
-def keeps_slo(problem: JointProblem, solution: JointSolution, latency_s: Mapping[str, float]) -> bool:
-    """Return whether every request of a solution is in time with batches of `latency_s` seconds, by component."""
+def keeps_slo(problem: JointProblem, solution: JointSolution, felt_s: Mapping[str, float]) -> bool:
+    """Return whether every request of a solution is in time where a run feels like `felt_s` seconds, by component."""
     used, waits_s = {course.route for course in solution.rates}, {one.name: one.wait_s for one in problem.components}
     return all(
-        sum(waits_s[use.component] + use.path * latency_s.get(use.component, 0.0) for use in route.on_path)
+        sum(waits_s[use.component] + use.path * felt_s.get(use.component, 0.0) for use in route.on_path)
         <= problem.slo_s * (1 + 1e-9)
         for route in problem.routes
         if route.name in used

@@ -39,6 +39,16 @@ def test_what_a_component_waits_for_counts_against_the_slo() -> None:
     assert sizes(problem(2.5, waiting), ALONE) == [[(3,)]]
 
 
+def test_the_wait_for_a_place_in_a_batch_counts_as_often_as_the_batch() -> None:
+    """Of two seconds, and half a second before them."""
+    joined = replace(HEAVY, costs={"gpu": (BatchCost(1, 1.0, 1.0), BatchCost(3, 2.0, 0.5))})
+    hit = (Use("heavy", 0.5, 0.5),)
+
+    assert sizes(problem(2.49, joined), ALONE) == [[(1,)]]
+    assert sizes(problem(2.5, joined), ALONE) == [[(3,)]]
+    assert sizes(problem(1.25, joined), hit) == [[(3,)]]
+
+
 def test_a_path_takes_as_often_as_long_as_it_goes_through_a_batch() -> None:
     twice = (Use("heavy", 1.0, 2.0),)
 

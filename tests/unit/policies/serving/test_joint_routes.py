@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.domain.fleet import Replica, ReplicaKind
+from pentimento.domain.fleet import Capability, Replica, ReplicaKind
 from pentimento.domain.models import Handover
 from pentimento.policies.allocation import AllocationContext, AllocationProfile, ReplicaView
 from pentimento.policies.serving.costs import BatchCost
@@ -62,15 +62,12 @@ def test_there_is_a_route_for_every_model_and_start_and_nine_thresholds_of_each_
         ("image:light", IMAGE, 0.5, 0.8 * 0.95),  # without a profile all that is not saved
     ],
 )
-def test_a_model_alone_does_what_is_not_saved_and_takes_twice_as_long(
-    name: str, start: str, work: float, quality: float
-) -> None:
-    """A request waits for one batch before its own."""
+def test_a_model_alone_does_what_is_not_saved(name: str, start: str, work: float, quality: float) -> None:
     planned = routes()[name]
     (use,) = planned.route.uses
 
     assert (planned.route.start, planned.first, planned.heavy, planned.threshold) == (start, use.component, "", 0.0)
-    assert (use.work, use.path) == (pytest.approx(work), pytest.approx(2.0 * work))
+    assert (use.work, use.path) == (pytest.approx(work), pytest.approx(work))
     assert planned.route.quality == pytest.approx(quality)
 
 
@@ -82,8 +79,8 @@ def test_a_cascade_sends_the_worst_pictures_on(number: int, deferred: float) -> 
 
     assert (plain.first, plain.heavy, plain.route.start, hit.route.start) == ("light", "heavy", NOISE, IMAGE)
     assert plain.threshold == hit.threshold == pytest.approx(deferred)
-    assert plain.route.uses == (Use("light", 1.0, 2.0), Use("heavy", deferred, 2.0))
-    assert hit.route.uses == (Use("light", 0.5, 1.0), Use("heavy", deferred, 2.0))
+    assert plain.route.uses == (Use("light", 1.0, 1.0), Use("heavy", deferred, 1.0))
+    assert hit.route.uses == (Use("light", 0.5, 0.5), Use("heavy", deferred, 1.0))
     assert plain.route.quality == pytest.approx((1.0 - deferred) * stays + deferred)
     assert hit.route.quality == pytest.approx((1.0 - deferred) * stays * 0.95 + deferred)
 
@@ -134,8 +131,8 @@ def test_where_steps_may_be_left_out_the_heavy_model_s_ways_from_noise_have_one_
 
     assert sorted(thinned) == sorted(["noise:heavy thinned", *cascades])
     alone, cascade = thinned["noise:heavy thinned"].route, thinned["noise:light>heavy@5 thinned"]
-    assert (alone.uses, alone.quality) == ((Use("heavy", 0.6, 2.0),), 0.9)
-    assert cascade.route.uses == (whole.route.uses[0], Use("heavy", pytest.approx(0.5 * 0.6), 2.0))
+    assert (alone.uses, alone.quality) == ((Use("heavy", 0.6, 1.0),), 0.9)
+    assert cascade.route.uses == (whole.route.uses[0], Use("heavy", pytest.approx(0.5 * 0.6), 1.0))
     assert cascade.route.quality == pytest.approx(whole.route.quality - 0.5 * 0.1)
     assert (cascade.first, cascade.heavy, cascade.threshold) == ("light", "heavy", whole.threshold)
     assert {one.left_out for one in thinned.values()} == {0.4}
@@ -190,7 +187,7 @@ def test_without_the_heavy_model_the_best_small_one_paints_everything() -> None:
     found = routes(names=("light",))
 
     assert sorted(found) == ["image:light", "latent:light", "noise:light"]
-    assert found["latent:light"].route.uses == (Use("light", 1.0, 2.0),)
+    assert found["latent:light"].route.uses == (Use("light", 1.0, 1.0),)
 
 
 def test_without_the_light_model_the_heavy_one_does() -> None:
@@ -224,13 +221,39 @@ def test_a_model_costs_on_each_kind_of_device_what_was_measured_there() -> None:
     big, small = "|heavy|light", "small|heavy|light"
     assert costs_of(found) == {
         "heavy": {
-            big: (BatchCost(1, 2.0), BatchCost(2, 3.0)),
-            small: (BatchCost(1, 8.0), BatchCost(2, 3.0)),
+            big: (BatchCost(1, 2.0, 2.0), BatchCost(2, 3.0, 3.0)),
+            small: (BatchCost(1, 8.0, 8.0), BatchCost(2, 3.0, 3.0)),
         },
-        "light": {big: (BatchCost(1, 0.5),), small: (BatchCost(1, 0.5),)},
+        "light": {big: (BatchCost(1, 0.5, 0.5),), small: (BatchCost(1, 0.5, 0.5),)},
     }
     assert [(one.load_s, one.wait_s, one.devices) for one in found] == [(9.0, 0.25, 1), (0.0, 0.5625, 1)]
     assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "size", "wait_s"), [(50, 4, 1.0), (50, 1, 4.0), (1, 4, 4.0), (2, 4, 2.0), (0, 4, 4.0)]
+)
+def test_where_any_step_may_be_joined_half_of_the_time_until_a_place_is_free_is_waited(
+    steps: int, size: int, wait_s: float
+) -> None:
+    """A batch takes eight seconds. Of four pictures one ends every two of them, but for those of fewer steps."""
+    there = (AllocationProfile("heavy", "", size, 8.0, 0, step_count=steps),)
+    joins = replace(worker("a"), capabilities=frozenset({Capability.STEP_BATCHING}))
+    asked = context(joins, profiles=there)
+
+    found, _ = components_of(asked, SETTINGS, kinds_of(asked))
+
+    assert costs_of(found) == {"heavy": {"|heavy|light": (BatchCost(size, 8.0, wait_s),)}}
+
+
+def test_where_one_of_them_batches_whole_requests_a_whole_batch_is_waited_for() -> None:
+    there = (AllocationProfile("heavy", "", 4, 8.0, 0, step_count=50),)
+    joins = replace(worker("a"), capabilities=frozenset({Capability.STEP_BATCHING}))
+    asked = context(joins, worker("b"), profiles=there)
+
+    found, _ = components_of(asked, SETTINGS, kinds_of(asked))
+
+    assert costs_of(found) == {"heavy": {"|heavy|light": (BatchCost(4, 8.0, 8.0),)}}
 
 
 def test_of_sizes_that_are_not_asked_for_the_smallest_is_taken() -> None:
@@ -239,7 +262,7 @@ def test_of_sizes_that_are_not_asked_for_the_smallest_is_taken() -> None:
 
     found, _ = components_of(asked, SETTINGS, kinds_of(asked))
 
-    assert costs_of(found) == {"heavy": {"|heavy|light": (BatchCost(3, 3.0),)}}
+    assert costs_of(found) == {"heavy": {"|heavy|light": (BatchCost(3, 3.0, 3.0),)}}
 
 
 @pytest.mark.parametrize(("memory_bytes", "fits"), [(0, True), (7, False), (8, True)])
@@ -276,9 +299,9 @@ def test_where_only_the_heavy_model_starts_from_images_hits_are_its_own_wherever
         "noise:heavy",
         "noise:light",
     ]
-    assert found["noise:heavy"].route.uses == (Use("heavy", pytest.approx(0.8), pytest.approx(1.6)),)
-    assert found["image:light"].route.uses == (Use("light", 1.0, 2.0),)
-    assert found["noise:light>heavy@5"].route.uses == (Use("light", 1.0, 2.0), Use("heavy", pytest.approx(0.4), 2.0))
+    assert found["noise:heavy"].route.uses == (Use("heavy", pytest.approx(0.8), pytest.approx(0.8)),)
+    assert found["image:light"].route.uses == (Use("light", 1.0, 1.0),)
+    assert found["noise:light>heavy@5"].route.uses == (Use("light", 1.0, 1.0), Use("heavy", pytest.approx(0.4), 1.0))
     assert not any(name.startswith("image:light>") for name in found)
     alone = routes_of(context(profiles=ONE_STEP), SETTINGS, COMPONENTS[:1], demand)
     assert "image:heavy" in {one.route.name for one in alone}
