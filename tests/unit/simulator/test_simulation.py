@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.devices.profile import steady
+from pentimento.domain.fleet import Capability
 from pentimento.emulation.costs import from_latencies
 from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, hold_resident
@@ -186,6 +187,24 @@ def test_a_switch_waits_for_what_runs_and_takes_the_time_of_a_load() -> None:
 
     # Painted on `a` until 7.0, `b` is there at 14.0.
     assert [round(record.ended_s, 6) for record in records] == [7.0, 17.0]
+
+
+@pytest.mark.parametrize(
+    ("device_settings", "joined"),
+    [(DeviceSettings(), True), (DeviceSettings(steps=False), False), (DeviceSettings(credit_batches=2), False)],
+)
+def test_allocators_are_told_whether_batches_are_joined_at_any_step(
+    device_settings: DeviceSettings, joined: bool
+) -> None:
+    told: list[bool] = []
+
+    def allocator(context: AllocationContext) -> AllocationDecision:
+        told.extend(Capability.STEP_BATCHING in worker.capabilities for worker in context.workers())
+        return hold_resident(context)
+
+    run(one_model({1: 1.0}, policy=ServingPolicy("", allocator), device_settings=device_settings), arrivals([0.0]))
+
+    assert set(told) == {joined}
 
 
 def cached(policy: str, rows: list[int], capacity: int = 1_000, thinned_count: int = 0) -> list[Any]:
