@@ -24,10 +24,12 @@ from pentimento.policies.serving.joint_reuse import (
 from pentimento.policies.serving.joint_routes import PlannedRoute, components_of, kind_of, kinds_of, routes_of
 from pentimento.policies.serving.settings import ServingSettings
 
-# A plan with loads must be better by so much quality a request, or a tenth of it in the share served, than one without.
-_WON = 0.003
-# The same where loads take no time.
+# A plan with loads must be better by so much quality a request for each second of the longest one, or a tenth of it in
+# the share served, than a plan without; at least by the second.
+_WON_A_SECOND = 0.0005
 _WON_FREELY = 0.001
+# One in which hits use more or less of the cache's tables.
+_WON_BY_REUSE = 0.01
 _SERVED = 0.99
 _LOADS_IN_DWELL = 6.0
 # Requests a second of every start that are planned for whatever is seen, so that each has a way to go.
@@ -112,7 +114,7 @@ class JointAllocator:
             return best
         may_less = look.context.now_s - look.demand.reused_at_s >= _REUSE_DWELL_S
         for level in steps_away(before, may_less):
-            enough = best.solution.objective + _WON * best.problem.wanted
+            enough = best.solution.objective + _WON_BY_REUSE * best.problem.wanted
             routes, problem = self._weighed(look, before, level)
             if problem.bound > enough and (found := self._solved(look, level, routes, problem)).is_above(enough):
                 best = found
@@ -181,8 +183,8 @@ class JointAllocator:
         by a load, or within the dwell time while all are served."""
         program = JointProgram(problem)
         stays = program.search(self.gap, self.most_relaxations, may_load=False)
-        loads = any(component.load_s > 0.0 for component in problem.components)
-        won = (_WON if loads else _WON_FREELY) * problem.wanted
+        longest_s = max(component.load_s for component in problem.components)
+        won = max(_WON_FREELY, _WON_A_SECOND * longest_s) * problem.wanted
         if stays is not None and stays.objective >= problem.bound - won:
             return stays, True
         if stays is not None and stays.served_share > _SERVED and not may_load:

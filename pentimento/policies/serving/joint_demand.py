@@ -17,6 +17,8 @@ from pentimento.policies.serving.settings import ServingSettings
 _TREND_WEIGHT = 0.05
 _TREND_SHARE = 0.2
 _CURVE_WEIGHT = 0.2
+# So many requests since the last look say how many come now, whatever came before.
+_TOLD_COUNT = 20.0
 # A forecast is at most so many times the level.
 _MOST_GROWTH = 2.0
 # The starts of requests that may come before the next plan, and what room for one a second is worth in quality.
@@ -97,7 +99,8 @@ def observed_demand(context: AllocationContext, settings: ServingSettings) -> Jo
         first = _with_thinnable(context, settings, JointDemand(rate=rate, at_s=context.now_s))
         return _with_starts(context, settings, first, is_first=True)
     elapsed_s = context.now_s - before.at_s
-    newest_s = settled_weight(settings.demand_weight, max(before.rate, came))
+    is_told = came * elapsed_s >= _TOLD_COUNT
+    newest_s = settled_weight(settings.demand_weight, max(before.rate, came) if is_told else before.rate)
     weight = 1.0 - (1.0 - newest_s) ** elapsed_s
     expected, trend = before.rate + before.trend * elapsed_s, before.trend
     if expected < 0.0:
