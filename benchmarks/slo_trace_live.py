@@ -5,9 +5,9 @@
 Each system plans a suite of its own (`pentimento up --policy`), and every suite is asked for the same requests at the
 same times: DiffServe's Azure shape, from a quarter of the peak to the peak, which is `ABOVE` times what the static
 cascade is provisioned for. That and the SLO are set beforehand: for the emulated fleet by its file; for real workers by
-what both of them carry of the heavy model, as profiled, and by what a few lone pictures take. Quality is that of
-answered requests, by the model that painted them: 1 for the heavy one, `LIGHT_QUALITY` for the light one; joint, which
-weighs pictures, is told the same.
+what both of them carry of the heavy model, and by what a few lone pictures take. Quality is that of answered requests,
+by the model that painted them: 1 for the heavy one, `LIGHT_QUALITY` for the light one; joint, which weighs pictures, is
+told the same.
 """
 
 import argparse
@@ -39,10 +39,9 @@ from benchmarks.slo_trace import (
     figures_of,
     mean,
 )
-from pentimento.devices.profile import ModelProfile, read_profile
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.reports import RequestRecord
-from pentimento.sdk import Client
+from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.models import find_model
 from pentimento.workloads import Content, Segment, SloClass, Workload, fluctuating
@@ -62,7 +61,7 @@ EMULATED_PER_S, EMULATED_SLO_S = 20.0, 10.0
 # Of real workers, one for each model; the SLO in lone pictures of the heavy one.
 REAL_MODELS = ("tiny-light", "tiny-heavy")
 REAL_SLO = 8.0
-LONE_COUNT = 5
+CLIENTS, LONE_COUNT = 16, 5
 # Until a policy plans for a suite that has just started, and has loaded what it wants; requests of that time do not
 # count.
 SETTLING_S = 20.0
@@ -127,9 +126,8 @@ def sides(options: Options, folder: Path) -> Iterator[LiveSide]:
         profiles = profiled(folder)
         flags = ["--cascade", ",".join(REAL_MODELS), "--device", "cpu"]
         flags += [word for file in profiles for word in ("--profile", str(file))]
-        carried_per_s = len(REAL_MODELS) * pictures_per_s(read_profile(profiles[-1]))
-        slo_s = REAL_SLO * lone_picture_s(flags, REAL_MODELS[-1])
-        yield LiveSide("real", tuple(flags), *REAL_MODELS, carried_per_s, slo_s)
+        lone_s, carried_per_s = asked_before(flags, REAL_MODELS[-1])
+        yield LiveSide("real", tuple(flags), *REAL_MODELS, carried_per_s, REAL_SLO * lone_s)
 
 
 def profiled(folder: Path) -> list[Path]:
@@ -146,22 +144,34 @@ def profiled(folder: Path) -> list[Path]:
     return files
 
 
-def pictures_per_s(profile: ModelProfile) -> float:
-    """Return what a worker carries in its best batches."""
-    return max(one.batch_size / sum(step.mean_s for step in one.steps) for one in profile.batches)
+def asked_before(flags: Sequence[str], model: str) -> tuple[float, float]:
+    """Return the median seconds of a lone picture of a suite, and the pictures a second of one in which as many workers
+    hold that model, with `CLIENTS` who ask for the next one when they have the last."""
+    with local_suite(flags) as suite:
+        lone = asyncio.run(seconds_of_pictures(suite, model, 1, LONE_COUNT))
+    with local_suite(["--model", model, "--workers", str(len(REAL_MODELS)), "--device", "cpu"]) as suite:
+        asyncio.run(seconds_of_pictures(suite, model, CLIENTS, 1))
+        began = time.monotonic()
+        together = asyncio.run(seconds_of_pictures(suite, model, CLIENTS, LONE_COUNT))
+        return sorted(lone)[len(lone) // 2], len(together) / (time.monotonic() - began)
 
 
-def lone_picture_s(flags: Sequence[str], model: str) -> float:
-    """Return the median seconds of a lone picture, asked of a suite of its own."""
-    with local_suite(flags) as suite, Client(suite.endpoint.public) as client:
-        return sorted(seconds_of(client, model, seed) for seed in range(LONE_COUNT))[LONE_COUNT // 2]
+async def seconds_of_pictures(suite: LocalSuite, model: str, clients: int, count: int) -> list[float]:
+    """Return the seconds of each of `count` pictures of each client."""
+    async with AsyncClient(suite.endpoint.public) as client:
 
+        async def one_after_the_other(number: int) -> list[float]:
+            found = []
+            for seed in range(number, clients * count, clients):
+                began = time.monotonic()
+                await client.generate(
+                    ImageRequest(PROMPTS[seed % len(PROMPTS)], model=model, seed=seed, cache=CacheMode.OFF)
+                )
+                found.append(time.monotonic() - began)
+            return found
 
-def seconds_of(client: Client, model: str, seed: int) -> float:
-    """Return the seconds until a picture is there."""
-    began = time.monotonic()
-    client.generate(ImageRequest(PROMPTS[seed], model=model, seed=seed, cache=CacheMode.OFF))
-    return time.monotonic() - began
+        painted = await asyncio.gather(*map(one_after_the_other, range(clients)))
+        return [seconds for of_client in painted for seconds in of_client]
 
 
 def runs_of(options: Options, side: LiveSide) -> Iterator[TraceRun]:
