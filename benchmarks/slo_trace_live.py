@@ -101,8 +101,11 @@ class LiveSide:
 def main() -> int:
     options = parse_options("slo_trace_live", __doc__, add_options)
     with tempfile.TemporaryDirectory() as folder:
-        runs = [run for side in sides(options, Path(folder)) for run in runs_of(options, side)]
+        by_side = [(side, list(runs_of(options, side))) for side in sides(options, Path(folder))]
+    runs = [run for _, of_side in by_side for run in of_side]
     notes = {"shape": "azure", "segment_s": options.rest["segment"], "above": ABOVE, "swing": SWING}
+    notes |= {"provisioned_per_s": {side.name: side.provisioned_per_s for side, _ in by_side}}
+    notes |= {"slo_s": {side.name: side.slo_s for side, _ in by_side}}
     figures = [
         # One round: nothing is known of how much it differs from another.
         replace(figure, name=f"{side}: {figure.name}", interval=None)
