@@ -59,7 +59,8 @@ class RebuildSchedule:
             if self._closing.is_set():
                 return
             self._closing.wait(retry_delay_s(self._failures_in_a_row, self._building))
-            if not self._closing.is_set():
+            # What was due while the last build ran is in it.
+            if not self._closing.is_set() and build_is_due(self._serving.counts, self._building):
                 self._build()
                 self.look()
 

@@ -1,0 +1,88 @@
+"""When the embedded index is built anew, on builds that say what becomes due while they run."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pentimento.domain.errors import Unavailable
+from pentimento.stores.vectors.index_building import IndexBuilding, IndexCounts
+from pentimento.stores.vectors.rebuild_schedule import RebuildSchedule
+
+BUILDING = IndexBuilding(least_points_count=1000, unindexed_share=0.5, first_retry_s=0.01)
+DUE, SETTLED = IndexCounts(1200, 1200), IndexCounts(1200, 0)
+LONG_S, SHORT_S = 30.0, 0.2
+
+
+@dataclass
+class Serving:
+    counts: IndexCounts = DUE
+
+
+class Builds:
+    """A schedule whose builds do what is given, one after the other, and no more than that."""
+
+    def __init__(self, *acts: Callable[["Builds"], None]) -> None:
+        self._acts = iter(acts)
+        self.serving: Any = Serving()
+        self.begun, self.one_more = 0, threading.Event()
+        new_build: Any = lambda: self  # noqa: E731
+        self.schedule = RebuildSchedule(self.serving, BUILDING, new_build)
+
+    def run(self) -> None:
+        self.begun += 1
+        act = next(self._acts, None)
+        if act is None:
+            self.one_more.set()
+        else:
+            act(self)
+
+    def stop(self) -> None:
+        """Nothing runs for long."""
+
+
+def settle(builds: Builds) -> None:
+    builds.serving.counts = SETTLED
+
+
+def test_what_was_due_while_a_build_ran_and_is_in_it_is_not_built_again() -> None:
+    def looked_at_meanwhile(builds: Builds) -> None:
+        builds.schedule.look()
+        settle(builds)
+
+    builds = Builds(looked_at_meanwhile)
+    builds.schedule.start()
+
+    assert not builds.one_more.wait(SHORT_S)
+    builds.schedule.close()
+    assert (builds.begun, builds.schedule.builds_count) == (1, 1)
+
+
+def test_what_becomes_due_after_a_build_is_built() -> None:
+    built = threading.Event()
+
+    def first(builds: Builds) -> None:
+        settle(builds)
+        built.set()
+
+    builds = Builds(first)
+    builds.schedule.start()
+    assert built.wait(LONG_S)
+
+    builds.serving.counts = DUE
+    builds.schedule.look()
+
+    assert builds.one_more.wait(LONG_S)
+    builds.schedule.close()
+
+
+def test_a_build_that_failed_is_tried_again() -> None:
+    def fail(builds: Builds) -> None:
+        raise Unavailable("INDEX_UNAVAILABLE", "by the test")
+
+    builds = Builds(fail)
+    builds.schedule.start()
+
+    assert builds.one_more.wait(LONG_S)
+    builds.schedule.close()
+    assert builds.schedule.failures_count == 1
