@@ -316,10 +316,9 @@ class EmulatedDevice(Generic[Owner]):
 
     def _yield(self, noted: tuple[int, int]) -> None:
         version, left = noted
-        if version != self._version:
-            return
+        ending = [job for job in self._batch if job.left == left and not job.yielded]
         # Whoever hears of it may send another one, and cut the segment.
-        for job in [job for job in self._batch if job.left == left and not job.yielded]:
+        for job in ending if version == self._version else ():
             self._yield_place(job)
 
     def _yield_place(self, job: EmulatedJob[Owner]) -> None:

@@ -25,7 +25,7 @@ from pentimento.policies.serving.joint_routes import PlannedRoute, components_of
 from pentimento.policies.serving.settings import ServingSettings
 
 # A plan with loads must be better by so much quality a request for each second of the longest one, or a tenth of it in
-# the share served, than a plan without; at least by the second.
+# the share served, than a plan without; whatever it takes, by `_WON_FREELY`.
 _WON_A_SECOND = 0.0005
 _WON_FREELY = 0.001
 # One in which hits use more or less of the cache's tables.
