@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import json
+import math
 import os
 import shutil
 import signal
@@ -48,6 +49,13 @@ HTTP_PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart")
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
+def finite(_: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """Return an option's value. Raises BadParameter where it is NaN or infinite, which ranges let pass."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"must be a finite number, got {value}", param=option)
+    return value
+
+
 @click.command()
 @click.option(
     "--model",
@@ -85,7 +93,12 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="emulated devices in place of models",
 )
 @click.option("--policy", default="", metavar="NAME", help="what the controller plans by, such as diffserve [resident]")
-@click.option("--slo-s", type=click.FloatRange(min=0.0, min_open=True), help="SLO that the policy plans for")
+@click.option(
+    "--slo-s",
+    type=click.FloatRange(min=0.0, min_open=True),
+    callback=finite,
+    help="SLO that the policy plans for",
+)
 @click.option(
     "--profile",
     "profiles",

@@ -104,6 +104,16 @@ def test_unknown_model_stops_up_with_one_line(tmp_path: Path) -> None:
     assert "no-such-model" in done.stderr
 
 
+@pytest.mark.parametrize("slo_s", ["nan", "inf", "-1", "0"])
+def test_an_slo_that_is_none_is_refused_before_anything_starts(slo_s: str, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+
+    done = run("up", "--policy", "joint", "--slo-s", slo_s, "--state-dir", str(state))
+
+    assert (done.returncode, state.exists()) == (2, False)
+    assert "--slo-s" in done.stderr
+
+
 def test_a_token_file_that_is_none_stops_up_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokens.toml").write_text("# Not TOML\n- at all\n")
     done = run("up", "--token-file", str(tmp_path / "tokens.toml"), "--state-dir", str(tmp_path / "state"))
