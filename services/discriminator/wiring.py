@@ -15,6 +15,9 @@ from services.discriminator.settings import DiscriminatorSettings
 def wire(settings: DiscriminatorSettings) -> DiscriminatorProcess:
     """Call it inside the event loop that the process runs on."""
     server, busy, directories = RpcServer(settings.rpc, "discriminator"), BusyShare(), settings.directories()
+    # OpenMP keeps the number by thread. Prompts are read on this one: with more, a second thread would wait for work
+    # in a loop, for a tenth of a core.
+    torch.set_num_threads(settings.threads)
 
     def opened() -> dict[str, PictureDiscriminator]:
         torch.set_num_threads(settings.threads)

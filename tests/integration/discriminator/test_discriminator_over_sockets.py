@@ -5,13 +5,14 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.discriminator import DiscriminatorClient
@@ -62,6 +63,23 @@ def picture(number: int) -> bytes:
 def expected(number: int) -> float:
     network = open_discriminator(SHIPPED)
     return network.confidences([decode(picture(number), "image", network.pixels)])[0]
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+async def test_prompts_are_read_by_as_many_threads_as_the_settings_say(
+    three_threads: None, client: DiscriminatorClient
+) -> None:
+    await client.foresee(READING, prompt(3))
+
+    # Of this thread, which reads them.
+    assert torch.get_num_threads() == 1
 
 
 async def test_each_picture_gets_its_own_confidence(client: DiscriminatorClient) -> None:
