@@ -22,11 +22,17 @@ from pentimento.policies.thinning_profiling import ThinnedSample, allows, mean_s
 
 FORMAT = 1
 DIGITS = 4
+# Fields in which a profile agrees with one whose rows it takes over.
+_SAME_TO_BE_ADDED = (
+    *("model_digest", "scheduler", "step_count", "guidance_scale", "encoder_digest", "quality", "alpha", "prompts"),
+    *("adapters", "lora_patch_step"),
+)
 
 Count = Annotated[int, ValueRange(1)]
 Share = Annotated[float, ValueRange(0.0, 1.0)]
 Step = Annotated[int, ValueRange(0)]
 Similarity = Annotated[float, ValueRange(-1.0, 1.0)]
+RowKey = tuple[int, float, int, int]
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,11 @@ class ThinnedRow:
     def place(self) -> tuple[int, int]:
         """The first step, and how many are taken from there on."""
         return self.first_step, self.taken_count
+
+    @property
+    def key(self) -> RowKey:
+        """What pictures the row is of; rows are in its order."""
+        return self.resume_step, self.least_similarity, self.first_step, -self.taken_count
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,17 @@ class ThinningProfile:
     def name(self) -> str:
         """What provenance calls it."""
         return f"thinning of {self.model}, alpha {self.alpha:g} by {self.rule.value}"
+
+    def rows_of(self, earlier: "ThinningProfile") -> dict[RowKey, ThinnedRow]:
+        """Return the rows of an earlier profile, by their keys. Raises InvalidArgument naming the first field by which
+        they are of other pictures or another quality."""
+        for name in _SAME_TO_BE_ADDED:
+            ours, theirs = getattr(self, name), getattr(earlier, name)
+            if ours != theirs:
+                raise InvalidArgument.of(
+                    f"profile.{name}", f"was {theirs!r:.120}, not {ours!r:.120}: rows cannot be added"
+                )
+        return {row.key: row for row in earlier.rows}
 
     def options(self, step_count: int, rule: ThresholdRule | None = None) -> tuple[ThinningOption, ...]:
         """Return what is allowed of a picture from noise with a schedule of `step_count` steps by a rule, by default

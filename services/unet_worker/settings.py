@@ -303,6 +303,7 @@ class ThinningProfileSettings:
     prompts: Path = setting(help="prompts to paint (.txt, .tsv, .csv, .jsonl); repeats count once", must_exist=True)
     embedder_address: str = setting(help="embedder that measures quality: unix:/path or host:port")
     out: Path = setting(Path("thinning-profiles"), help="directory that the profile is written to")
+    add: bool = setting(False, help="keep the rows of the file that is there, and measure those that it lacks alone")
     samples: bool = setting(False, help="write what every picture showed beside the profile (.samples.jsonl)")
     loras: Path | None = setting(None, help="directory of the LoRAs that are named", must_exist=True)
     with_loras: tuple[str, ...] = setting((), help="names of LoRAs, all of them in every picture, at a scale of 1")

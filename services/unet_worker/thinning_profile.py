@@ -5,8 +5,9 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pentimento.files.documents import read_document
 from pentimento.policies.selector_profiling import ThresholdRule
-from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_to_json
+from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_from_json, thinning_to_json
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from pentimento.telemetry import configure_logging
@@ -30,13 +31,15 @@ def write_profile(
     encoder_of: tuple[str, str],
     judges_of: "JudgesOf" = lambda prompts: (),
 ) -> None:
-    """Measure, write the profile, and print it as text. `judges_of` gives judges beside CLIPScore."""
+    """Measure, write the profile, and print it as text. `judges_of` gives judges beside CLIPScore. Raises
+    InvalidArgument where rows are to be added to a file that is none or was measured otherwise."""
+    path = settings.out / f"{'+'.join((settings.model.resolve().name, *settings.with_loras))}.json"
+    earlier = read_document(path, thinning_from_json, "add") if settings.add else None
     # Imported here: a wrong flag or a bad checkpoint is answered before torch is loaded.
     from services.unet_worker.models.thinning_measuring import measure
 
-    profile, found = measure(settings, prompts, encoder, encoder_of, judges_of)
+    profile, found = measure(settings, prompts, encoder, encoder_of, judges_of, earlier)
     settings.out.mkdir(parents=True, exist_ok=True)
-    path = settings.out / f"{'+'.join((profile.model, *settings.with_loras))}.json"
     path.write_text(thinning_to_json(profile), encoding="utf-8")
     if settings.samples:
         lines = (

@@ -10,12 +10,11 @@ import torch
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.policies.cache_selection import Threshold, skipped_steps
 from pentimento.policies.selector_profiles import SelectorProfile, read_selector_profile
-from pentimento.policies.selector_profiling import ThresholdRule
-from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinned_row
-from pentimento.policies.thinning_profiling import ThinnedSample, allows
+from pentimento.policies.thinning_profiles import RowKey, ThinnedRow, ThinningProfile, thinned_row
+from pentimento.policies.thinning_profiling import ThinnedSample
 from services.unet_worker.models.reuse_study import PictureEncoder, StudyModel, nearest_before
 from services.unet_worker.models.selector_measuring import study_model
-from services.unet_worker.models.thinned_loras import open_studied_loras
+from services.unet_worker.models.thinned_loras import StudiedLoras, open_studied_loras
 from services.unet_worker.models.thinning_study import (
     ClipScore,
     QualityJudge,
@@ -44,10 +43,12 @@ def measure(
     encoder: PictureEncoder,
     encoder_of: tuple[str, str],
     judges_of: JudgesOf = lambda prompts: (),
+    earlier: ThinningProfile | None = None,
 ) -> tuple[ThinningProfile, Sequence[ThinningFound]]:
-    """Return the model's profile and what it was made of; `encoder_of` is the encoder's name and digest. Takes minutes;
-    lines to the log as it goes. From each first step on no fewer steps are painted once no rule allows the number at
-    hand."""
+    """Return the model's profile and what was painted for it; `encoder_of` is the encoder's name and digest. Takes
+    minutes; lines to the log as it goes. From each first step on no fewer steps are painted once no rule allows the
+    number at hand. The rows of an `earlier` profile are kept, and not painted again. Raises InvalidArgument for one
+    that was measured otherwise."""
     torch.set_num_threads(settings.painting.threads)
     quiet_loaders()
     model = _with(settings, study_model(settings.model, settings.painting))
@@ -55,16 +56,18 @@ def measure(
     hits = _resumed(settings, model)
     judges = (ClipScore(encoder, prompts), *judges_of(prompts))
     loras = open_studied_loras(settings.loras, settings.with_loras, model)
+    bare = _bare_profile(settings, model, judges, encoder_of, loras)
+    kept = {} if earlier is None else bare.rows_of(earlier)
     full = [loras.on_time(request) for request in full_requests(model, prompts, settings.painting.seed, tuple(hits))]
     study = ThinningStudy(model, judges, full, loras.late)
-    found = list(_rows(settings, study, study.batch, 0, -1.0))
+    found = list(_rows(settings, study, study.batch, 0, -1.0, kept))
     texts = encoder.embed_texts(prompts) if hits else None
     for step, least_similarity in hits.items():
         assert texts is not None
         batch = study.hits(nearest_before(texts, texts, prompts, least_similarity), step)
-        found += _rows(settings, study, batch, step, least_similarity)
-    profile = _profile(settings, study, encoder_of, found)
-    return replace(profile, adapters=loras.adapters, lora_patch_step=loras.patch_step), found
+        found += _rows(settings, study, batch, step, least_similarity, kept)
+    rows = kept | {one.row.key: one.row for one in found}
+    return replace(bare, rows=tuple(rows[key] for key in sorted(rows))), found
 
 
 def _rows(
@@ -73,15 +76,19 @@ def _rows(
     batch: ThinnedBatch,
     resume_step: int,
     least_similarity: float,
+    kept: Mapping[RowKey, ThinnedRow],
 ) -> Iterator[ThinningFound]:
+    """Those that are not kept."""
     if not batch.requests:
         return
     for first, counts in grid(study.model.step_count, settings.begin, settings.keep):
         for taken in counts if first >= resume_step else ():
-            samples = study.samples(batch, first, taken)
-            row = thinned_row(first, taken, samples, settings.alpha, resume_step, least_similarity)
-            yield ThinningFound(row, samples)
-            if not any(allows(samples, settings.alpha, rule) for rule in ThresholdRule):
+            row = kept.get((resume_step, least_similarity, first, -taken))
+            if row is None:
+                samples = study.samples(batch, first, taken)
+                row = thinned_row(first, taken, samples, settings.alpha, resume_step, least_similarity)
+                yield ThinningFound(row, samples)
+            if not row.allowed:
                 break
 
 
@@ -111,13 +118,14 @@ def _with(settings: ThinningProfileSettings, model: StudyModel) -> StudyModel:
     return replace(model, spec=replace(model.spec, num_inference_steps=steps))
 
 
-def _profile(
+def _bare_profile(
     settings: ThinningProfileSettings,
-    study: ThinningStudy,
+    model: StudyModel,
+    judges: Sequence[QualityJudge],
     encoder_of: tuple[str, str],
-    found: Sequence[ThinningFound],
+    loras: StudiedLoras,
 ) -> ThinningProfile:
-    model = study.model
+    """What the file says before any row."""
     return ThinningProfile(
         model=model.spec.model,
         model_digest=model.painter.model.info.model_digest,
@@ -126,11 +134,13 @@ def _profile(
         guidance_scale=model.spec.guidance_scale,
         encoder=encoder_of[0],
         encoder_digest=encoder_of[1],
-        quality=" and ".join(judge.name for judge in study.judges),
+        quality=" and ".join(judge.name for judge in judges),
         alpha=settings.alpha,
         rule=settings.rule,
-        rows=tuple(one.row for one in found),
+        rows=(),
         prompts=settings.prompts.name,
         build_version=importlib.metadata.version("pentimento"),
         measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        adapters=loras.adapters,
+        lora_patch_step=loras.patch_step,
     )

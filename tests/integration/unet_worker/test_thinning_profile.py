@@ -3,11 +3,14 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 from pentimento.policies.selector_profiles import ProfiledStep, ReuseKind, SelectorProfile, profile_to_json
 from pentimento.policies.selector_profiling import ThresholdRule
@@ -102,3 +105,35 @@ def test_hits_have_rows_of_their_own_and_the_stricter_judge_decides(tmp_path: Pa
     # Of two prompts the second alone has one before it; resumed at two of five steps nothing begins earlier.
     assert rows == {(0, 0, 4): (1, 2), (0, 2, 2): (1, 2), (2, 2, 2): (0, 1)}
     assert profile.rows[-1].least_similarity == -0.5
+
+
+def test_rows_are_added_to_a_profile_and_what_it_has_is_not_painted_again(tmp_path: Path) -> None:
+    model, prompts, encoder = write_model(tmp_path), ("a circle", "a square"), ("digests", "sha256:d")
+    write_profile(settings_of(tmp_path, model, "--keep", "0.8"), prompts, Digests(), encoder)
+    settings = settings_of(tmp_path, model, "--keep", "0.8,0.4", "--add", "--samples", "--rule", "minimum")
+
+    write_profile(settings, prompts, Digests(), encoder)
+
+    (profile,) = read_thinning_profiles([tmp_path / "profiles"])
+    assert [row.place for row in profile.rows] == [(0, 4), (0, 2), (2, 2), (2, 1)]
+    assert profile.rule is ThresholdRule.MINIMUM
+    samples = [json.loads(line) for line in (tmp_path / "profiles" / "model.samples.jsonl").read_text().splitlines()]
+    assert {(sample["first_step"], sample["taken_count"]) for sample in samples} == {(0, 2), (2, 1)}
+
+
+def test_rows_of_another_encoder_are_not_added(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, write_model(tmp_path), "--keep", "0.8", "--add")
+    write_profile(replace(settings, add=False), ("a circle",), Digests(), ("digests", "sha256:d"))
+    written = (tmp_path / "profiles" / "model.json").read_bytes()
+
+    with pytest.raises(InvalidArgument, match=r"profile\.encoder_digest"):
+        write_profile(settings, ("a circle",), Digests(), ("others", "sha256:e"))
+
+    assert (tmp_path / "profiles" / "model.json").read_bytes() == written
+
+
+def test_nothing_is_painted_where_there_is_no_file_to_add_to(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, write_model(tmp_path), "--add")
+
+    with pytest.raises(InvalidArgument, match=r"add: .*model\.json"):
+        write_profile(settings, ("a circle",), Digests(), ("digests", "sha256:d"))
