@@ -103,6 +103,7 @@ class PipelineApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not type
 
         found = StableDiffusionPipeline.from_pretrained(str(self._model), safety_checker=None, dtype=torch.float32)
         found.set_progress_bar_config(disable=True)
+        found.vae.decoder.to(memory_format=torch.channels_last)  # as workers do on a CPU
         return found
 
     def decode_request(self, request: dict[str, Any]) -> PeerOrder:

@@ -265,14 +265,14 @@ def condition(
     """Return what the denoiser sees of a request besides latents, and whether its prompt was cut off. `adapters` change
     the text encoders; `row` is what they change of the denoiser where its weights do not hold them."""
     if isinstance(request.start, HalfStart):
-        return model.project(request.start.conditioning, stack_adapters([row], 1, 1)), False
+        return model.project(request.start.conditioning, stack_adapters([row], 1)), False
     spec = request.spec
     prompt = prompts.encode(spec.prompt, adapters=adapters)
     texts = [prompt]
     if is_guided(spec):
         texts = [prompts.encode(spec.negative_prompt, negative=True, adapters=adapters), prompt]
     rows = [model.conditioning(text, spec.width_px, spec.height_px) for text in texts]
-    beside = stack_adapters([row], len(rows), len(rows))
+    beside = stack_adapters([row], len(rows))
     conditioning = model.project(Conditioning.concatenate(rows), beside)
     return conditioning, any(text.truncated for text in texts)
 

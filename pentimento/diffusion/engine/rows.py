@@ -81,7 +81,7 @@ class RowBuffers:
         plain = self._inputs.get(rows) or self._view(rows)
         parts = [job.residuals if controlled else None for job in jobs]
         residuals = stack_residuals(parts, self.rows_each, rows)
-        adapters = self._stacked([job.adapter_row for job in jobs], rows)
+        adapters = self._stacked([job.adapter_row for job in jobs])
         as_alone = self._as_alone(jobs)
         return replace(plain, residuals=residuals, adapters=adapters, as_alone=as_alone)
 
@@ -99,12 +99,11 @@ class RowBuffers:
                 self._filled_terms[place] = terms
                 self._term_slots[place].copy_(terms)
 
-    def _stacked(self, parts: list[PerSampleAdapters | None], rows: int) -> PerSampleAdapters | None:
+    def _stacked(self, parts: list[PerSampleAdapters | None]) -> PerSampleAdapters | None:
         """The LoRAs of all rows: what was put together last, as long as the same requests sit in the same places."""
-        parts = [*parts, *[None] * (rows // self.rows_each - len(parts))]
         same = len(parts) == len(self._adapter_rows)
         if not same or any(one is not other for one, other in zip(parts, self._adapter_rows, strict=True)):
-            self._adapter_rows, self._adapters = parts, stack_adapters(parts, self.rows_each, rows)
+            self._adapter_rows, self._adapters = parts, stack_adapters(parts, self.rows_each)
         return self._adapters
 
     def _as_alone(self, jobs: Sequence[EngineJob]) -> AsAlone | None:

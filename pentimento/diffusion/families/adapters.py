@@ -26,9 +26,16 @@ def _adding(network: nn.Module, adapters: PerSampleAdapters) -> AbstractContextM
         updates = adapters.by_layer[network] = _updates_of(network, adapters)
 
     def forward(layer: nn.Module, plain: Forward, inputs: Tensor) -> Tensor:
+        output, update = plain(inputs), updates[layer]
+        own, seen = output[update.rows], inputs[update.rows]
         if isinstance(layer, nn.Conv2d):
-            return add_convolved(plain(inputs), layer, inputs, updates[layer], adapters.canvases)
-        return add_product(plain(inputs), inputs, updates[layer])
+            changed = add_convolved(own, layer, seen, update, adapters.canvases)
+        else:
+            changed = add_product(own, seen, update)
+        # A copy, where the pixels of the output do not follow each other in memory.
+        if changed.data_ptr() != own.data_ptr():
+            output[update.rows] = changed
+        return output
 
     return replaced(updates, forward)
 

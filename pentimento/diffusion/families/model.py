@@ -160,10 +160,16 @@ def _filled_up(rows: Tensor, row_count: int) -> Tensor:
 class LowRankUpdate:
     """What one layer adds per row, up(down(x)) (Hu et al. 2021), scales multiplied in: up (rows, outputs, rank), down
     (rows, rank, inputs) of a linear layer, (rows, rank, inputs, height, width) of a convolution; zero for rows without
-    an adapter."""
+    an adapter. The rows are those of the batch from `first_row` on; the others stay as they are."""
 
     down: Tensor
     up: Tensor
+    first_row: int = 0
+
+    @property
+    def rows(self) -> slice:
+        """The rows of the batch that it changes."""
+        return slice(self.first_row, self.first_row + self.down.shape[0])
 
     @cached_property
     def down_columns(self) -> Tensor:

@@ -45,29 +45,27 @@ class RowUpdates:
         return row
 
 
-def stack_adapters(
-    parts: Sequence[PerSampleAdapters | None], rows_each: int, row_count: int
-) -> PerSampleAdapters | None:
+def stack_adapters(parts: Sequence[PerSampleAdapters | None], rows_each: int) -> PerSampleAdapters | None:
     """Return the adapters of all rows, each request's single row for all of its own; ranks are padded with zeros to the
-    highest. None when no part brings any."""
+    highest. A layer's update spans the rows from the first request that changes it to the last. None when no part
+    brings any."""
     present = [part for part in parts if part is not None]
     if not present:
         return None
     names = sorted({name for part in present for name in part.updates})
-    return PerSampleAdapters({name: _stack_updates(parts, name, rows_each, row_count) for name in names})
+    return PerSampleAdapters({name: _stack_updates(parts, name, rows_each) for name in names})
 
 
-def _stack_updates(
-    parts: Sequence[PerSampleAdapters | None], name: str, rows_each: int, row_count: int
-) -> LowRankUpdate:
+def _stack_updates(parts: Sequence[PerSampleAdapters | None], name: str, rows_each: int) -> LowRankUpdate:
     updates = [part.updates.get(name) if part is not None else None for part in parts]
-    present = [update for update in updates if update is not None]
-    rank = max(update.down.shape[1] for update in present)
-    down = present[0].down.new_zeros((row_count, rank, *present[0].down.shape[2:]))
-    up = present[0].up.new_zeros((row_count, present[0].up.shape[1], rank))
-    for slot, update in enumerate(updates):
-        if update is not None:
-            rows = slice(slot * rows_each, (slot + 1) * rows_each)
-            down[rows, : update.down.shape[1]] = update.down
-            up[rows, :, : update.up.shape[2]] = update.up
-    return LowRankUpdate(down, up)
+    present = {slot: update for slot, update in enumerate(updates) if update is not None}
+    first, last, some = min(present), max(present), next(iter(present.values()))
+    rank = max(update.down.shape[1] for update in present.values())
+    row_count = (last + 1 - first) * rows_each
+    down = some.down.new_zeros((row_count, rank, *some.down.shape[2:]))
+    up = some.up.new_zeros((row_count, some.up.shape[1], rank))
+    for slot, update in present.items():
+        rows = slice((slot - first) * rows_each, (slot + 1 - first) * rows_each)
+        down[rows, : update.down.shape[1]] = update.down
+        up[rows, :, : update.up.shape[2]] = update.up
+    return LowRankUpdate(down, up, first * rows_each)

@@ -195,7 +195,7 @@ def test_residuals_for_other_blocks_are_refused_whoever_comes_first(other: Contr
 def test_a_batch_in_which_nobody_has_control_takes_none() -> None:
     assert stack_residuals([None, ControlResiduals()], 2, 4) is None
     assert stack_residuals([None, None], 2, 4) is None
-    assert stack_adapters([None, None], 2, 4) is None
+    assert stack_adapters([None, None], 2) is None
 
 
 def update(rank: int, value: float) -> LowRankUpdate:
@@ -206,13 +206,14 @@ def test_adapters_of_different_ranks_and_layers_share_a_batch() -> None:
     first = PerSampleAdapters({"a": update(2, 1.0)})
     second = PerSampleAdapters({"a": update(4, 2.0), "b": update(1, 3.0)})
 
-    stacked = stack_adapters([first, None, second], rows_each=2, row_count=8)
+    stacked = stack_adapters([first, None, second], rows_each=2)
 
     assert stacked is not None
     applied = {name: part.up @ part.down for name, part in stacked.updates.items()}
-    assert applied["a"].shape == (8, 3, 5)
-    assert applied["a"][:, 0, 0].tolist() == [2.0, 2.0, 0.0, 0.0, 16.0, 16.0, 0.0, 0.0]
-    assert applied["b"][:, 0, 0].tolist() == [0.0, 0.0, 0.0, 0.0, 9.0, 9.0, 0.0, 0.0]
+    assert applied["a"].shape == (6, 3, 5)
+    assert applied["a"][:, 0, 0].tolist() == [2.0, 2.0, 0.0, 0.0, 16.0, 16.0]
+    assert applied["b"][:, 0, 0].tolist() == [9.0, 9.0]
+    assert [stacked.updates[name].rows for name in ("a", "b")] == [slice(0, 6), slice(4, 6)]
 
 
 def test_residuals_of_one_request_alone_are_not_copied() -> None:

@@ -114,7 +114,7 @@ def test_loras_in_and_beside_the_weights_of_fused_layers_do_what_they_did(model:
     base = layers_of("stable_diffusion", {"unet": network})
     chosen = (WeightedLora(made_lora(base, 1, ends=("ff.net.0.proj", "conv1")), 0.7),)
     row = row_updates(chosen, "unet", torch.device("cpu"), torch.float32)
-    beside = replace(inputs, adapters=stack_adapters([row], 2, 2))
+    beside = replace(inputs, adapters=stack_adapters([row], 2))
     patch = WeightPatch(network, "unet", model.forget_time_terms)
 
     def predictions() -> tuple[Tensor, Tensor, Tensor]:
