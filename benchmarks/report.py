@@ -190,12 +190,20 @@ def parse_options(
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}", description=description)
     parser.add_argument("--quick", action="store_true", help="fewer samples: shows that it runs, and a rough figure")
     parser.add_argument(
-        "--out", type=Path, help="where the result is written (default: benchmarks/results, with --quick its quick/)"
+        "--out", type=_file, help="file of the result (default: in benchmarks/results, with --quick in its quick/)"
     )
     add(parser)
     rest = vars(parser.parse_args())
     quick = rest.pop("quick")
     return Options(benchmark, quick, rest.pop("out") or default_out(benchmark, quick), rest)
+
+
+def _file(text: str) -> Path:
+    """Refused now, not when a run of half an hour is to be written."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file, {text} is a directory")
+    return path
 
 
 def default_out(benchmark: str, quick: bool) -> Path:

@@ -263,3 +263,14 @@ def test_interval_of_a_few_paired_ratios_is_that_of_students_t() -> None:
 
     assert paired_ratio(pairs) == pytest.approx(math.exp(0.2))
     assert (math.log(low), math.log(high)) == pytest.approx((0.2 - 4.303 * 0.1 / 3**0.5, 0.2 + 4.303 * 0.1 / 3**0.5))
+
+
+def test_a_result_is_not_written_to_a_directory_and_that_is_said_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["name", "--out", str(tmp_path)])
+
+    with pytest.raises(SystemExit):
+        parse_options("name", None)
+
+    assert f"argument --out: must be a file, {tmp_path} is a directory" in capsys.readouterr().err
