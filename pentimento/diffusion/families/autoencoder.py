@@ -20,8 +20,8 @@ class LatentScale:
 
 
 class Autoencoder:
-    """diffusers' AutoencoderKL or AutoencoderTiny; latents come and go as `dtype`. On a CPU the decoder's weights change
-    their layout."""
+    """diffusers' AutoencoderKL or AutoencoderTiny; latents come and go as `dtype`. On a CPU the decoder's weights
+    change their layout."""
 
     def __init__(self, module: Any, scale: LatentScale, device: torch.device, dtype: torch.dtype) -> None:
         if device.type == "cpu":
