@@ -1,6 +1,6 @@
 """The live suite with all that it has, against plain diffusers behind LitServe, on the same cores in the same run.
 
-    python -m benchmarks.end_to_end --judge JUDGES --encoder OTHERS [--count 480] [--rounds 3]
+    python -m benchmarks.end_to_end --judge JUDGES --encoder OTHERS [--count 240] [--rounds 3]
 
 JUDGES and OTHERS are work folders of training (`benchmarks.picture_judges` says how they are made). A scene log
 (`zoo.scene_log`) with the LoRAs of the production mix (`workloads.production.MLORA`, its base models and LoRAs folded
@@ -96,7 +96,7 @@ def main() -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")
     parser.add_argument("--encoder", type=Path, required=True, metavar="DIR", help="of a dual encoder of another seed")
-    parser.add_argument("--count", type=int, default=480, help="requests that count")
+    parser.add_argument("--count", type=int, default=240, help="requests that count")
     parser.add_argument("--warm", type=int, default=80, help="requests before them that fill the caches")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--search", type=int, default=48, help="requests of a trial of the search")
