@@ -71,6 +71,7 @@ def serve(model: str) -> None:
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     pipeline = StableDiffusionPipeline.from_pretrained(model, safety_checker=None, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
+    pipeline.vae.decoder.to(memory_format=torch.channels_last)  # as workers do on a CPU
     answers.write(b"ready\n")
     answers.flush()
     for line in sys.stdin:
