@@ -24,7 +24,7 @@ from pentimento.testing.controlled_painting import (
     conditions_for,
 )
 from pentimento.testing.diffusers_reference import Case
-from tests.one_thread import one_thread  # noqa: F401 (a fixture of this module)
+from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 PROMPT, NEGATIVE = "a red circle", "blurred"
 EVERYWHERE = ControlSetting()

@@ -19,7 +19,7 @@ from pentimento.testing.checkpoints import SIDE_PX
 from pentimento.testing.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
 from pentimento.testing.diffusers_reference import Case
 from tests.golden.controlnets.test_against_diffusers import EVERYWHERE, FAMILIES, GUESSED, NEGATIVE, PROMPT, THREE
-from tests.one_thread import one_thread  # noqa: F401 (a fixture of this module)
+from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_pairing import Peer
 

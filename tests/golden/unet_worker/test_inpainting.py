@@ -11,7 +11,7 @@ from pentimento.domain.generation import Scheduler
 from pentimento.testing.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 from pentimento.testing.diffusers_reference import Case
 from tests.golden.unet_worker.comparison import compare
-from tests.one_thread import one_thread  # noqa: F401 (a fixture of this module)
+from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 TOLERANCE = 1e-4
 

@@ -26,6 +26,7 @@ from services.controller.settings import ControllerSettings
 from services.controller.wiring import wire as wire_controller
 from services.discriminator.settings import DiscriminatorSettings
 from services.discriminator.wiring import wire
+from tests.torch_threads import torch_threads
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = ROOT / "zoo" / "weights" / "tiny-discriminator"
@@ -67,10 +68,8 @@ def expected(number: int) -> float:
 
 @pytest.fixture
 def three_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(3):
+        yield
 
 
 async def test_prompts_are_read_by_as_many_threads_as_the_settings_say(

@@ -54,7 +54,7 @@ from tests.integration.unet_worker.test_controlnets import (
     step_counts,
 )
 from tests.integration.unet_worker.test_pairs import STEPS, TOLERANCE, Painted, Parts, Peer, difference, half_of
-from tests.one_thread import one_thread  # noqa: F401 (a fixture of this module)
+from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -18,6 +18,7 @@ from pentimento.diffusion.families import (
     row_kernels,
 )
 from pentimento.testing.checkpoints import SIDE_PX
+from tests.torch_threads import torch_threads
 
 # From 16 rows on torch takes another convolution for 1x1 kernels.
 BATCHES = (3, 17)
@@ -25,10 +26,8 @@ BATCHES = (3, 17)
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 def batch_of(model: DiffusionModel, row_count: int) -> DenoiserInput:
