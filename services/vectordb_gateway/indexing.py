@@ -50,12 +50,15 @@ class Indexing:
             batch, marked = self._ledger.unindexed(_BATCH_COUNT), None
             try:
                 while batch:
-                    following = self._reader.submit(self._ledger.unindexed, _BATCH_COUNT, batch[-1].sequence)
+                    following = None
+                    if len(batch) == _BATCH_COUNT:
+                        following = self._reader.submit(self._ledger.unindexed, _BATCH_COUNT, batch[-1].sequence)
                     self._index.upsert([_point(vectors) for vectors in batch])
                     if marked is not None:
                         marked.result()
                     marked = self._ledger.mark_indexed(batch)
-                    batch = following.result()
+                    # Whoever commits what comes meanwhile has it indexed.
+                    batch = following.result() if following is not None else []
             finally:
                 # What the index took is marked before anybody hears that it refused the rest.
                 if marked is not None:

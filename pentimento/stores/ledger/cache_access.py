@@ -19,11 +19,11 @@ _objects = tables.objects
 _state = tables.state
 _batches = tables.use_batches
 
-_RECORD = ("saved_steps", "added_tick", "used_tick", "use_count", "faded_uses", "rank_score", "rank_tie")
+RECORD = ("saved_steps", "added_tick", "used_tick", "use_count", "faded_uses", "rank_score", "rank_tie")
 _RANK_OBJECT = (
     update(_objects)
     .where(_objects.c.key == bindparam("ranked_key"))
-    .values({name: bindparam(f"new_{name}") for name in _RECORD})
+    .values({name: bindparam(f"new_{name}") for name in RECORD})
 )
 _RANK_ENTRY = (
     update(_entries)
@@ -31,7 +31,7 @@ _RANK_ENTRY = (
     .values(rank_score=bindparam("new_rank_score"), rank_tie=bindparam("new_rank_tie"))
 )
 IS_HELD = _objects.c.entry_id.is_not(None) & _objects.c.delete_after.is_(None)
-_HELD = select(_objects.c.key, _objects.c.entry_id, _objects.c.size_bytes, *(_objects.c[name] for name in _RECORD))
+_HELD = select(_objects.c.key, _objects.c.entry_id, _objects.c.size_bytes, *(_objects.c[name] for name in RECORD))
 # How long the last number of a source is remembered: whoever tries a batch again does so within seconds.
 _SOURCE_MEMORY_S = 86_400.0
 
@@ -52,9 +52,9 @@ def take_ticks(connection: Connection, count: int) -> int:
     return int(connection.execute(statement).scalar_one()) - count + 1
 
 
-def new_records(connection: Connection, items: Sequence[tuple[float, int]]) -> list[AccessRecord]:
-    """Return the records of items that are added now, from the steps that each saves and its bytes."""
-    first = take_ticks(connection, len(items))
+def new_records(first: int, items: Sequence[tuple[float, int]]) -> list[AccessRecord]:
+    """Return the records of items that are added at ticks from `first` on, from the steps that each saves and its
+    bytes."""
     return [AccessRecord(steps, size, first + at, first + at) for at, (steps, size) in enumerate(items)]
 
 

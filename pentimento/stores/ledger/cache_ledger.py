@@ -9,7 +9,19 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, delete, func, select, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Label,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    select,
+    update,
+)
 
 from pentimento.domain.access import EvictionRule, FifoRule
 from pentimento.domain.cache import CacheHolding
@@ -39,6 +51,8 @@ from pentimento.stores.ledger.cache_records import (
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
 from pentimento.stores.ledger.live_entries import IS_LIVE, LiveEntries, reference
 from pentimento.stores.ledger.migrations import migrate
+from pentimento.stores.ledger.prepared_read import PreparedRead
+from pentimento.stores.ledger.prepared_write import PreparedWrite
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
 T = TypeVar("T")
@@ -46,6 +60,30 @@ T = TypeVar("T")
 _entries = tables.entries
 _objects = tables.objects
 _state = tables.state
+# What every picture asks is compiled once: to build a statement takes longer than to run it.
+_OPEN_GRANTS = (
+    select(func.count().label("open_grant_count")).select_from(tables.grants).where(tables.grants.c.entry_id.is_(None))
+)
+_OPEN_GRANTS_OF_TENANT = _OPEN_GRANTS.where(tables.grants.c.tenant == bindparam("of_tenant"))
+_TOTALS = select(
+    _state.c.entry_count,
+    _state.c.object_count,
+    _state.c.size_bytes,
+    _OPEN_GRANTS.scalar_subquery().label("open_grant_count"),
+)
+_VECTORS = (_entries.c.sequence, _entries.c.pool, _entries.c.text_vector)
+_VECTORS_AFTER = (
+    select(*_VECTORS)
+    .where(_entries.c.sequence > bindparam("after"), IS_LIVE)
+    .order_by(_entries.c.sequence)
+    .limit(bindparam("limit_count"))
+)
+_IS_NEW = and_(_entries.c.indexed == 0, IS_LIVE)
+_IS_BETWEEN = (_IS_NEW, _entries.c.sequence.between(bindparam("first"), bindparam("last")))
+_KEYS_BETWEEN = PreparedWrite(lambda dialect: select(_entries.c.entry_id, _keys_of_entry(dialect)).where(*_IS_BETWEEN))
+_MARK_INDEXED = PreparedWrite(
+    lambda _: update(_entries).where(_entries.c.entry_id == bindparam("id")).values(indexed=1)
+)
 
 
 def open_cache_ledger(url: str, clock: Clock | None = None) -> "CacheLedger":
@@ -66,6 +104,10 @@ class CacheLedger:
     def __init__(self, engine: Engine, clock: Clock, cache_id: str) -> None:
         self._engine = engine
         self._live_entries = LiveEntries(engine)
+        self._totals = PreparedRead(engine, _TOTALS)
+        self._open_grants = PreparedRead(engine, _OPEN_GRANTS_OF_TENANT)
+        self._unindexed = PreparedRead(engine, _unindexed(engine.dialect.name))
+        self._vectors_after = PreparedRead(engine, _VECTORS_AFTER)
         self._writer = GroupCommitWriter(engine, "cache-ledger")
         self._clock = clock
         self._rule: EvictionRule = FifoRule()
@@ -216,20 +258,14 @@ class CacheLedger:
     def unindexed(self, limit_count: int, after: int = -1) -> list[EntryVectors]:
         """Return live entries that the index does not hold yet, or under a key that they lost, and whose number is
         above `after`, oldest first."""
-        is_new = (_entries.c.indexed == 0, IS_LIVE, _entries.c.sequence > after)
-        with self._reading() as connection:
-            statement = select(_entries).where(*is_new).order_by(_entries.c.sequence)
-            rows = connection.execute(statement.limit(limit_count)).all()
-            keys = _keys_of(connection, [row.entry_id for row in rows])
-        return [_vectors(row, keys.get(row.entry_id, ())) for row in rows]
+        with typed_errors():
+            return [_vectors(row) for row in self._unindexed.rows(after=after, limit_count=limit_count)]
 
     def vectors_after(self, sequence: int, limit_count: int) -> list[NumberedVector]:
         """Return live entries whose number is above `sequence`, oldest first."""
-        columns = select(_entries.c.sequence, _entries.c.pool, _entries.c.text_vector)
-        statement = columns.where(_entries.c.sequence > sequence, IS_LIVE).order_by(_entries.c.sequence)
-        with self._reading() as connection:
-            rows = connection.execute(statement.limit(limit_count))
-            return [NumberedVector(row.sequence, row.pool, bytes(row.text_vector)) for row in rows]
+        with typed_errors():
+            rows = self._vectors_after.rows(after=sequence, limit_count=limit_count)
+        return [NumberedVector(row.sequence, row.pool, bytes(row.text_vector)) for row in rows]
 
     def live_sequences(self) -> list[int]:
         """Return the numbers of all live entries, oldest first."""
@@ -282,12 +318,9 @@ class CacheLedger:
 
     def totals(self) -> CacheTotals:
         """Return the totals, which are kept up to date with every change."""
-        open_grants = select(func.count()).select_from(tables.grants).where(tables.grants.c.entry_id.is_(None))
-        with self._reading() as connection:
-            row = connection.execute(select(_state)).one()
-            return CacheTotals(
-                row.entry_count, row.object_count, row.size_bytes, connection.execute(open_grants).scalar_one()
-            )
+        with typed_errors():
+            (row,) = self._totals.rows()
+        return CacheTotals(row.entry_count, row.object_count, row.size_bytes, row.open_grant_count)
 
     def newest_number(self) -> int:
         """Return the number of the newest entry that ever was; 0 before the first."""
@@ -296,10 +329,9 @@ class CacheLedger:
 
     def open_grant_count(self, tenant: str) -> int:
         """Return how many grants of the tenant are neither committed nor released."""
-        is_open = (tables.grants.c.entry_id.is_(None), tables.grants.c.tenant == tenant)
-        of_tenant = select(func.count()).select_from(tables.grants).where(*is_open)
-        with self._reading() as connection:
-            return int(connection.execute(of_tenant).scalar_one())
+        with typed_errors():
+            (row,) = self._open_grants.rows(of_tenant=tenant)
+        return int(row.open_grant_count)
 
     def holdings(self) -> dict[str, CacheHolding]:
         """Return what each tenant holds in live entries."""
@@ -340,23 +372,36 @@ def _run(connection: Connection, statement: Any) -> None:
     connection.execute(statement)
 
 
+def _unindexed(dialect: str) -> Select[Any]:
+    columns = (_entries.c.entry_id, _entries.c.created_at, _entries.c.image_vector)
+    statement = select(*_VECTORS, *columns, _keys_of_entry(dialect)).order_by(_entries.c.sequence)
+    return statement.where(_IS_NEW, _entries.c.sequence > bindparam("after")).limit(bindparam("limit_count"))
+
+
+def _keys_of_entry(dialect: str) -> Label[Any]:
+    """The compatibility keys of what an entry holds, which are hex digests, with commas between them."""
+    join = func.string_agg if dialect == "postgresql" else func.group_concat
+    keys = select(join(_objects.c.compatibility_key, literal_column("','")))
+    return keys.where(_objects.c.entry_id == _entries.c.entry_id).scalar_subquery().label("keys")
+
+
 def _mark_indexed(connection: Connection, taken: Sequence[EntryVectors]) -> None:
+    if not taken:
+        return
     # Another gateway that evicts meanwhile would have its mark undone.
     access.take_ticks(connection, 0)
-    keys = _keys_of(connection, [vectors.entry_id for vectors in taken])
-    as_read = [each.entry_id for each in taken if keys.get(each.entry_id) == each.compatibility_keys]
-    connection.execute(update(_entries).where(_entries.c.entry_id.in_(as_read)).values(indexed=1))
+    numbers = [vectors.sequence for vectors in taken]
+    held = dict(_KEYS_BETWEEN.rows(connection, {"first": min(numbers), "last": max(numbers)}))
+    as_read = [each.entry_id for each in taken if _keys(held.get(each.entry_id)) == each.compatibility_keys]
+    _MARK_INDEXED.each(connection, [{"id": entry_id} for entry_id in as_read])
 
 
-def _keys_of(connection: Connection, entry_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The compatibility keys of what each entry holds, each once."""
-    columns = (_objects.c.entry_id, _objects.c.compatibility_key)
-    statement = select(*columns).where(_objects.c.entry_id.in_(entry_ids)).distinct().order_by(*columns)
-    keys: dict[str, tuple[str, ...]] = {}
-    for row in connection.execute(statement):
-        keys[row.entry_id] = (*keys.get(row.entry_id, ()), row.compatibility_key)
-    return keys
+def _keys(joined: str | None) -> tuple[str, ...]:
+    """Return each of the compatibility keys once."""
+    return tuple(sorted(set(joined.split(",")))) if joined else ()
 
 
-def _vectors(row: Row[Any], keys: tuple[str, ...]) -> EntryVectors:
-    return EntryVectors(row.sequence, row.entry_id, row.pool, keys, row.created_at, row.text_vector, row.image_vector)
+def _vectors(row: Any) -> EntryVectors:
+    return EntryVectors(
+        row.sequence, row.entry_id, row.pool, _keys(row.keys), row.created_at, row.text_vector, row.image_vector
+    )

@@ -3,21 +3,56 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from pentimento.domain.access import EvictionRule, Rank
+from pentimento.domain.access import EvictionRule
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger import cache_access as access
 from pentimento.stores.ledger import cache_tables as tables
 from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, GrantRecord
+from pentimento.stores.ledger.prepared_write import PreparedWrite
 
 _entries = tables.entries
 _grants = tables.grants
 _objects = tables.objects
 _state = tables.state
 
-_HOLD = update(_objects).where(_objects.c.key == bindparam("held_key"))
+# What every picture does is compiled once: to build a statement takes longer than to run it.
+_NAMES_OF_GRANT = tuple(column.name for column in _grants.c if column is not _grants.c.entry_id)
+_ADD_GRANT = PreparedWrite(lambda _: insert(_grants), _NAMES_OF_GRANT)
+_ADD_KEY = PreparedWrite(lambda _: insert(_objects), ("key", "grant_id", "resume_step", "compatibility_key"))
+# What a commit must be of.
+_MATCHED = ("tenant", "pool", "scope_digest", "request_id", "fencing_token")
+_OF_GRANT = (*(_grants.c[name] for name in _MATCHED), _grants.c.entry_id)
+_IS_GRANT, _IS_OPEN = _grants.c.grant_id == bindparam("id"), _grants.c.entry_id.is_(None)
+_CLAIM = PreparedWrite(lambda _: update(_grants).where(_IS_GRANT, _IS_OPEN).returning(*_OF_GRANT), ("entry_id",))
+_GRANT = PreparedWrite(lambda _: select(*_OF_GRANT).where(_IS_GRANT))
+_DROP_GRANT = PreparedWrite(lambda _: delete(_grants).where(_IS_GRANT, _IS_OPEN))
+_IS_OF_GRANT = _objects.c.grant_id == bindparam("id")
+_KEYS_OF_GRANT = PreparedWrite(lambda _: select(_objects.c.key, _objects.c.resume_step).where(_IS_OF_GRANT))
+_DOOM_KEYS = PreparedWrite(
+    lambda _: update(_objects).where(_IS_OF_GRANT, _objects.c.entry_id.is_(None), _objects.c.delete_after.is_(None)),
+    ("delete_after",),
+)
+_HELD = ("entry_id", "tenant", "compatibility_key", "sigma", "digest", "size_bytes", *access.RECORD)
+_HOLD = PreparedWrite(lambda _: update(_objects).where(_objects.c.key == bindparam("held_key")), _HELD)
+_COUNT_IN = PreparedWrite(
+    lambda _: (
+        update(_state)
+        .values(
+            tick=_state.c.tick + bindparam("added_objects"),
+            sequence=_state.c.sequence + 1,
+            entry_count=_state.c.entry_count + 1,
+            object_count=_state.c.object_count + bindparam("added_objects"),
+            size_bytes=_state.c.size_bytes + bindparam("added_bytes"),
+        )
+        .returning(_state.c.tick, _state.c.sequence)
+    )
+)
+_ADD_ENTRY = PreparedWrite(
+    lambda _: insert(_entries), [column.name for column in _entries.c if column is not _entries.c.doomed_at]
+)
 
 
 def bind_encoder(connection: Connection, binding: EncoderBinding) -> EncoderBinding:
@@ -30,41 +65,32 @@ def bind_encoder(connection: Connection, binding: EncoderBinding) -> EncoderBind
 
 def reserve(connection: Connection, grant: GrantRecord) -> None:
     """Insert a grant and its keys."""
-    row = {name: getattr(grant, name) for name in _grants.c.keys() if name != "entry_id"}  # noqa: SIM118
-    connection.execute(insert(_grants), row)
-    keys = [
-        {"key": each.key, "grant_id": grant.grant_id, "resume_step": each.resume_step, "compatibility_key": ""}
-        for each in grant.keys
-    ]
-    if keys:
-        connection.execute(insert(_objects), keys)
+    of_grant: dict[str, Any] = {"grant_id": grant.grant_id, "compatibility_key": ""}
+    keys = [of_grant | {"key": each.key, "resume_step": each.resume_step} for each in grant.keys]
+    _ADD_GRANT.changed_count(connection, {name: getattr(grant, name) for name in _NAMES_OF_GRANT})
+    _ADD_KEY.each(connection, keys)
 
 
 def commit(connection: Connection, commit: EntryCommit, rule: EvictionRule) -> str:
     """Turn a grant into a live entry, doom the keys not captured, and return the entry's id. `rule` ranks its items."""
     grant_id = commit.captured.grant_id
-    claim = update(_grants).where(_grants.c.grant_id == grant_id, _grants.c.entry_id.is_(None))
-    is_first = connection.execute(claim.values(entry_id=commit.entry_id)).rowcount == 1
-    grant = connection.execute(select(_grants).where(_grants.c.grant_id == grant_id)).one_or_none()
+    claimed = _CLAIM.first(connection, {"id": grant_id, "entry_id": commit.entry_id})
+    grant = claimed or _GRANT.first(connection, {"id": grant_id})
     if grant is None:
         raise NotFound("GRANT_GONE", "the grant has expired, was released, or never was")
-    _require_match(grant, commit)
-    if is_first:
-        held, rank = _hold_objects(connection, commit, rule)
-        _insert_entry(connection, commit, held, rank)
-    return str(grant.entry_id)
+    *made_for, entry_id = grant
+    for name, value in zip(_MATCHED, made_for, strict=True):
+        if value != getattr(commit, name):
+            raise FailedPrecondition("GRANT_MISMATCH", f"the grant was made for another {name}")
+    if claimed:
+        _insert_entry(connection, commit, rule)
+    return str(entry_id)
 
 
 def release(connection: Connection, grant_ids: Sequence[str], delete_after: float) -> int:
     """Delete open grants, doom their objects, and return the number of grants."""
-    is_open = _grants.c.entry_id.is_(None)
-    released = list(
-        connection.scalars(
-            delete(_grants).where(_grants.c.grant_id.in_(grant_ids), is_open).returning(_grants.c.grant_id)
-        )
-    )
-    doomed = update(_objects).where(_objects.c.grant_id.in_(released), _objects.c.delete_after.is_(None))
-    connection.execute(doomed.values(delete_after=delete_after))
+    released = [each for each in grant_ids if _DROP_GRANT.changed_count(connection, {"id": each})]
+    _DOOM_KEYS.each(connection, [{"id": each, "delete_after": delete_after} for each in released])
     return len(released)
 
 
@@ -91,43 +117,6 @@ def doom(connection: Connection, entry_ids: Sequence[str], now: float, delete_af
     return len(rows)
 
 
-def _require_match(grant: Row[Any], commit: EntryCommit) -> None:
-    for name in ("tenant", "pool", "scope_digest", "request_id", "fencing_token"):
-        if getattr(grant, name) != getattr(commit, name):
-            raise FailedPrecondition("GRANT_MISMATCH", f"the grant was made for another {name}")
-
-
-def _hold_objects(
-    connection: Connection, commit: EntryCommit, rule: EvictionRule
-) -> tuple[list[ObjectReference], Rank]:
-    """Give the captured objects to the entry and doom the rest of the grant's keys. The objects held, and the highest
-    rank of them."""
-    captured = commit.captured
-    of_grant = _objects.c.grant_id == captured.grant_id
-    wanted: list[tuple[ObjectReference, int | None, float | None]] = [
-        (latent.object, latent.resume_step, latent.sigma) for latent in captured.latents
-    ]
-    if captured.image is not None:
-        wanted.append((captured.image, None, None))
-    granted = {
-        (row.key, row.resume_step)
-        for row in connection.execute(select(_objects.c.key, _objects.c.resume_step).where(of_grant))
-    }
-    named = [(reference.key, step) for reference, step, _ in wanted]
-    if not named or len(set(named)) != len(named) or not set(named) <= granted:
-        raise InvalidArgument.of("entries", "must be one or more of the grant's keys, each once and at its own step")
-    # An image may save all steps of its run.
-    saved = [(float(step or commit.step_count), reference.size_bytes) for reference, step, _ in wanted]
-    records = access.new_records(connection, saved)
-    ranks = [rule.rank(record) for record in records]
-    kept = [access.columns(record, rank) for record, rank in zip(records, ranks, strict=True)]
-    held = [_held(commit, *each) | columns for each, columns in zip(wanted, kept, strict=True)]
-    connection.execute(_HOLD, held)
-    rest = update(_objects).where(of_grant, _objects.c.entry_id.is_(None))
-    connection.execute(rest.values(delete_after=commit.created_at))
-    return [reference for reference, _, _ in wanted], max(ranks)
-
-
 def _held(commit: EntryCommit, reference: ObjectReference, step: int | None, sigma: float | None) -> dict[str, Any]:
     return {
         "held_key": reference.key,
@@ -140,27 +129,52 @@ def _held(commit: EntryCommit, reference: ObjectReference, step: int | None, sig
     }
 
 
-def _insert_entry(connection: Connection, commit: EntryCommit, held: Sequence[ObjectReference], rank: Rank) -> None:
-    size_bytes = sum(reference.size_bytes for reference in held)
-    add_to_totals(connection, 1, len(held), size_bytes)
-    sequence = update(_state).values(sequence=_state.c.sequence + 1).returning(_state.c.sequence)
+def _insert_entry(connection: Connection, commit: EntryCommit, rule: EvictionRule) -> None:
+    """Make a live entry that holds the captured objects, and doom the rest of its grant's keys."""
+    held = _captured(connection, commit)
+    size_bytes = sum(reference.size_bytes for reference, _, _ in held)
+    # It locks the row until the commit, as whoever takes ticks does.
+    ((tick, sequence),) = _COUNT_IN.rows(connection, {"added_objects": len(held), "added_bytes": size_bytes})
+    # An image may save all steps of its run.
+    saved = [(float(step or commit.step_count), reference.size_bytes) for reference, step, _ in held]
+    records = access.new_records(tick - len(held) + 1, saved)
+    ranks = [rule.rank(record) for record in records]
+    kept = [access.columns(record, rank) for record, rank in zip(records, ranks, strict=True)]
+    _HOLD.each(connection, [_held(commit, *each) | columns for each, columns in zip(held, kept, strict=True)])
+    _DOOM_KEYS.changed_count(connection, {"id": commit.captured.grant_id, "delete_after": commit.created_at})
+    score, tie = max(ranks)
     row = {
         "entry_id": commit.entry_id,
         "pool": commit.pool,
         "tenant": commit.tenant,
         "request_id": commit.request_id,
         "created_at": commit.created_at,
-        "sequence": connection.execute(sequence).scalar_one(),
+        "sequence": sequence,
         "ancestor_depth": commit.ancestor_depth,
         "text_vector": commit.text_vector,
         "image_vector": commit.image_vector,
         "object_count": len(held),
         "size_bytes": size_bytes,
-        "rank_score": rank[0],
-        "rank_tie": rank[1],
+        "rank_score": score,
+        "rank_tie": tie,
         "indexed": 0,
     }
-    connection.execute(insert(_entries), row)
+    _ADD_ENTRY.changed_count(connection, row)
+
+
+def _captured(connection: Connection, commit: EntryCommit) -> list[tuple[ObjectReference, int | None, float | None]]:
+    """Return what the entry is to hold, with step and sigma. Raises InvalidArgument where its grant is of others."""
+    captured = commit.captured
+    wanted: list[tuple[ObjectReference, int | None, float | None]] = [
+        (latent.object, latent.resume_step, latent.sigma) for latent in captured.latents
+    ]
+    if captured.image is not None:
+        wanted.append((captured.image, None, None))
+    granted = set(_KEYS_OF_GRANT.rows(connection, {"id": captured.grant_id}))
+    named = [(reference.key, step) for reference, step, _ in wanted]
+    if not named or len(set(named)) != len(named) or not set(named) <= granted:
+        raise InvalidArgument.of("entries", "must be one or more of the grant's keys, each once and at its own step")
+    return wanted
 
 
 def add_to_totals(connection: Connection, entries: int, objects: int, size_bytes: int) -> None:

@@ -1,12 +1,13 @@
 """A read that every lookup makes: its statement compiled once, and run by the driver itself."""
 
 from collections import namedtuple
-from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
 from sqlalchemy import Engine, Select
 from sqlalchemy.exc import DBAPIError
+
+from pentimento.stores.ledger.compiled_statement import compile_statement
 
 
 class PreparedRead:
@@ -14,21 +15,18 @@ class PreparedRead:
     statement, so it sees one state of the database without a transaction of its own. Thread-safe."""
 
     def __init__(self, engine: Engine, statement: Select[Any]) -> None:
-        compiled = statement.compile(dialect=engine.dialect)
         self._engine = engine
-        self._text = str(compiled)
-        # The names of the parameters in the order of their places; none where they go by name.
-        self._places: Sequence[str] = getattr(compiled, "positiontup", None) or ()
+        self._compiled = compile_statement(statement, engine.dialect)
         self._row: Any = namedtuple("Row", statement.selected_columns.keys())  # type: ignore[misc]
 
     def rows(self, **parameters: Any) -> list[Any]:
         """Return the rows, with the columns as attributes. Raises SQLAlchemy's errors, as its own runs do."""
         dialect = self._engine.dialect
-        given: Any = tuple(parameters[name] for name in self._places) if self._places else parameters
+        text, given = self._compiled.text, self._compiled.parameters(parameters)
         try:
             with closing(self._engine.raw_connection()) as connection, closing(connection.cursor()) as cursor:
-                cursor.execute(self._text, given)
+                cursor.execute(text, given)
                 return [self._row(*row) for row in cursor.fetchall()]
         except dialect.loaded_dbapi.Error as error:
             # Without the parameters: values of a statement reach no message.
-            raise DBAPIError.instance(self._text, None, error, dialect.loaded_dbapi.Error, dialect=dialect) from error
+            raise DBAPIError.instance(text, None, error, dialect.loaded_dbapi.Error, dialect=dialect) from error

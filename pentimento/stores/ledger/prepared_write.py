@@ -2,27 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Dialect
 from sqlalchemy.exc import DBAPIError
 
+from pentimento.stores.ledger.compiled_statement import CompiledStatement, compile_statement
+
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Compiled:
-    """What the driver is given. `places`: names of the parameters in their order, none where they go by name;
-    `constants`: values of the statement's own parameters."""
-
-    text: str
-    places: tuple[str, ...]
-    constants: Mapping[str, Any]
-
-    def parameters(self, values: Mapping[str, Any]) -> Any:
-        found = {**self.constants, **values} if self.constants else values
-        return tuple([found[name] for name in self.places]) if self.places else found
 
 
 class PreparedWrite:
@@ -34,7 +21,7 @@ class PreparedWrite:
         from the values of each run, besides the statement's bound parameters."""
         self._of_dialect = of_dialect
         self._columns = tuple(columns)
-        self._compiled: dict[str, _Compiled] = {}
+        self._compiled: dict[str, CompiledStatement] = {}
 
     def changed_count(self, connection: Connection, values: Mapping[str, Any]) -> int:
         """Run it and return how many rows it changed. Raises SQLAlchemy's errors, as its own runs do."""
@@ -45,6 +32,16 @@ class PreparedWrite:
         row: tuple[Any, ...] | None = self._run(connection, values, lambda cursor: cursor.fetchone())
         return row
 
+    def rows(self, connection: Connection, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Run it and return all rows of its answer. Raises as `changed_count`."""
+        return list(self._run(connection, values, lambda cursor: cursor.fetchall()))
+
+    def each(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Run it for each of the rows. Raises as `changed_count`."""
+        compiled = self._in(connection.dialect)
+        given = [compiled.parameters(values) for values in rows]
+        _use_driver(connection, compiled.text, lambda cursor: cursor.executemany(compiled.text, given))
+
     def text(self, dialect: Dialect) -> str:
         """Return what the driver of that dialect is given."""
         return self._in(dialect).text
@@ -53,25 +50,31 @@ class PreparedWrite:
         compiled = self._in(connection.dialect)
         return run_by_driver(connection, compiled.text, compiled.parameters(values), take)
 
-    def _in(self, dialect: Dialect) -> _Compiled:
+    def _in(self, dialect: Dialect) -> CompiledStatement:
         return self._compiled.get(dialect.name) or self._compile(dialect)
 
-    def _compile(self, dialect: Dialect) -> _Compiled:
-        made = self._of_dialect(dialect.name).compile(dialect=dialect, column_keys=self._columns or None)
-        constants = {name: value for name, value in made.params.items() if value is not None}
-        found = _Compiled(str(made), tuple(getattr(made, "positiontup", None) or ()), constants)
-        return self._compiled.setdefault(dialect.name, found)
+    def _compile(self, dialect: Dialect) -> CompiledStatement:
+        made = compile_statement(self._of_dialect(dialect.name), dialect, self._columns)
+        return self._compiled.setdefault(dialect.name, made)
 
 
 def run_by_driver(connection: Connection, text: str, parameters: Any, take: Callable[[Any], T]) -> T:
     """Run a statement on the driver's own cursor, in the connection's transaction, and return what `take` reads of it.
     Raises SQLAlchemy's errors, without the parameters: values of a statement reach no message."""
+
+    def run(cursor: Any) -> T:
+        cursor.execute(text, parameters)
+        return take(cursor)
+
+    return _use_driver(connection, text, run)
+
+
+def _use_driver(connection: Connection, text: str, use: Callable[[Any], T]) -> T:
     dialect = connection.dialect
     driver: Any = connection.connection
     try:
         with closing(driver.cursor()) as cursor:
-            cursor.execute(text, parameters)
-            return take(cursor)
+            return use(cursor)
     except dialect.loaded_dbapi.Error as error:
         if dialect.is_disconnect(error, driver.driver_connection, None):
             # As SQLAlchemy does: what is broken goes back to no pool.

@@ -1,0 +1,71 @@
+"""What every picture asks of the cache's ledger takes SQLite as many steps in a full cache as in an empty one."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, event
+
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from tests.contract.stores.cache_records import add, commit, grant
+
+
+class Steps:
+    """Instructions that SQLite ran on any connection."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def watch(self, connection: sqlite3.Connection, _record: object) -> None:
+        connection.set_progress_handler(self._step, 1)
+
+    def _step(self) -> int:
+        self.count += 1
+        return 0
+
+
+@pytest.fixture
+def steps() -> Iterator[Steps]:
+    steps = Steps()
+    event.listen(Engine, "connect", steps.watch)
+    yield steps
+    event.remove(Engine, "connect", steps.watch)
+
+
+def mark_the_new_one(ledger: CacheLedger) -> None:
+    ledger.mark_indexed(ledger.unindexed(10)).result()
+
+
+ASKED: dict[str, Callable[[CacheLedger], object]] = {
+    "totals": lambda ledger: ledger.totals(),
+    "open grants": lambda ledger: ledger.open_grant_count("tenant"),
+    "new grant": lambda ledger: ledger.reserve(grant("other")).result(),
+    "released grant": lambda ledger: ledger.release("open").result(),
+    "new entry": lambda ledger: ledger.commit(commit("open")).result(),
+    "entries to index": lambda ledger: ledger.unindexed(10),
+    "indexed entry": mark_the_new_one,
+}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
+def test_a_full_cache_takes_as_many_steps_as_an_empty_one(
+    asked: Callable[[CacheLedger], object], steps: Steps, tmp_path: Path
+) -> None:
+    in_an_empty_one = steps_in(asked, open_cache_ledger(f"sqlite:///{tmp_path}/empty.sqlite"), 2, steps)
+    in_a_full_one = steps_in(asked, open_cache_ledger(f"sqlite:///{tmp_path}/full.sqlite"), 200, steps)
+
+    assert 0 < in_a_full_one < 1.2 * in_an_empty_one
+
+
+def steps_in(asked: Callable[[CacheLedger], object], ledger: CacheLedger, entry_count: int, steps: Steps) -> int:
+    for number in range(entry_count):
+        add(ledger, f"g{number}")
+    ledger.mark_indexed(ledger.unindexed(entry_count)).result()
+    ledger.reserve(grant("open")).result()
+    add(ledger, "new")
+    steps.count = 0
+    asked(ledger)
+    count = steps.count
+    ledger.close()
+    return count
