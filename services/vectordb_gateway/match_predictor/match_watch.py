@@ -3,6 +3,7 @@
 import logging
 import math
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,10 @@ logger = logging.getLogger(__name__)
 _BATCH_COUNT = 256
 # A search that is faster cannot pay for the memory of scikit-learn, let alone for a forgone hit.
 _LEAST_SEARCH_S = 0.002
-# Searches of which the mean says how fast they are: the first ones of a process are slow.
+# The newest searches, of which the quickest twentieth tells how fast they are: what a busy processor adds to the others, it
+# adds to predictions as well.
 _TIMED_COUNT = 64
+_QUICK_COUNT = 3
 # Weight of a new measurement in the running means of what searches and predictions take.
 _FRESHNESS = 0.05
 _RECALL = 0.95
@@ -57,14 +60,12 @@ class MatchWatch:
         self._ledger = ledger
         self._settings = settings
         self._random = random or Random()
-        always = settings.match_predictor is MatchPredictorChoice.ALWAYS
-        self._gate = MatchGate(GateSettings(needed_count=_NEEDED_COUNT, recall=_RECALL if always else None))
-        self._least_search_s = -1.0 if always else _LEAST_SEARCH_S
-        self._timed_count = 0 if always else _TIMED_COUNT
-        self._study_share = math.inf if always else _STUDY_SHARE
+        self._always = settings.match_predictor is MatchPredictorChoice.ALWAYS
+        self._gate = MatchGate(GateSettings(needed_count=_NEEDED_COUNT, recall=_RECALL if self._always else None))
+        self._study_share = math.inf if self._always else _STUDY_SHARE
         self._predictor: MatchPredictor | None = None
         self._search_s = self._prediction_s = 0.0
-        self._search_count = 0
+        self._timed: deque[float] = deque(maxlen=_TIMED_COUNT)
         self._booking, self._following, self._studying = threading.Lock(), threading.Lock(), threading.Lock()
 
     @property
@@ -99,7 +100,7 @@ class MatchWatch:
         """Changes state: learn what a search took and what share of the steps it saves, 0 for a miss."""
         with self._booking:
             self._search_s = _running_mean(self._search_s, search_s)
-            self._search_count += 1
+            self._timed.append(search_s)
             if forecast.score is not None:
                 self._gate.note_searched(forecast.ruling, forecast.score, saved_share, self.prices)
 
@@ -154,8 +155,11 @@ class MatchWatch:
             save_predictor(path, self._ledger.cache_id, predictor, outcomes)
 
     def _is_worth_it(self) -> bool:
-        is_timed = self._search_count >= self._timed_count
-        return self._predictor is not None or (is_timed and self._search_s > self._least_search_s)
+        if self._predictor is not None or self._always:
+            return True
+        with self._booking:
+            timed = sorted(self._timed)
+        return len(timed) == _TIMED_COUNT and timed[_QUICK_COUNT] > _LEAST_SEARCH_S
 
     def _open(self) -> None:
         binding = self._ledger.binding()

@@ -140,6 +140,18 @@ def test_slow_first_searches_are_not_taken_for_slow_ones(ledger: CacheLedger, mo
     watch.maintain()
 
 
+def test_searches_that_wait_for_a_busy_processor_are_not_taken_for_slow_ones(
+    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictor_module, "fit_support", lambda codes: pytest.fail("it was trained"))
+    watch = MatchWatch(ledger, AUTO)
+
+    rulings(watch, STRANGE[:60], FAR_S)
+    rulings(watch, STRANGE[60:64], LOCAL_S)
+
+    watch.maintain()
+
+
 def test_while_it_is_off_predictions_take_a_tenth_of_the_time_of_searches(
     ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
