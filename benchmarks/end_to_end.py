@@ -59,10 +59,10 @@ from zoo.registry import WEIGHTS
 from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
 
 # Of the prompt-aware discriminator: light pictures below it lose styles, on a log of another seed (43). A thinned light
-# picture costs about six tenths of a thinned heavy one: prompts that are less likely to be done with it go to the heavy
-# model at once.
-THRESHOLD = 0.65
-SKIP_BELOW = 0.6
+# picture costs three quarters of a thinned heavy one, its decoding and its way included, and some that are painted are
+# refused: only prompts that are likelier than that to be done with it go to the light model.
+THRESHOLD = 0.75
+SKIP_BELOW = 0.8
 # The gate is one of means, so that thinning profiles are read by theirs.
 FRONTDOOR = f'thinning_rule = "mean"\nskip_light_below = {SKIP_BELOW}'
 # What a lone picture takes the peer, times so much.
