@@ -84,6 +84,11 @@ class Dataplane:
         """Return seconds that so many pixel steps take in the pool, alone on a worker; None where no speed is known."""
         return service_s(self.state, pool, work)
 
+    def device_s(self, pool: str, work: float, offer: ThinningOffer) -> float | None:
+        """Return what of a device's time so many pixel steps would take in the pool now: in a batch that is full, and
+        without the steps that would be left out whatever the deadline. None where no speed is known."""
+        return thinning.device_s(self.state, pool, work, offer)
+
     def is_shorter_from_noise(self, pool: str, noise: ThinningOffer, steps_left: int) -> bool:
         """Return whether thinning leaves fewer steps of a picture from noise than the `steps_left` that a cached latent
         leaves of it, in the pool as it is now."""

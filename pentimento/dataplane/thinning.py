@@ -102,6 +102,18 @@ def is_shorter_from_noise(state: State, pool_name: str, noise: ThinningOffer, st
     return fewest and bool(noise.usable) and noise.least_count < steps_left
 
 
+def device_s(state: State, pool_name: str, work: float, offer: ThinningOffer) -> float | None:
+    """Return what of a device's time a request of that work would take in the pool now: in a batch that is full, and
+    without the steps that would be left out of it whatever its deadline. None where no speed is known."""
+    pool = state.pools.get(pool_name)
+    if pool is None:
+        return None
+    fewest = takes_fewest(state.settings.thinning, is_overloaded(state, pool, pool.waiting_count))
+    batch = full_batch(pool)
+    seconds = pool.speed.seconds(work * (offer.least_share if fewest else 1.0), batch)
+    return None if seconds is None else seconds / batch
+
+
 def foreseen_pressure(state: State, pool: Pool, work: float, step_count: int, deadline_s: float) -> Pressure:
     """Return how much time there would be for the `step_count` steps of a request of that work that came to the pool
     now: after the wait that is predicted, in a batch that is full."""

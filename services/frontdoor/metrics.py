@@ -38,6 +38,10 @@ LEFT_OUT = counter(
     "pentimento_frontdoor_left_out_stages_total",
     "Light stages of cascades that were left out, as the prompt alone told that the picture would be refused.",
 )
+CACHE_LEFT_OUT = counter(
+    "pentimento_frontdoor_cache_left_out_total",
+    "Requests that did not ask the cache, as their tenant's hits spare less than it takes.",
+)
 DEGRADED = counter(
     "pentimento_frontdoor_degraded_total", "Pictures that are less than was asked for, by the reason.", ["reason"]
 )

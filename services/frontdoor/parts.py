@@ -9,6 +9,7 @@ from pentimento.clients.gateway import GatewayClient
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import AttemptKey, Event
 from pentimento.domain.clock import Clock
+from pentimento.policies.cache_worth import CacheWorth
 from pentimento.policies.latent_pairing import PairingMode
 from pentimento.stores.ledger import Journal
 from services.frontdoor.identity import Identity
@@ -63,6 +64,7 @@ class FrontdoorParts:
     links: WorkerLinks
     embedder: Embedders | None
     gateway: GatewayClient | None
+    cache_worth: CacheWorth
     discriminators: Discriminators
     inputs: Inputs
     results: Results

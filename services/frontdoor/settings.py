@@ -54,6 +54,13 @@ class FrontdoorSettings:
         " with less than this probability; 0 for never; none: the plan's bound, where it has one",
         maximum=1.0,
     )
+    cache_cost_ms: float = setting(
+        0.0,
+        help="milliseconds of the painting devices' time that a lookup and what it leaves in the cache take; while hits"
+        " of a tenant spare less, one of its requests in 16 asks the cache; 0: services have processors of their own",
+        minimum=0,
+        maximum=60_000,
+    )
     foresee_timeout_ms: int = setting(50, help="wait for what a prompt tells, where that is asked", minimum=1)
     hedge_after: float = setting(
         0.0, help="run an attempt a second time after so many times its predicted seconds; 0 for never", minimum=0

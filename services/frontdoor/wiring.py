@@ -20,6 +20,7 @@ from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.files.signing_keys import keep_signing_keys, read_signing_keys
+from pentimento.policies.cache_worth import CacheWorth
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.residual_pipelining import PipeliningRule
 from pentimento.policies.thinning_profiles import ThinningProfiles, read_thinning_profiles
@@ -186,6 +187,7 @@ def _parts(
         links=links,
         embedder=texts_and_pictures,
         gateway=cache,
+        cache_worth=CacheWorth(settings.cache_cost_ms / 1000),
         discriminators=_discriminators(settings),
         inputs=inputs,
         results=results,

@@ -13,7 +13,6 @@ from sqlalchemy import (
     Column,
     Connection,
     Engine,
-    Row,
     Select,
     and_,
     bindparam,
@@ -96,6 +95,9 @@ _OF_HOLDER: tuple[Column[Any], ...] = (
     _requests.c.body_hash,
     _requests.c.state,
 )
+_IS_OF_KEY = (_requests.c.tenant == bindparam("of_tenant"), _requests.c.idempotency_key == bindparam("key"))
+_HOLDER_OF_KEY = PreparedWrite(lambda _: select(*_OF_HOLDER).where(*_IS_OF_KEY))
+_HOLDER_OF_ID = PreparedWrite(lambda _: select(*_OF_HOLDER).where(_IS_IT))
 _ENDED = ("state", "error_reason", "error_message", "body", "finished_at")
 _FINISH = PreparedWrite(lambda _: update(_requests).where(_IS_IT, _IS_OPEN), _ENDED)
 
@@ -156,9 +158,8 @@ class Journal(EpochLedger):
     def find_key(self, tenant: str, idempotency_key: str, body_hash: str) -> "Future[AcceptOutcome | None]":
         """Return what `accept` would answer of the request that holds the key; None where none does. Changes
         nothing."""
-        of_key = and_(_requests.c.tenant == tenant, _requests.c.idempotency_key == idempotency_key)
-        statement = select(*_OF_HOLDER).where(of_key)
-        return self._submit(lambda connection: _outcome(connection.execute(statement).one_or_none(), tenant, body_hash))
+        key = {"of_tenant": tenant, "key": idempotency_key}
+        return self._submit(lambda connection: _outcome(_HOLDER_OF_KEY.first(connection, key), tenant, body_hash))
 
     def record_route(self, request_id: str, route: bytes, cascade_stage: int = 0) -> "Future[bytes]":
         """Pin the route of a request for a stage of its cascade, and return the one in force. The first route of the
@@ -257,7 +258,7 @@ def _accept(connection: Connection, record: AcceptedRequest, webhook: AskedWebho
         if webhook is not None:
             add_webhook(connection, record.request_id, webhook)
         return AcceptOutcome(AcceptKind.NEW, record.request_id)
-    held = _outcome(connection.execute(_holder_of_key(record)).one(), record.tenant, record.body_hash)
+    held = _outcome(_holder(connection, record), record.tenant, record.body_hash)
     assert held is not None
     return held
 
@@ -268,20 +269,20 @@ def _newest_epoch(connection: Connection) -> int:
     return int(row[0])
 
 
-def _outcome(holder: Row[Any] | None, tenant: str, body_hash: str) -> AcceptOutcome | None:
+def _outcome(holder: tuple[Any, ...] | None, tenant: str, body_hash: str) -> AcceptOutcome | None:
+    """What a holder of `_OF_HOLDER` means for a call of that tenant and body."""
     if holder is None:
         return None
-    same = holder.body_hash == body_hash and holder.tenant == tenant
-    kind = AcceptKind.EXISTING if same else AcceptKind.BODY_DIFFERS
-    return AcceptOutcome(kind, holder.request_id, RequestState(holder.state))
+    request_id, held_by, held_hash, state = holder
+    same = held_hash == body_hash and held_by == tenant
+    return AcceptOutcome(AcceptKind.EXISTING if same else AcceptKind.BODY_DIFFERS, request_id, RequestState(state))
 
 
-def _holder_of_key(record: AcceptedRequest) -> Select[Any]:
-    columns = _requests.c
-    of_key = and_(columns.tenant == record.tenant, columns.idempotency_key == record.idempotency_key)
+def _holder(connection: Connection, record: AcceptedRequest) -> tuple[Any, ...] | None:
+    if record.idempotency_key:
+        return _HOLDER_OF_KEY.first(connection, {"of_tenant": record.tenant, "key": record.idempotency_key})
     # A repeated call without a key collides on the id itself.
-    found = of_key if record.idempotency_key else columns.request_id == record.request_id
-    return select(*_OF_HOLDER).where(found)
+    return _HOLDER_OF_ID.first(connection, {"id": record.request_id})
 
 
 def _pin_route(connection: Connection, request_id: str, route: bytes, cascade_stage: int) -> bytes:

@@ -314,6 +314,8 @@ class ImageApi:
         """Where a request that comes to that stage would wait first."""
         held = self._parts.catalogue.find(stage.model)
         asker = Asker(tenant, judged.resolved, stage, judged.draw, stays=stage is not judged.stages[0])
+        if (why := self._parts.cache_worth.why_left_out(tenant)) and judged.resolved.cacheable:
+            note(why)
         option, *_ = await decide_route(self._parts, asker, held, embedding, note)
         return option
 

@@ -113,6 +113,8 @@ class Job:
     routed: dict[int, RoutedStage] = field(default_factory=dict)
     executions: dict[int, Execution] = field(default_factory=dict)
     embedding: "asyncio.Task[Embedding | None] | None" = None
+    # Whether it asks the cache, where there is one, and may leave something there.
+    asks_cache: bool = True
     timings: list[StageTiming] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     restaged: tuple[Stage, ...] = ()

@@ -24,7 +24,7 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
     none beyond `PartTimeouts.reserve_s`."""
     embedding = job.embedding.result() if job.embedding is not None and job.embedding.done() else None
     resolved, held, route = execution.resolved, execution.held, execution.route
-    if parts.gateway is None or embedding is None or held is None:
+    if parts.gateway is None or embedding is None or held is None or not job.asks_cache:
         return None
     if resolved.cache is CacheMode.READ or not resolved.cacheable:
         return None

@@ -13,7 +13,7 @@ from pentimento.domain.generation import PlanVersion, Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.latent_pairing import PairingMode, can_pair
 from pentimento.policies.serving.entry import NOISE, Stage, allowed_stages, scaled_start_step, stages_from
-from services.frontdoor.metrics import LEFT_OUT
+from services.frontdoor.metrics import CACHE_LEFT_OUT, LEFT_OUT
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
 from services.frontdoor.routing.bounded_calls import Note, bounded
@@ -26,7 +26,7 @@ from services.frontdoor.routing.stages import (
     known_stages,
     may_be_scored,
 )
-from services.frontdoor.routing.start_choice import Asker, decide_route, new_route_id
+from services.frontdoor.routing.start_choice import Asker, decide_route, expected_device_s, new_route_id
 from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
 from services.frontdoor.status import CountedStart
 
@@ -36,8 +36,11 @@ logger = logging.getLogger(__name__)
 def prepare_route(parts: FrontdoorParts, effect: PrepareRoute) -> None:
     """Begin to embed the prompt, beside the journal's commit."""
     job = parts.jobs.get(effect.request_id)
-    scored = may_be_scored(job.stages)
-    if _is_embedded(parts, job.request.resolved, scored=scored):
+    scored, tenant = may_be_scored(job.stages), job.request.tenant
+    if parts.gateway is not None and job.request.resolved.cacheable and not parts.cache_worth.asks(tenant):
+        job.asks_cache = False
+        CACHE_LEFT_OUT.inc()
+    if scored or (job.asks_cache and _is_embedded(parts, job.request.resolved, scored=False)):
         job.embedding = parts.jobs.spawn(job, _embed_job(parts, job, scored=scored), effect)
 
 
@@ -95,10 +98,13 @@ async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
         decided = (_pinned(parts, request.resolved, request.resolved.replay.route, stage, held),)
     else:
         embedding = await _awaited_embedding(parts, job)
-        asker = Asker(request.tenant, request.resolved, stage, request.draw, stays=number > 0)
+        left_out = "" if job.asks_cache else parts.cache_worth.why_left_out(request.tenant)
+        asker = Asker(request.tenant, request.resolved, stage, request.draw, stays=number > 0, left_out=left_out)
         decided = await decide_route(parts, asker, held, embedding, job.note)
         decided = tuple(started_from_light(job, number, option) for option in decided)
         if number == 0:
+            if parts.gateway is not None and request.resolved.cacheable and job.asks_cache:
+                _note_spared(parts, job, held, decided[0])
             job.restaged = _stages_from(parts, job, decided[0])
             job.foreseen = await foresee(parts, job.stages, decided[0].route.start, embedding, job.note)
     start = kind_of(decided[0].route.start)
@@ -133,8 +139,22 @@ def _resolved(parts: FrontdoorParts, job: Job, number: int, options: tuple[PoolO
 
 async def _awaited_embedding(parts: FrontdoorParts, job: Job) -> Embedding | None:
     """None, at once, where neither a lookup nor a discriminator needs it before the picture is there."""
-    needed = job.request.resolved.cacheable or foresees(parts, job.stages)
+    needed = (job.asks_cache and job.request.resolved.cacheable) or foresees(parts, job.stages)
     return await job.embedding if job.embedding is not None and needed else None
+
+
+def _note_spared(parts: FrontdoorParts, job: Job, held: HeldModel, entered: PoolOption) -> None:
+    """Note what its lookup spares, beside the picture from noise that the last of its stages would paint."""
+    request, start = job.request, entered.route.start
+    if kind_of(start) == NOISE:
+        parts.cache_worth.note(request.tenant, 0.0)
+        return
+    last = request.stages[-1]
+    of_last = held if last is request.stages[0] else parts.catalogue.known(last.model) or held
+    noise_s = expected_device_s(parts, last.pool, as_painted_by(request.resolved, of_last), of_last)
+    hit_s = expected_device_s(parts, entered.pool, entered.resolved, entered.held, start)
+    if noise_s is not None and hit_s is not None:
+        parts.cache_worth.note(request.tenant, noise_s - hit_s)
 
 
 def _stages_from(parts: FrontdoorParts, job: Job, entered: PoolOption) -> tuple[Stage, ...]:

@@ -31,13 +31,15 @@ FROM_NOISE = FromNoise()
 @dataclass(frozen=True)
 class Asker:
     """Who asks where to start: a tenant's request at one of its stages. `draw` is the request's own, for the shares of
-    plans. `stays`: it was sent on to that stage, and goes nowhere else."""
+    plans. `stays`: it was sent on to that stage, and goes nowhere else. `left_out`: why the cache is not asked, empty
+    where it is."""
 
     tenant: str
     resolved: ResolvedRequest
     stage: Stage
     draw: float
     stays: bool = False
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ async def _look_up(
 ) -> LookupAnswer:
     if not asker.resolved.cacheable:
         return _not_asked(asked, "the cache was not asked")
+    if asker.left_out:
+        return _not_asked(asked, asker.left_out)
     if parts.gateway is None or embedding is None:
         return _not_asked(asked, "the cache could not be asked")
     timeout_s = parts.timeouts.lookup_s
@@ -148,6 +152,15 @@ def expected_thinning(
     return parts.thinning.offer(
         resolved, replace(route, lora_patch_step=patch_step, pipelined_from_step=pipelined_from)
     )
+
+
+def expected_device_s(
+    parts: FrontdoorParts, pool: str, resolved: ResolvedRequest, held: HeldModel, start: Start = FROM_NOISE
+) -> float | None:
+    """Return what of a device's time a request that starts there would take in the pool now; None where no speed is
+    known."""
+    offer = expected_thinning(parts, resolved, held, start)
+    return parts.dataplane.device_s(pool, work_left(resolved, start), offer)
 
 
 def _or_noise(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> CandidateStart:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _BATCH_COUNT = 256
 # A search that is faster cannot pay for the memory of scikit-learn, let alone for a forgone hit.
 _LEAST_SEARCH_S = 0.002
-# The newest searches, of which the quickest twentieth tells how fast they are: what a busy processor adds to the others, it
+# The newest searches, of which the quickest twentieth tells how fast they are: what a busy processor adds to others, it
 # adds to predictions as well.
 _TIMED_COUNT = 64
 _QUICK_COUNT = 3

@@ -1,0 +1,65 @@
+"""A cache that takes more of the devices than its hits spare them is asked for one request in sixteen."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
+from pentimento.domain.image_request import ImageRequest
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker
+from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
+
+ASKED = ImageRequest(prompt="a red circle", num_inference_steps=50)
+HIT = FromLatent(ObjectReference("latents/x", "sha256:0", 2048), 15, 50, 4.5, Donor("entry", "sha256:1", 0.91))
+# Generous on a busy machine.
+WAITS = {"embed_timeout_ms": 20_000, "lookup_timeout_ms": 20_000, "reserve_timeout_ms": 20_000}
+
+
+@pytest.fixture
+def embedder() -> ChosenEmbedder:
+    return ChosenEmbedder()
+
+
+async def painted(suite: FrontdoorSuite, count: int) -> list[str]:
+    """The reasons of so many pictures' starts."""
+    found = [await suite.paint(replace(ASKED, seed=seed)) for seed in range(count)]
+    return [completed.provenance.route.reason for completed in found]
+
+
+async def test_where_hits_spare_nothing_most_requests_leave_it_alone(
+    folder: Path, worker: PacedWorker, embedder: ChosenEmbedder
+) -> None:
+    gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
+    gateway.start = FromNoise()
+    server = await serve_cache(embedder, gateway, address)
+    async with running_suite(
+        folder, embedder_address=address, gateway_address=address, cache_cost_ms=5.0, **WAITS
+    ) as suite:
+        first = await painted(suite, 64)
+        later = await painted(suite, 32)
+        explained = await suite.client.explain(ASKED)
+    await server.stop()
+
+    told = "one request in 16 asks the cache: a lookup spares 0.0 ms and takes 5"
+    assert first == ["as the test chose"] * 64
+    assert later == 2 * [*15 * [told], "as the test chose"]
+    # The last one is the explanation's.
+    assert (len(gateway.lookups), len(gateway.reserved)) == (64 + 2 + 1, 64 + 2)
+    assert f"start: {told}" in explained.reasons
+
+
+@pytest.mark.parametrize("cost_ms", [0.0, 1e-6], ids=["it takes nothing", "hits spare more"])
+async def test_else_all_ask(folder: Path, worker: PacedWorker, embedder: ChosenEmbedder, cost_ms: float) -> None:
+    gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
+    gateway.start = HIT if cost_ms else FromNoise()
+    server = await serve_cache(embedder, gateway, address)
+    async with running_suite(
+        folder, embedder_address=address, gateway_address=address, cache_cost_ms=cost_ms, **WAITS
+    ) as suite:
+        reasons = await painted(suite, 96)
+    await server.stop()
+
+    assert set(reasons) == {"as the test chose"}
+    assert len(gateway.lookups) == 96
