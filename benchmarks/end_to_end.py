@@ -60,10 +60,10 @@ from zoo.registry import WEIGHTS
 from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
 
 # Of the prompt-aware discriminator: light pictures below it lose styles, on a log of another seed (43). A thinned light
-# picture costs three quarters of a thinned heavy one, its decoding and its way included, and some that are painted are
-# refused: only prompts that are likelier than that to be done with it go to the light model.
-THRESHOLD = 0.75
-SKIP_BELOW = 0.8
+# picture costs nearly as much as a thinned heavy one, its decoding and its way included, and some that are painted are
+# refused: only prompts that are sure to be done with it go to the light model.
+THRESHOLD = 0.9
+SKIP_BELOW = 0.9
 # What a lookup and what it leaves behind take of the cores, by the processor time of gateway, embedder and frontdoor
 # with the cache and without.
 CACHE_COST_MS = 20
