@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 # One request in so many asks all the same.
 ASKS_ONE_IN = 16
-# Lookups of a tenant before any is left out, and the weight of each later one in the mean.
-NEEDED_COUNT = 64
-_FRESHNESS = 1 / NEEDED_COUNT
+# Lookups of a tenant before any is left out: a cache has to be filled before it can spare anything.
+NEEDED_COUNT = 256
+# The weight of a new lookup in the mean.
+_FRESHNESS = 1 / 64
 # Those who asked longest ago are forgotten beyond it.
 _MOST_TENANTS = 4096
 

@@ -37,16 +37,16 @@ async def test_where_hits_spare_nothing_most_requests_leave_it_alone(
     async with running_suite(
         folder, embedder_address=address, gateway_address=address, cache_cost_ms=5.0, **WAITS
     ) as suite:
-        first = await painted(suite, 64)
+        first = await painted(suite, 256)
         later = await painted(suite, 32)
         explained = await suite.client.explain(ASKED)
     await server.stop()
 
     told = "one request in 16 asks the cache: a lookup spares 0.0 ms and takes 5"
-    assert first == ["as the test chose"] * 64
+    assert first == ["as the test chose"] * 256
     assert later == 2 * [*15 * [told], "as the test chose"]
     # The last one is the explanation's.
-    assert (len(gateway.lookups), len(gateway.reserved)) == (64 + 2 + 1, 64 + 2)
+    assert (len(gateway.lookups), len(gateway.reserved)) == (256 + 2 + 1, 256 + 2)
     assert f"start: {told}" in explained.reasons
 
 
@@ -58,8 +58,8 @@ async def test_else_all_ask(folder: Path, worker: PacedWorker, embedder: ChosenE
     async with running_suite(
         folder, embedder_address=address, gateway_address=address, cache_cost_ms=cost_ms, **WAITS
     ) as suite:
-        reasons = await painted(suite, 96)
+        reasons = await painted(suite, 290)
     await server.stop()
 
     assert set(reasons) == {"as the test chose"}
-    assert len(gateway.lookups) == 96
+    assert len(gateway.lookups) == 290
