@@ -255,3 +255,24 @@ def test_who_takes_a_place_beyond_the_credits_is_thinned_by_that_larger_batch() 
     driver.run("aged", deadline=driver.now + 100.0)
 
     assert started(driver, 16.0).thinned_steps == (4, 5, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("mode", "offer", "device_s"),
+    [
+        (ThinningMode.ALWAYS, OFFER, 2.0),
+        (ThinningMode.ALWAYS, ThinningOffer(10), 4.0),
+        (ThinningMode.LOAD, OFFER, 4.0),
+    ],
+    ids=["five of ten steps", "nothing may be left out", "nobody waits"],
+)
+def test_a_place_in_a_full_batch_takes_its_share_of_the_device(
+    mode: ThinningMode, offer: ThinningOffer, device_s: float
+) -> None:
+    """A unit of work takes 1 s alone and 1.6 s in a batch of four."""
+    driver = Driver(DataplaneSettings(thinning=mode))
+    driver.profile("m", (1, 1.0), (4, 1.6))
+    driver.worker(credit_count=4)
+
+    assert driver.dataplane.device_s("m", 10.0, offer) == pytest.approx(device_s)
+    assert driver.dataplane.device_s("unknown", 10.0, offer) is None
