@@ -9,9 +9,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 # One request in so many asks all the same.
-ASKS_ONE_IN = 16
+_ASKS_ONE_IN = 16
 # Lookups of a tenant before any is left out: a cache has to be filled before it can spare anything.
-NEEDED_COUNT = 256
+_NEEDED_COUNT = 256
 # The weight of a new lookup in the mean.
 _FRESHNESS = 1 / 64
 # Those who asked longest ago are forgotten beyond it.
@@ -45,7 +45,7 @@ class CacheWorth:
         account = self._accounts.get(tenant)
         if account is None or not self._is_short(account):
             return True
-        account.left_out = (account.left_out + 1) % ASKS_ONE_IN
+        account.left_out = (account.left_out + 1) % _ASKS_ONE_IN
         return account.left_out == 0
 
     def note(self, tenant: str, spared_s: float) -> None:
@@ -63,7 +63,7 @@ class CacheWorth:
         if account is None or not self._is_short(account):
             return ""
         spared_ms, cost_ms = account.spared_s * 1000, self._cost_s * 1000
-        return f"one request in {ASKS_ONE_IN} asks the cache: a lookup spares {spared_ms:.1f} ms and takes {cost_ms:g}"
+        return f"one request in {_ASKS_ONE_IN} asks the cache: a lookup spares {spared_ms:.1f} ms and takes {cost_ms:g}"
 
     def _is_short(self, account: _Account) -> bool:
-        return account.count >= NEEDED_COUNT and account.spared_s < self._cost_s
+        return account.count >= _NEEDED_COUNT and account.spared_s < self._cost_s

@@ -9,19 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import (
-    Connection,
-    Engine,
-    Label,
-    Select,
-    and_,
-    bindparam,
-    delete,
-    func,
-    literal_column,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Engine, bindparam, delete, func, select, update
 
 from pentimento.domain.access import EvictionRule, FifoRule
 from pentimento.domain.cache import CacheHolding
@@ -52,7 +40,7 @@ from pentimento.stores.ledger.database import insert_unless_present, open_engine
 from pentimento.stores.ledger.live_entries import IS_LIVE, LiveEntries, reference
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.prepared_read import PreparedRead
-from pentimento.stores.ledger.prepared_write import PreparedWrite
+from pentimento.stores.ledger.unindexed_entries import UnindexedEntries, mark_indexed
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
 T = TypeVar("T")
@@ -71,18 +59,11 @@ _TOTALS = select(
     _state.c.size_bytes,
     _OPEN_GRANTS.scalar_subquery().label("open_grant_count"),
 )
-_VECTORS = (_entries.c.sequence, _entries.c.pool, _entries.c.text_vector)
 _VECTORS_AFTER = (
-    select(*_VECTORS)
+    select(_entries.c.sequence, _entries.c.pool, _entries.c.text_vector)
     .where(_entries.c.sequence > bindparam("after"), IS_LIVE)
     .order_by(_entries.c.sequence)
     .limit(bindparam("limit_count"))
-)
-_IS_NEW = and_(_entries.c.indexed == 0, IS_LIVE)
-_IS_BETWEEN = (_IS_NEW, _entries.c.sequence.between(bindparam("first"), bindparam("last")))
-_KEYS_BETWEEN = PreparedWrite(lambda dialect: select(_entries.c.entry_id, _keys_of_entry(dialect)).where(*_IS_BETWEEN))
-_MARK_INDEXED = PreparedWrite(
-    lambda _: update(_entries).where(_entries.c.entry_id == bindparam("id")).values(indexed=1)
 )
 
 
@@ -106,7 +87,7 @@ class CacheLedger:
         self._live_entries = LiveEntries(engine)
         self._totals = PreparedRead(engine, _TOTALS)
         self._open_grants = PreparedRead(engine, _OPEN_GRANTS_OF_TENANT)
-        self._unindexed = PreparedRead(engine, _unindexed(engine.dialect.name))
+        self._unindexed = UnindexedEntries(engine)
         self._vectors_after = PreparedRead(engine, _VECTORS_AFTER)
         self._writer = GroupCommitWriter(engine, "cache-ledger")
         self._clock = clock
@@ -165,7 +146,7 @@ class CacheLedger:
 
     def mark_indexed(self, taken: Sequence[EntryVectors]) -> "Future[None]":
         """Record that the index holds the entries as they were read; one that lost a key since stays to be indexed."""
-        return self._submit(lambda connection: _mark_indexed(connection, taken))
+        return self._submit(lambda connection: mark_indexed(connection, taken))
 
     def mark_unindexed(self, entry_ids: Collection[str]) -> "Future[None]":
         """Record that the index does not hold the entries."""
@@ -258,8 +239,7 @@ class CacheLedger:
     def unindexed(self, limit_count: int, after: int = -1) -> list[EntryVectors]:
         """Return live entries that the index does not hold yet, or under a key that they lost, and whose number is
         above `after`, oldest first."""
-        with typed_errors():
-            return [_vectors(row) for row in self._unindexed.rows(after=after, limit_count=limit_count)]
+        return self._unindexed.read(limit_count, after)
 
     def vectors_after(self, sequence: int, limit_count: int) -> list[NumberedVector]:
         """Return live entries whose number is above `sequence`, oldest first."""
@@ -370,38 +350,3 @@ class CacheLedger:
 
 def _run(connection: Connection, statement: Any) -> None:
     connection.execute(statement)
-
-
-def _unindexed(dialect: str) -> Select[Any]:
-    columns = (_entries.c.entry_id, _entries.c.created_at, _entries.c.image_vector)
-    statement = select(*_VECTORS, *columns, _keys_of_entry(dialect)).order_by(_entries.c.sequence)
-    return statement.where(_IS_NEW, _entries.c.sequence > bindparam("after")).limit(bindparam("limit_count"))
-
-
-def _keys_of_entry(dialect: str) -> Label[Any]:
-    """The compatibility keys of what an entry holds, which are hex digests, with commas between them."""
-    join = func.string_agg if dialect == "postgresql" else func.group_concat
-    keys = select(join(_objects.c.compatibility_key, literal_column("','")))
-    return keys.where(_objects.c.entry_id == _entries.c.entry_id).scalar_subquery().label("keys")
-
-
-def _mark_indexed(connection: Connection, taken: Sequence[EntryVectors]) -> None:
-    if not taken:
-        return
-    # Another gateway that evicts meanwhile would have its mark undone.
-    access.take_ticks(connection, 0)
-    numbers = [vectors.sequence for vectors in taken]
-    held = dict(_KEYS_BETWEEN.rows(connection, {"first": min(numbers), "last": max(numbers)}))
-    as_read = [each.entry_id for each in taken if _keys(held.get(each.entry_id)) == each.compatibility_keys]
-    _MARK_INDEXED.each(connection, [{"id": entry_id} for entry_id in as_read])
-
-
-def _keys(joined: str | None) -> tuple[str, ...]:
-    """Return each of the compatibility keys once."""
-    return tuple(sorted(set(joined.split(",")))) if joined else ()
-
-
-def _vectors(row: Any) -> EntryVectors:
-    return EntryVectors(
-        row.sequence, row.entry_id, row.pool, _keys(row.keys), row.created_at, row.text_vector, row.image_vector
-    )

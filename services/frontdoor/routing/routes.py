@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 def prepare_route(parts: FrontdoorParts, effect: PrepareRoute) -> None:
     """Begin to embed the prompt, beside the journal's commit."""
     job = parts.jobs.get(effect.request_id)
-    scored, tenant = may_be_scored(job.stages), job.request.tenant
-    if parts.gateway is not None and job.request.resolved.cacheable and not parts.cache_worth.asks(tenant):
+    scored = may_be_scored(job.stages)
+    if _asks_cache(parts, job) and not parts.cache_worth.asks(job.request.tenant):
         job.asks_cache = False
         CACHE_LEFT_OUT.inc()
-    if scored or (job.asks_cache and _is_embedded(parts, job.request.resolved, scored=False)):
+    if scored or _asks_cache(parts, job):
         job.embedding = parts.jobs.spawn(job, _embed_job(parts, job, scored=scored), effect)
 
 
@@ -85,6 +85,10 @@ async def _embed_job(parts: FrontdoorParts, job: Job, *, scored: bool) -> Embedd
         return None
 
 
+def _asks_cache(parts: FrontdoorParts, job: Job) -> bool:
+    return job.asks_cache and _is_embedded(parts, job.request.resolved, scored=False)
+
+
 def _is_embedded(parts: FrontdoorParts, resolved: ResolvedRequest, *, scored: bool) -> bool:
     return scored or (parts.gateway is not None and resolved.cacheable)
 
@@ -103,7 +107,7 @@ async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
         decided = await decide_route(parts, asker, held, embedding, job.note)
         decided = tuple(started_from_light(job, number, option) for option in decided)
         if number == 0:
-            if parts.gateway is not None and request.resolved.cacheable and job.asks_cache:
+            if _asks_cache(parts, job):
                 _note_spared(parts, job, held, decided[0])
             job.restaged = _stages_from(parts, job, decided[0])
             job.foreseen = await foresee(parts, job.stages, decided[0].route.start, embedding, job.note)
