@@ -1,7 +1,5 @@
 """pentimento.api.vectordb.v1 and pentimento.api.embedder.v1 beside pentimento.domain.cache and .embedding."""
 
-from dataclasses import asdict
-
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as pb
 from pentimento.domain.cache import CacheScope
@@ -12,7 +10,7 @@ from pentimento.wire.generation import start_from_proto, start_to_proto
 
 
 def scope_to_proto(scope: CacheScope) -> pb.CacheScope:
-    return pb.CacheScope(**asdict(scope))
+    return pb.CacheScope(**{name: getattr(scope, name) for name in CacheScope.__dataclass_fields__})
 
 
 def scope_from_proto(message: pb.CacheScope) -> CacheScope:

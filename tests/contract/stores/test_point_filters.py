@@ -14,7 +14,7 @@ from pentimento.stores.vectors.index_shard import IndexShard
 from pentimento.stores.vectors.point_filters import filter_of, has_digests
 
 ONE = struct.pack("<2f", 1, 0)
-OLD, NEW = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
+OLD, NEW, OTHER = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
 TIMEOUT_S = 120.0
 UPSERT = Frame(
     {
@@ -74,6 +74,30 @@ def test_a_shard_that_was_made_before_is_searched_by_its_keys(tmp_path: Path) ->
     index.close()
 
     assert among == [{OLD, NEW}, {NEW}, set(), set()]
+
+
+@pytest.mark.parametrize(
+    ("tenants", "keys", "expected"),
+    [
+        (("t",), ("k",), {OLD}),
+        (("t",), ("k", "l"), {OLD, NEW}),
+        (("t", "u"), ("l",), {NEW, OTHER}),
+        (("t", "u"), ("k", "l"), {OLD, NEW, OTHER}),
+        (("u", "x"), ("k", "x"), set()),
+    ],
+)
+def test_a_point_is_found_that_has_any_of_the_tenants_and_any_of_the_keys(
+    tmp_path: Path, tenants: tuple[str, ...], keys: tuple[str, ...], expected: set[str]
+) -> None:
+    index = EdgeVectorIndex(tmp_path)
+    index.prepare(2)
+    whose_and_what = ((OLD, "t", "k"), (NEW, "t", "l"), (OTHER, "u", "l"))
+    index.upsert([VectorPoint(entry, tenant, (key,), 1.0, ONE) for entry, tenant, key in whose_and_what])
+
+    matches = index.search(VectorQuery(Space.TEXT, ONE, tenants, keys, 10), TIMEOUT_S)
+    index.close()
+
+    assert {match.entry_id for match in matches} == expected
 
 
 @pytest.mark.parametrize(("tenant", "key", "expected"), [("t", "k", {OLD}), ("t", "x", set()), ("u", "k", set())])
