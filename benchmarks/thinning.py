@@ -233,7 +233,7 @@ def held_out_figures(profile: ThinningProfile, held_out: UnseenPrompts) -> Itera
     model = study_model(WEIGHTS / profile.model, StudyPaintingSettings(max_batch=BATCH))
     study = ThinningStudy(model, judges, full_requests(model, prompts, held_out.log_seed * 10_000))
     fewest = min(profile.options(profile.step_count), key=lambda option: option.total)
-    samples = study.samples(study.batch, fewest.first_step, fewest.taken_count)
+    samples = study.samples(study.batch, fewest.first_step, fewest.taken_count, fewest.spacing)
     kept = sum(sample.keeps(profile.alpha) for sample in samples)
     rows = [[round(sample.quality, 4), round(sample.full_quality, 4)] for sample in samples]
     what = f"{fewest.total} of {profile.step_count} steps, held-out prompts"

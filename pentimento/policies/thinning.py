@@ -1,15 +1,19 @@
 """How many of a picture's remaining steps are taken when there is no time for all of them: thinning.
 
-A schedule of n steps is thinned from step i on: of its n - i remaining steps m are taken, evenly spaced, the one at i
-first. What that does to the picture is measured for each model (`thinning_profiling`); only what kept the quality asked
-for is an option here. No option, no thinning. The live dataplane, emulated and simulated runs decide by `choose`.
+A schedule of n steps is thinned from step i on: of its n - i remaining steps m are taken, the one at i first, evenly
+spaced or closer together at the beginning, where a picture is decided (`spacing`). What that does to the picture is
+measured for each model (`thinning_profiling`); only what kept the quality asked for is an option here. No option, no
+thinning. The live dataplane, emulated and simulated runs decide by `choose`.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from pentimento.domain.thinned_steps import ThinnableSteps
+
+# A product that is a whole number may come out a hair below it.
+_ROUNDING = 1e-9
 
 
 class ThinningMode(Enum):
@@ -54,11 +58,13 @@ class ThinningRefusal:
 @dataclass(frozen=True)
 class ThinningOption:
     """A thinning that was measured and keeps the quality asked for: from `first_step` on `taken_count` steps are taken
-    instead of all. `share` is the mean share of the full run's quality that it kept."""
+    instead of all. `share` is the mean share of the full run's quality that it kept. With a `spacing` of 1 the steps
+    are evenly spaced; with p place j of m lies at (j / m) ** p of the rest, so that the gaps grow."""
 
     first_step: int
     taken_count: int
     share: float
+    spacing: float = 1.0
 
     @property
     def total(self) -> int:
@@ -166,13 +172,17 @@ def _affordable(pressure: Pressure) -> float:
 
 
 def thinned_steps(option: ThinningOption, step_count: int) -> tuple[int, ...]:
-    """Return the steps that are taken from the option's first one on, ascending: evenly spaced over the rest of a
-    schedule of `step_count`, none twice. Raises ValueError where there are not so many."""
+    """Return the steps that are taken from the option's first one on, ascending: over the rest of a schedule of
+    `step_count` by the option's spacing, none twice. Raises ValueError where there are not so many."""
     first, taken = option.first_step, option.taken_count
     rest = step_count - first
     if not 0 < taken <= rest:
         raise ValueError(f"{taken} of {rest} remaining steps cannot be taken")
-    return tuple(first + place * rest // taken for place in range(taken))
+    steps: list[int] = []
+    for place in range(taken):
+        step = first + int(rest * (place / taken) ** option.spacing + _ROUNDING)
+        steps.append(max(step, steps[-1] + 1) if steps else step)
+    return tuple(steps)
 
 
 def scaled(option: ThinningOption, measured_count: int, step_count: int) -> ThinningOption:
@@ -182,4 +192,4 @@ def scaled(option: ThinningOption, measured_count: int, step_count: int) -> Thin
     if step_count < measured_count:
         raise ValueError(f"measured with {measured_count} steps, not with {step_count}")
     first, taken = (-(-count * step_count // measured_count) for count in (option.first_step, option.taken_count))
-    return ThinningOption(first, min(taken, step_count - first), option.share)
+    return replace(option, first_step=first, taken_count=min(taken, step_count - first))

@@ -32,15 +32,16 @@ Count = Annotated[int, ValueRange(1)]
 Share = Annotated[float, ValueRange(0.0, 1.0)]
 Step = Annotated[int, ValueRange(0)]
 Similarity = Annotated[float, ValueRange(-1.0, 1.0)]
-RowKey = tuple[int, float, int, int]
+Spacing = Annotated[float, ValueRange(1.0, 3.0)]
+RowKey = tuple[int, float, float, int, int]
 
 
 @dataclass(frozen=True)
 class ThinnedRow:
-    """A row of the table: thinned from `first_step` on to `taken_count` steps so many pictures were painted, of which
-    so many kept alpha; `mean_share` of the full run's quality is left in the mean. `allowed` says which rules allow it
-    by itself. With a `resume_step` they were hits: resumed there, from latents painted from noise whose prompts were
-    at least so similar (cosine), and compared with the full run from noise."""
+    """A row of the table: thinned from `first_step` on to `taken_count` steps, spaced as `ThinningOption` says, so many
+    pictures were painted, of which so many kept alpha; `mean_share` of the full run's quality is left in the mean.
+    `allowed` says which rules allow it by itself. With a `resume_step` they were hits: resumed there, from latents
+    painted from noise whose prompts were at least so similar (cosine), and compared with the full run from noise."""
 
     first_step: int
     taken_count: Count
@@ -50,6 +51,7 @@ class ThinnedRow:
     allowed: tuple[ThresholdRule, ...] = ()
     resume_step: Step = 0
     least_similarity: Similarity = -1.0
+    spacing: Spacing = 1.0
 
     @property
     def place(self) -> tuple[int, int]:
@@ -59,7 +61,7 @@ class ThinnedRow:
     @property
     def key(self) -> RowKey:
         """What pictures the row is of; rows are in its order."""
-        return self.resume_step, self.least_similarity, self.first_step, -self.taken_count
+        return self.resume_step, self.least_similarity, self.spacing, self.first_step, -self.taken_count
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,17 @@ class ThinningProfile:
     ) -> tuple[ThinningOption, ...]:
         if step_count < self.step_count:
             return ()
-        found = without_luck({row.place: (rule or self.rule) in row.allowed for row in rows})
+        allowed = {
+            (spacing, *place)
+            for spacing in {row.spacing for row in rows}
+            for place in without_luck(
+                {row.place: (rule or self.rule) in row.allowed for row in rows if row.spacing == spacing}
+            )
+        }
         return tuple(
-            scaled(ThinningOption(*row.place, row.mean_share), self.step_count, step_count)
+            scaled(ThinningOption(*row.place, row.mean_share, row.spacing), self.step_count, step_count)
             for row in rows
-            if row.place in found
+            if (row.spacing, *row.place) in allowed
         )
 
     def refusal(self, spec: GenerationSpec, lora_patch_step: int = 0) -> ThinningRefusal | None:
@@ -235,6 +243,7 @@ def thinned_row(
     alpha: float,
     resume_step: int = 0,
     least_similarity: float = -1.0,
+    spacing: float = 1.0,
 ) -> ThinnedRow:
     """Return what the file says of the pictures of one thinning; `resume_step` and `least_similarity` of hits."""
     return ThinnedRow(
@@ -246,6 +255,7 @@ def thinned_row(
         allowed=tuple(rule for rule in ThresholdRule if allows(samples, alpha, rule)),
         resume_step=resume_step,
         least_similarity=least_similarity,
+        spacing=spacing,
     )
 
 

@@ -9,7 +9,7 @@ from pentimento.emulation.costs import ModelCosts
 from pentimento.emulation.device import EmulatedDevice
 from pentimento.emulation.jobs import DeviceListener
 from pentimento.policies.allocation import AllocationProfile
-from pentimento.policies.thinning import WHOLE, ThinningOffer
+from pentimento.policies.thinning import WHOLE, ThinningOffer, thinned_steps
 from pentimento.reports import StartKind
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.cache import MISS, CacheAnswer
@@ -98,9 +98,8 @@ class SimulatedFleet:
 
     def thinned_share(self, model: str, steps: tuple[int, ...]) -> float:
         """The mean share of the full run's quality that a thinning keeps; 1 for none."""
-        taken = (steps[0], len(steps)) if steps else None
         options = self._thinning.get(model, ())
-        return next((one.share for one in options if (one.first_step, one.taken_count) == taken), 1.0)
+        return next((one.share for one in options if thinned_steps(one, self._steps[model]) == steps), 1.0)
 
     def speed_profiles(self) -> tuple[SpeedProfile, ...]:
         """What predictions begin with: e(b) of each model up to the batches that are run, averaged over the devices

@@ -329,6 +329,13 @@ class ThinningProfileSettings:
         minimum=0,
         maximum=1,
     )
+    spacing: tuple[float, ...] = setting(
+        (1.0, 1.5),
+        help="how the gaps between the steps that are taken grow: 1 for even ones, more for more steps early;"
+        " each is measured",
+        minimum=1,
+        maximum=3,
+    )
 
 
 @dataclass(frozen=True)

@@ -51,18 +51,18 @@ def write_profile(
     print(f"{path}\n{described(profile)}", flush=True)
 
 
-def place_of(row: ThinnedRow) -> dict[str, int]:
+def place_of(row: ThinnedRow) -> dict[str, float]:
     """Return which thinning a row is of, by the names of its file."""
-    return {"resume_step": row.resume_step, "first_step": row.first_step, "taken_count": row.taken_count}
+    return {name: getattr(row, name) for name in ("resume_step", "spacing", "first_step", "taken_count")}
 
 
 def described(profile: ThinningProfile) -> str:
     """Return the table as text: a line for each thinning, and what each rule allows at the least."""
-    head = "  resumed  from  taken  in all    kept       mean   allowed by"
+    head = "  resumed  spacing  from  taken  in all    kept       mean   allowed by"
     lines = [f"{profile.name}, {profile.step_count} steps, {profile.quality}", head]
     for row in profile.rows:
         lines.append(
-            f"  {row.resume_step or '':7}  {row.first_step:4}  {row.taken_count:5}"
+            f"  {row.resume_step or '':7}  {row.spacing:7g}  {row.first_step:4}  {row.taken_count:5}"
             f"  {row.first_step + row.taken_count:6}"
             f"  {row.kept_count:4}/{row.picture_count:<4}  {row.mean_share:.4f}"
             f"   {', '.join(rule.value for rule in row.allowed) or 'none'}"

@@ -4,6 +4,7 @@ import importlib.metadata
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 
@@ -81,12 +82,13 @@ def _rows(
     """Those that are not kept."""
     if not batch.requests:
         return
-    for first, counts in grid(study.model.step_count, settings.begin, settings.keep):
+    begins = grid(study.model.step_count, settings.begin, settings.keep)
+    for spacing, (first, counts) in product(dict.fromkeys(settings.spacing), begins):
         for taken in counts if first >= resume_step else ():
-            row = kept.get((resume_step, least_similarity, first, -taken))
+            row = kept.get((resume_step, least_similarity, spacing, first, -taken))
             if row is None:
-                samples = study.samples(batch, first, taken)
-                row = thinned_row(first, taken, samples, settings.alpha, resume_step, least_similarity)
+                samples = study.samples(batch, first, taken, spacing)
+                row = thinned_row(first, taken, samples, settings.alpha, resume_step, least_similarity, spacing)
                 yield ThinningFound(row, samples)
             if not row.allowed:
                 break

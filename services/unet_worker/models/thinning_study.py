@@ -92,12 +92,14 @@ class ThinningStudy:
         requests = [replace(self.full[row], start=start) for row, start in zip(rows, starts, strict=True)]
         return ThinnedBatch(f"hits at {step}, ", rows, requests)
 
-    def samples(self, batch: ThinnedBatch, first_step: int, taken_count: int) -> list[ThinnedSample]:
+    def samples(
+        self, batch: ThinnedBatch, first_step: int, taken_count: int, spacing: float = 1.0
+    ) -> list[ThinnedSample]:
         """Return a sample a request, in their order: painted with so many steps from `first_step` on."""
-        steps = thinned_steps(ThinningOption(first_step, taken_count, 0.0), self.model.step_count)
+        steps = thinned_steps(ThinningOption(first_step, taken_count, 0.0, spacing), self.model.step_count)
         late = [self.late(request) for request in batch.requests]
         requests = [replace(request, thinned_steps=steps, capture_steps=frozenset()) for request in late]
-        painted = self._painted(f"{batch.what}{taken_count} steps from {first_step} on", requests)
+        painted = self._painted(f"{batch.what}{taken_count} steps from {first_step} on, spacing {spacing:g}", requests)
         found = self._judged(painted, batch.rows)
         return strictest(
             [

@@ -47,7 +47,7 @@ def settings_of(tmp_path: Path, model: Path, *flags: str) -> ThinningProfileSett
     (tmp_path / "prompts.txt").write_text("")
     given = {"model": model, "prompts": tmp_path / "prompts.txt", "out": tmp_path / "profiles", "alpha": 0.1}
     named = [part for name, value in given.items() for part in (f"--{name}", str(value))]
-    named += ["--embedder-address", "unix:/nowhere", "--begin", "0,0.4", *flags]
+    named += ["--embedder-address", "unix:/nowhere", "--begin", "0,0.4", "--spacing", "1", *flags]
     return load_settings(ThinningProfileSettings, "bench_thinning_profile", named)
 
 
@@ -67,6 +67,20 @@ def test_a_profile_is_written_and_read(tmp_path: Path) -> None:
     assert len(profile.options(5, ThresholdRule.MINIMUM)) == 4
     samples = [json.loads(line) for line in (tmp_path / "profiles" / "model.samples.jsonl").read_text().splitlines()]
     assert len(samples) == 8
+
+
+def test_every_spacing_is_measured_and_told(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, write_model(tmp_path), "--spacing", "1.5", "--keep", "0.6")
+
+    write_profile(settings, ("a circle",), Digests(), ("digests", "sha256:d"))
+
+    (profile,) = read_thinning_profiles([tmp_path / "profiles"])
+    assert [(row.spacing, *row.place) for row in profile.rows] == [
+        *((1.0, 0, 3), (1.0, 2, 2)),
+        *((1.5, 0, 3), (1.5, 2, 2)),
+    ]
+    # Steps 0, 1 and 3 of five, and 0, 1 and 2: other pictures, and so another quality.
+    assert profile.rows[0].mean_share != profile.rows[2].mean_share
 
 
 class Thrifty:

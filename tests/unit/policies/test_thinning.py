@@ -1,5 +1,7 @@
 """Which thinning is chosen, and which steps it takes."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,8 @@ OFFER = ThinningOffer(50, 0, (LATE, MILD, HARD))
 @st.composite
 def options(draw: st.DrawFn, step_count: int = 50) -> ThinningOption:
     first = draw(st.integers(0, step_count - 1))
-    return ThinningOption(first, draw(st.integers(1, step_count - first)), draw(st.floats(0.5, 1.1)))
+    share, spacing = draw(st.floats(0.5, 1.1)), draw(st.just(1.0) | st.floats(1.0, 3.0))
+    return ThinningOption(first, draw(st.integers(1, step_count - first)), share, spacing)
 
 
 offers = st.builds(
@@ -119,8 +122,25 @@ def test_thinned_steps_are_as_many_as_said_and_lie_no_further_apart_in_longer_sc
     check_thinned_steps(steps, 50)
     check_thinned_steps(longer, 50 + more)
     gaps = [later - step for step, later in zip(steps, [*steps[1:], 50], strict=True)]
-    assert max(gaps) - min(gaps) <= 1
+    # Evenly spaced, or further and further apart; both but for what is lost in whole steps.
+    assert all(gap <= most + 1 for gap, most in pairwise([*gaps, gaps[-1]]))
+    assert option.spacing > 1.0 or max(gaps) - min(gaps) <= 1
     assert len(longer) * 50 >= len(steps) * (50 + more) or len(longer) == 50 + more - longer[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "steps"),
+    [
+        (ThinningOption(0, 4, 1.0), (0, 12, 25, 37)),
+        (ThinningOption(0, 4, 1.0, 1.5), (0, 6, 17, 32)),
+        (ThinningOption(0, 5, 1.0, 2.0), (0, 2, 8, 18, 32)),
+        (ThinningOption(20, 3, 1.0, 1.5), (20, 25, 36)),
+        # So many that the first ones would fall together.
+        (ThinningOption(40, 8, 1.0, 3.0), (40, 41, 42, 43, 44, 45, 46, 47)),
+    ],
+)
+def test_with_a_larger_spacing_more_of_the_steps_are_early_ones(option: ThinningOption, steps: tuple[int, ...]) -> None:
+    assert thinned_steps(option, 50) == steps
 
 
 def test_steps_that_are_none_of_the_schedule_are_refused() -> None:

@@ -110,6 +110,21 @@ def test_options_are_those_of_the_rule_and_scale_to_more_steps_alone() -> None:
     assert MEASURED.options(49) == ()
 
 
+def test_steps_of_another_spacing_are_allowed_by_rows_of_their_own() -> None:
+    rows = (
+        *MEASURED.rows,
+        thinned_row(0, 8, [KEPT] * 60, 0.95, spacing=1.5),
+        thinned_row(0, 6, [LOST] * 60, 0.95, spacing=1.5),
+        thinned_row(0, 5, [KEPT] * 60, 0.95, spacing=1.5),
+    )
+    profile = thinning_from_json(thinning_to_json(replace(MEASURED, rows=rows)))
+
+    # Ten evenly spaced steps do not keep the quality, and eight of this spacing do; five of it would be luck.
+    assert ThinningOption(0, 8, 1.0, 1.5) in profile.options(50)
+    assert {option.taken_count for option in profile.options(50)} == {25, 10, 8}
+    assert ThinningOption(0, 12, 1.0, 1.5) in profile.options(75)
+
+
 @pytest.mark.parametrize(
     ("spec", "start", "reason", "why"),
     [

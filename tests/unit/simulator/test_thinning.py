@@ -47,6 +47,16 @@ def test_other_numbers_of_steps_were_not_measured() -> None:
     assert {record.quality for record in records} == {1.0}
 
 
+def test_what_a_thinning_keeps_is_that_of_its_very_steps() -> None:
+    """Two thinnings to three steps from the second on: the mild one takes other steps, and keeps more."""
+    mild = replace(OPTION, share=0.98, spacing=1.5)
+    model = SimulatedModel(from_latencies("m", 10, {1: 1.0}), quality=1.0, thinning=(OPTION, mild))
+
+    records = run(replace(scenario(ThinningMode.ALWAYS), models=(model,)), arrivals([0.0], deadline_s=9.0))
+
+    assert [record.quality for record in records] == [0.98]
+
+
 LATE = ThinningOption(6, 2, 0.97)
 
 
