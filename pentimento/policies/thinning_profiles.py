@@ -7,6 +7,7 @@ pictures from noise or to hits that resume at one step: of everything else nothi
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -106,7 +107,15 @@ class ThinningProfile:
     def options(self, step_count: int, rule: ThresholdRule | None = None) -> tuple[ThinningOption, ...]:
         """Return what is allowed of a picture from noise with a schedule of `step_count` steps by a rule, by default
         the profile's own; nothing of fewer steps than were measured."""
-        return self._allowed([row for row in self.rows if not row.resume_step], step_count, rule)
+        asked = (step_count, rule or self.rule)
+        if asked not in self._from_noise:
+            self._from_noise[asked] = self._allowed([row for row in self.rows if not row.resume_step], *asked)
+        return self._from_noise[asked]
+
+    @cached_property
+    def _from_noise(self) -> dict[tuple[int, ThresholdRule], tuple[ThinningOption, ...]]:
+        """What `options` found: every request asks, several times."""
+        return {}
 
     def hit_options(
         self, start: FromLatent, step_count: int, rule: ThresholdRule | None = None
@@ -121,19 +130,15 @@ class ThinningProfile:
             and row.least_similarity <= start.donor.similarity
             and start.donor.ancestor_depth == start.renoised_steps == 0
         ]
-        return self._allowed(rows, step_count, rule)
+        return self._allowed(rows, step_count, rule or self.rule)
 
-    def _allowed(
-        self, rows: Sequence[ThinnedRow], step_count: int, rule: ThresholdRule | None
-    ) -> tuple[ThinningOption, ...]:
+    def _allowed(self, rows: Sequence[ThinnedRow], step_count: int, rule: ThresholdRule) -> tuple[ThinningOption, ...]:
         if step_count < self.step_count:
             return ()
         allowed = {
             (spacing, *place)
             for spacing in {row.spacing for row in rows}
-            for place in without_luck(
-                {row.place: (rule or self.rule) in row.allowed for row in rows if row.spacing == spacing}
-            )
+            for place in without_luck({row.place: rule in row.allowed for row in rows if row.spacing == spacing})
         }
         return tuple(
             scaled(ThinningOption(*row.place, row.mean_share, row.spacing), self.step_count, step_count)
