@@ -132,6 +132,8 @@ def test_thinned_steps_are_as_many_as_said_and_lie_no_further_apart_in_longer_sc
     ("option", "steps"),
     [
         (ThinningOption(0, 4, 1.0), (0, 12, 25, 37)),
+        # 44 * (15 / 22) is a hair below 30 in floating point.
+        (ThinningOption(6, 22, 1.0), tuple(range(6, 50, 2))),
         (ThinningOption(0, 4, 1.0, 1.5), (0, 6, 17, 32)),
         (ThinningOption(0, 5, 1.0, 2.0), (0, 2, 8, 18, 32)),
         (ThinningOption(20, 3, 1.0, 1.5), (20, 25, 36)),
