@@ -9,6 +9,7 @@ import click
 
 from pentimento.cli.calls import ask_controller, controller_options
 from pentimento.cli.json_output import json_option, say
+from pentimento.cli.numbers import FiniteRange
 from pentimento.clients.adapters import CHUNK_BYTES, AdapterRegistryClient
 from pentimento.domain.adapters import ADAPTED_FAMILIES, Adapter, LoraUpload
 
@@ -28,7 +29,7 @@ def adapters() -> None:
 @click.option("--base-digest", default="", help="of the one model that it changes")
 @click.option(
     "--latest-start-fraction",
-    type=click.FloatRange(0.0, 1.0),
+    type=FiniteRange(0.0, 1.0),
     default=0.0,
     help="share of the steps that may run without it, on every model that it changes (`bench lora-bound`)",
 )

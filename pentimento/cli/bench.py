@@ -11,6 +11,7 @@ import click
 
 from pentimento.cli.connection import connection_options, frontdoor_address, read_token, token_option
 from pentimento.cli.json_output import json_option
+from pentimento.cli.numbers import FINITE
 from pentimento.domain.errors import InvalidArgument
 from pentimento.supervisor.child import source_path
 from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_loras, find_model
@@ -124,7 +125,7 @@ def lora_bound(model: str, loras: str, prompts: Path, flags: tuple[str, ...]) ->
 def report_options(command: Any) -> Any:
     """Where a report goes besides the terminal, and what of the run it leaves out."""
     for option in (
-        click.option("--warm-up", type=float, default=0.0, metavar="SECONDS", help="leave the first requests out"),
+        click.option("--warm-up", type=FINITE, default=0.0, metavar="SECONDS", help="leave the first requests out"),
         click.option(
             "-r",
             "--report",
@@ -140,10 +141,10 @@ def report_options(command: Any) -> Any:
 
 @bench.command()
 @click.argument("workload", type=PRESENT, required=False)
-@click.option("--rate", type=float, default=1.0, show_default=True, help="requests a second, without a WORKLOAD")
-@click.option("--duration", type=float, default=60.0, show_default=True, metavar="SECONDS", help="without a WORKLOAD")
+@click.option("--rate", type=FINITE, default=1.0, show_default=True, help="requests a second, without a WORKLOAD")
+@click.option("--duration", type=FINITE, default=60.0, show_default=True, metavar="SECONDS", help="without a WORKLOAD")
 @click.option("--prompts", type=PRESENT, help="prompts in order (.txt, .tsv, .csv, .jsonl), without a WORKLOAD")
-@click.option("--deadline", type=float, default=60.0, show_default=True, metavar="SECONDS", help="without a WORKLOAD")
+@click.option("--deadline", type=FINITE, default=60.0, show_default=True, metavar="SECONDS", help="without a WORKLOAD")
 @click.option("--steps", type=int, default=50, show_default=True, help="without a WORKLOAD")
 @click.option("--model", default="", help="without a WORKLOAD; the suite's own choice otherwise")
 @click.option("--seed", type=int, default=0, show_default=True, help="of the arrivals, without a WORKLOAD")
@@ -152,7 +153,7 @@ def report_options(command: Any) -> Any:
 @click.option("--name", default="", help="of the run")
 @click.option("--hide-deadlines", is_flag=True, help="keep the deadlines from the suite: it drops nothing by them")
 @click.option("--no-cache", is_flag=True, help="neither start from the cache nor write to it")
-@click.option("--grace", type=float, default=30.0, show_default=True, metavar="SECONDS", help="past each deadline")
+@click.option("--grace", type=FINITE, default=30.0, show_default=True, metavar="SECONDS", help="past each deadline")
 @click.option("--detailed-stages", is_flag=True, help="keep the stages inside workers apart")
 @click.option("--tenant-token", multiple=True, metavar="TENANT=TOKEN", help="tokens of tenants; @FILE as for --token")
 @report_options
@@ -204,9 +205,9 @@ def allocation(record: Path, run: Path | None, output: Path) -> None:
 @click.option(
     "--warm-up", type=int, default=0, metavar="N", help="the first N prompts fill caches and count for nothing"
 )
-@click.option("--window-s", type=float, default=86_400.0, show_default=True, help="window of the clusters, in seconds")
+@click.option("--window-s", type=FINITE, default=86_400.0, show_default=True, help="window of the clusters, in seconds")
 @click.option("--window-prompts", type=int, help="the same for a log without times [a tenth of it]")
-@click.option("--session-s", type=float, default=3_600.0, show_default=True, help="length of a user's session")
+@click.option("--session-s", type=FINITE, default=3_600.0, show_default=True, help="length of a user's session")
 @click.option("--seed", type=int, default=0, show_default=True, help="of the other users that one is compared with")
 @click.option(
     "-r", "--report", "reports", type=FILE, multiple=True, help="write it there too: .json, .txt, .svg or .png"

@@ -20,6 +20,7 @@ from pentimento.cli.contact_sheet import save_contact_sheet
 from pentimento.cli.durations import duration_ms
 from pentimento.cli.json_output import json_option
 from pentimento.cli.many_pictures import Bars, Outcomes, Wish, paint_all, tell
+from pentimento.cli.numbers import FINITE
 from pentimento.cli.terminal_pictures import PictureProtocol, show_picture, wanted_protocol
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import FromNoise, InitImage, Provenance
@@ -63,7 +64,7 @@ UINT64 = click.IntRange(0, 2**64 - 1)
 @click.option("--negative-prompt", default="", help="what the picture should not show")
 @click.option("--model", default="", help="a name of `pentimento status`; the suite's default otherwise")
 @click.option("--steps", type=INT64, metavar="N", help="denoising steps; the model's own otherwise")
-@click.option("--guidance-scale", type=float, help="weight of the prompt")
+@click.option("--guidance-scale", type=FINITE, help="weight of the prompt")
 @click.option("--scheduler", default="", help="ddim, euler, …; the model's own otherwise")
 @click.option("--seed", type=UINT64, metavar="N", help="the same seed paints the same picture; random otherwise")
 @click.option("--size", metavar="WIDTHxHEIGHT", help="pixels, such as 64x64; the model's own otherwise")
@@ -75,7 +76,7 @@ UINT64 = click.IntRange(0, 2**64 - 1)
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="PNG of the size of --init-image: what is white is painted, what is black stays",
 )
-@click.option("--strength", type=float, default=0.8, show_default=True, help="how much of --init-image to paint over")
+@click.option("--strength", type=FINITE, default=0.8, show_default=True, help="how much of --init-image to paint over")
 @click.option("--lora", "loras", multiple=True, metavar=LORA_FORM, help="paint with this LoRA; may be repeated")
 @click.option(
     "--controlnet",
@@ -101,7 +102,7 @@ UINT64 = click.IntRange(0, 2**64 - 1)
 @click.option(
     "--pin", metavar="TIME", help="keep what it starts from so long (30d, 12h, 90m), so that it can be replayed"
 )
-@click.option("--deadline", type=float, metavar="SECONDS", help="give up after that long")
+@click.option("--deadline", type=FINITE, metavar="SECONDS", help="give up after that long")
 @click.option("--idempotency-key", default="", help="a repeated call with the same key gets the first one's picture")
 @json_option
 @connection_options

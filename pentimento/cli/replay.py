@@ -11,6 +11,7 @@ from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.generate import deadline_ms, summary, watch
 from pentimento.cli.json_output import json_option
+from pentimento.cli.numbers import FINITE
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import ReplayRequest
 from pentimento.domain.provenance_document import provenance_as_json
@@ -38,7 +39,7 @@ INIT_IMAGE, CONDITIONING_IMAGE = "init_image.image", "controlnets[{}].conditioni
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="the image that the request's first ControlNet went by; repeated, those of the others in their order",
 )
-@click.option("--deadline", type=float, metavar="SECONDS", help="give up after that long")
+@click.option("--deadline", type=FINITE, metavar="SECONDS", help="give up after that long")
 @json_option
 @connection_options
 def replay(picture: Path, output: Path | None, as_json: bool, **options: Any) -> int:

@@ -9,6 +9,7 @@ import click
 
 from pentimento.cli.connection import running_suite, state_dir_option
 from pentimento.cli.json_output import json_option, say
+from pentimento.cli.numbers import FiniteRange
 from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from pentimento.supervisor.replicas import MAX_REPLICAS, GroupStatus, ReplicaFiles
 
@@ -18,7 +19,7 @@ LOOK_S = 0.05
 @click.command()
 @click.argument("service")
 @click.argument("count", type=click.IntRange(1, MAX_REPLICAS))
-@click.option("--timeout-s", type=click.FloatRange(min=0.0), default=120.0, show_default=True, help="0: do not wait")
+@click.option("--timeout-s", type=FiniteRange(min=0.0), default=120.0, show_default=True, help="0: do not wait")
 @json_option
 @state_dir_option
 def scale(service: str, count: int, timeout_s: float, as_json: bool, state_dir: Path) -> None:

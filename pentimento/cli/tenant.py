@@ -15,6 +15,7 @@ from pentimento.cli.calls import naming
 from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_ca_option, token_option
 from pentimento.cli.durations import duration_ms
 from pentimento.cli.json_output import json_option, say
+from pentimento.cli.numbers import FINITE
 from pentimento.clients.tenants import TenantsClient
 from pentimento.domain.errors import FailedPrecondition, NotFound
 from pentimento.domain.tenants import DAY_S, HOUR_S, Tenant, TenantKey, TenantQuota, UsagePeriod
@@ -44,12 +45,12 @@ def quota_options(command: Command) -> Command:
     """Say what a tenant may ask for."""
     for option in (
         click.option("--pool", "pools", multiple=True, help="that may paint for it; may be repeated"),
-        click.option("--weight", type=float, help="its share of workers beside others that wait; others have 1"),
+        click.option("--weight", type=FINITE, help="its share of workers beside others that wait; others have 1"),
         click.option("--cache-bytes", type=int, help="what the cache keeps of it"),
-        click.option("--cost-per-minute", type=float, help="pixel steps: width x height x steps"),
+        click.option("--cost-per-minute", type=FINITE, help="pixel steps: width x height x steps"),
         click.option("--concurrent", "concurrent_count", type=int, help="accepted requests that have not ended"),
         click.option("--burst", "burst_count", type=int, help="requests at once, beside the rate"),
-        click.option("--requests-per-s", type=float, help="rate of requests; each picture is one"),
+        click.option("--requests-per-s", type=FINITE, help="rate of requests; each picture is one"),
     ):
         command = option(command)
     return command

@@ -3,7 +3,6 @@
 import asyncio
 import importlib.util
 import json
-import math
 import os
 import shutil
 import signal
@@ -22,6 +21,7 @@ from click.core import ParameterSource
 from pentimento.cli.connection import state_dir_option
 from pentimento.cli.detached import serving_document, start_detached
 from pentimento.cli.json_output import json_option
+from pentimento.cli.numbers import FiniteRange
 from pentimento.devices.emulation import EmulatedFleet, read_fleet
 from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.files.private_files import keep_files_private
@@ -47,13 +47,6 @@ from pentimento.supervisor.supervisor import Supervisor
 
 HTTP_PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart")
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-
-def finite(_: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    """Return an option's value. Raises BadParameter where it is NaN or infinite, which ranges let pass."""
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"must be a finite number, got {value}", param=option)
-    return value
 
 
 @click.command()
@@ -95,8 +88,7 @@ def finite(_: click.Context, option: click.Parameter, value: float | None) -> fl
 @click.option("--policy", default="", metavar="NAME", help="what the controller plans by, such as diffserve [resident]")
 @click.option(
     "--slo-s",
-    type=click.FloatRange(min=0.0, min_open=True),
-    callback=finite,
+    type=FiniteRange(min=0.0, min_open=True),
     help="SLO that the policy plans for",
 )
 @click.option(
@@ -173,7 +165,7 @@ def finite(_: click.Context, option: click.Parameter, value: float | None) -> fl
 )
 @click.option(
     "--confidence-threshold",
-    type=click.FloatRange(0.0, 1.0),
+    type=FiniteRange(0.0, 1.0),
     default=0.5,
     show_default=True,
     help="a light picture below it goes on, while the plan has no threshold",

@@ -1,0 +1,49 @@
+"""No option of any command takes a number that is none."""
+
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from pentimento.cli import cli
+
+NO_NUMBERS = ("nan", "inf", "-inf", "1e999", "x")
+
+
+def options(command: click.Command, path: str = "pentimento") -> Iterator[tuple[str, click.Parameter]]:
+    for option in command.params:
+        yield f"{path} {option.opts[0]}", option
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            part = command.get_command(context, name)
+            assert part is not None
+            yield from options(part, f"{path} {name}")
+
+
+def taken(option: click.Parameter, value: str) -> object:
+    try:
+        return option.type.convert(value, option, None)
+    except click.BadParameter:
+        return None
+
+
+FLOATS = {name: option for name, option in options(cli) if isinstance(taken(option, "0.5"), float)}
+
+
+def test_the_options_are_found() -> None:
+    assert {"pentimento up --slo-s", "pentimento bench load --rate", "pentimento tenant set --weight"} <= set(FLOATS)
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize("name", FLOATS)
+def test_what_is_no_finite_number_is_refused(name: str, value: str) -> None:
+    assert taken(FLOATS[name], value) is None
+
+
+@pytest.mark.parametrize("value", ["-0.1", "1.1", "nan"])
+def test_what_is_out_of_bounds_is_refused(value: str) -> None:
+    threshold = FLOATS["pentimento up --confidence-threshold"]
+
+    assert [taken(threshold, each) for each in ("0", "0.25", "1")] == [0.0, 0.25, 1.0]
+    assert taken(threshold, value) is None
