@@ -16,6 +16,8 @@ from services.edge.settings import HttpSettings
 
 # What a reader must take of an answer, each second, not to be cut off.
 LEAST_READ_BYTES_PER_S = 1024
+# What a sender has before it may have to make room for others.
+SENDING_GRACE_S = 1.0
 MAX_PIPELINED = 8
 ANSWERS = {
     400: b"Bad Request",
@@ -48,7 +50,7 @@ class Unread:
 class BoundedHttp(HttpToolsProtocol):
     """`limits`: what one connection may take. `idle`: of all connections those that wait for a whole head, with no
     answer under way, the longest waiting first: they make room where there is none, unless their last answer is still
-    being read."""
+    being read. Where none of them does, the connection whose body comes the slowest."""
 
     def __init__(self, *args: Any, limits: HttpSettings, idle: "dict[BoundedHttp, None]", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,7 +58,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._idle = idle
         self._phase = ConnectionPhase.HEAD
         self._since = self._progress = time.monotonic()
-        self._head_bytes = 0
+        self._head_bytes = self._body_bytes = 0
         self._unread: Unread | None = None
         self._refused = False
 
@@ -65,9 +67,7 @@ class BoundedHttp(HttpToolsProtocol):
         CONNECTIONS.set(len(self.connections))
         self._idle[self] = None
         if len(self.connections) > self._limits.http_connections:
-            # This one itself where all others are at work. An answer that is written may still be on its way.
-            unheard = (one for one in self._idle if not one.transport.get_write_buffer_size())
-            next(unheard, self)._cut_off("connections")
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -106,6 +106,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
         if not self._refused:
             super().on_body(body)
 
@@ -137,6 +138,28 @@ class BoundedHttp(HttpToolsProtocol):
             if taken_s > limits.body_timeout_s or silent_s > limits.idle_timeout_s:
                 self._refuse(408, "body_timeout")
 
+    def _make_room(self) -> None:
+        """End another connection: one that asks nothing, whose answers were read (one that is written may still be on
+        its way), else the slowest sender. This one itself where all others are at work."""
+        unheard = (one for one in self._idle if one is not self and not one.transport.get_write_buffer_size())
+        if (idle := next(unheard, None)) is not None:
+            idle._cut_off("connections")
+            return
+        now = time.monotonic()
+        others = (one for one in self.connections if isinstance(one, BoundedHttp))
+        rates = {one: rate for one in others if (rate := one._sent_bytes_per_s(now)) is not None}
+        if rates:
+            min(rates, key=rates.__getitem__)._refuse(408, "connections")
+        else:
+            self._cut_off("connections")
+
+    def _sent_bytes_per_s(self, now: float) -> float | None:
+        """How quickly its body comes; None where none is under way, or not for long, or where we make it wait."""
+        taken_s = now - self._since
+        if self._refused or self._phase is not ConnectionPhase.BODY or self.flow.read_paused:
+            return None
+        return self._body_bytes / taken_s if taken_s > SENDING_GRACE_S else None
+
     def _reads_too_slowly(self, now: float) -> bool:
         size = self.transport.get_write_buffer_size()
         if not size:
@@ -150,7 +173,8 @@ class BoundedHttp(HttpToolsProtocol):
         return False
 
     def _enter(self, phase: ConnectionPhase) -> None:
-        self._phase, self._since, self._head_bytes = phase, time.monotonic(), 0
+        self._phase, self._since = phase, time.monotonic()
+        self._head_bytes = self._body_bytes = 0
 
     def _refuse(self, status: int, bound: str) -> None:
         """Answer, where no answer has begun yet, and close."""

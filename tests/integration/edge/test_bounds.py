@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
+from services.edge.http import bounded
 from tests.integration.edge.conftest import EdgeUnderTest
 from tests.integration.edge.sockets import (
     FORM_HEAD,
@@ -121,6 +122,43 @@ async def test_connections_beyond_the_bound_are_closed_where_all_others_are_at_w
         edge.worker.hold.set()
         for reader, _ in (one, other, third):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+UPLOAD = JSON_HEAD + b"Content-Length: 1000000\r\n\r\n"
+
+
+@limited(http_connections=3)
+async def test_the_slowest_sender_makes_room_where_none_is_idle(
+    edge: EdgeUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "SENDING_GRACE_S", 0.1)
+    async with (
+        connection(edge) as (slow, trickle),
+        connection(edge) as (quick, flood),
+        connection(edge) as (third, more),
+    ):
+        for writer, count in ((flood, 9000), (trickle, 1), (more, 5000)):
+            writer.write(UPLOAD + b" " * count)
+        await asyncio.sleep(0.3)
+
+        answer = await answer_to(edge, HEALTH + b"Connection: close\r\n\r\n")
+
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert (await slow.read()).startswith(b"HTTP/1.1 408 ")
+        await eventually(lambda: edge.listener.connection_count == 2)
+        assert not (quick.at_eof() or third.at_eof())
+
+
+@limited(http_connections=3)
+async def test_who_has_just_begun_to_send_makes_no_room(edge: EdgeUnderTest) -> None:
+    async with connection(edge) as (one, first), connection(edge) as (_, second), connection(edge) as (_, third):
+        for writer in (first, second, third):
+            writer.write(UPLOAD)
+        await asyncio.sleep(0.1)
+
+        assert await answer_to(edge, HEALTH + b"\r\n") == b""
+
+        assert not one.at_eof()
 
 
 @limited(http_connections=8)
