@@ -60,9 +60,14 @@ class ThinnedRow:
         return self.first_step, self.taken_count
 
     @property
+    def begin(self) -> tuple[float, int]:
+        """The spacing and the first step: rows that are told apart by how many steps are taken alone."""
+        return self.spacing, self.first_step
+
+    @property
     def key(self) -> RowKey:
         """What pictures the row is of; rows are in its order."""
-        return self.resume_step, self.least_similarity, self.spacing, self.first_step, -self.taken_count
+        return self.resume_step, self.least_similarity, *self.begin, -self.taken_count
 
 
 @dataclass(frozen=True)
@@ -135,15 +140,11 @@ class ThinningProfile:
     def _allowed(self, rows: Sequence[ThinnedRow], step_count: int, rule: ThresholdRule) -> tuple[ThinningOption, ...]:
         if step_count < self.step_count:
             return ()
-        allowed = {
-            (spacing, *place)
-            for spacing in {row.spacing for row in rows}
-            for place in without_luck({row.place: rule in row.allowed for row in rows if row.spacing == spacing})
-        }
+        found = without_luck({(row.begin, row.taken_count): rule in row.allowed for row in rows})
         return tuple(
             scaled(ThinningOption(*row.place, row.mean_share, row.spacing), self.step_count, step_count)
             for row in rows
-            if (row.spacing, *row.place) in allowed
+            if (row.begin, row.taken_count) in found
         )
 
     def refusal(self, spec: GenerationSpec, lora_patch_step: int = 0) -> ThinningRefusal | None:

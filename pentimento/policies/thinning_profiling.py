@@ -12,11 +12,14 @@ No rule goes past a number of steps that it does not allow: what holds of fewer 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TypeVar
 
 from pentimento.policies.selector_profiling import REQUIRED_SHARE, ThresholdRule, mean_is_surely, share_is_surely
+
+Begin = TypeVar("Begin", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,13 @@ def mean_share(samples: Sequence[ThinnedSample]) -> float:
     return fmean(sample.quality for sample in samples) / full if full > 0.0 else 0.0
 
 
-def without_luck(holds: Mapping[tuple[int, int], bool]) -> frozenset[tuple[int, int]]:
-    """Return the thinnings, (first step, steps taken), that hold: from each first step on, down to the first number of
+def without_luck(holds: Mapping[tuple[Begin, int], bool]) -> frozenset[tuple[Begin, int]]:
+    """Return the thinnings, (how they begin, steps taken), that hold: of each beginning, down to the first number of
     steps that does not."""
-    found: set[tuple[int, int]] = set()
-    for first in {first for first, _ in holds}:
-        for taken in sorted((taken for begun, taken in holds if begun == first), reverse=True):
-            if not holds[first, taken]:
+    found: set[tuple[Begin, int]] = set()
+    for begin in {begin for begin, _ in holds}:
+        for taken in sorted((taken for begun, taken in holds if begun == begin), reverse=True):
+            if not holds[begin, taken]:
                 break
-            found.add((first, taken))
+            found.add((begin, taken))
     return frozenset(found)
