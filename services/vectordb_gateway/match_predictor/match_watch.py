@@ -67,6 +67,8 @@ class MatchWatch:
         self._search_s = self._prediction_s = 0.0
         self._timed: deque[float] = deque(maxlen=_TIMED_COUNT)
         self._booking, self._following, self._studying = threading.Lock(), threading.Lock(), threading.Lock()
+        # Whether the ledger may have entries that whoever follows has not read.
+        self._behind = threading.Event()
 
     @property
     def enabled(self) -> bool:
@@ -124,13 +126,19 @@ class MatchWatch:
             self._gate.note_searched(Ruling.SEARCH, score, saved_share, self.prices)
 
     def follow(self) -> None:
-        """Changes state: learn of entries that the ledger has got since. Blocks; raises StoreUnavailable."""
+        """Changes state: learn of entries that the ledger has got since. Blocks; raises StoreUnavailable. Where another
+        thread is at it, that one learns of these too: a million entries take half a minute, and no commit waits."""
         predictor = self._predictor
         if predictor is None:
             return
-        with self._following:
-            while entries := self._ledger.vectors_after(predictor.last_sequence, _BATCH_COUNT):
-                predictor.add(entries)
+        self._behind.set()
+        while self._behind.is_set() and self._following.acquire(blocking=False):
+            try:
+                self._behind.clear()
+                while entries := self._ledger.vectors_after(predictor.last_sequence, _BATCH_COUNT):
+                    predictor.add(entries)
+            finally:
+                self._following.release()
 
     def maintain(self) -> None:
         """Changes state: one background round. Blocks.

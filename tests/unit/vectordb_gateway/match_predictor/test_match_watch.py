@@ -3,6 +3,7 @@
 import itertools
 import logging
 import shutil
+import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -16,7 +17,13 @@ import pytest
 from pentimento.domain.generation import CapturedEntries, CapturedLatent
 from pentimento.policies.match_prediction import Ruling
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, GrantedKey, GrantRecord
+from pentimento.stores.ledger.cache_records import (
+    EncoderBinding,
+    EntryCommit,
+    GrantedKey,
+    GrantRecord,
+    NumberedVector,
+)
 from pentimento.stores.objects.store import refer_to
 from services.vectordb_gateway.match_predictor import predictor as predictor_module
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
@@ -196,6 +203,34 @@ def test_an_entry_that_came_is_searched_for_at_once(ledger: CacheLedger) -> None
     watch.follow()
 
     assert before is not Ruling.SEARCH
+    assert ask(watch, STRANGE[390], saved_share=0.5) is Ruling.SEARCH
+
+
+def test_who_commits_does_not_wait_for_another_who_follows_and_which_learns_of_its_entry(
+    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = learnt(ledger)
+    read, go_on = threading.Event(), threading.Event()
+    vectors_after = ledger.vectors_after
+
+    def slow(after: int, limit_count: int) -> list[NumberedVector]:
+        found = vectors_after(after, limit_count)
+        read.set()
+        go_on.wait(30.0)
+        return found
+
+    monkeypatch.setattr(ledger, "vectors_after", slow)
+    other, own = (threading.Thread(target=watch.follow, daemon=True) for _ in range(2))
+    other.start()
+    read.wait(30.0)
+    commit(ledger, STRANGE[390]).result()
+    own.start()
+    own.join(10.0)
+    waited = own.is_alive()
+    go_on.set()
+    other.join(30.0)
+
+    assert not waited
     assert ask(watch, STRANGE[390], saved_share=0.5) is Ruling.SEARCH
 
 
