@@ -239,7 +239,7 @@ def parse_size(text: str | None) -> tuple[int | None, int | None]:
 def deadline_ms(seconds: float | None) -> int | None:
     if seconds is None:
         return None
-    if not math.isfinite(seconds) or not 0 < seconds <= 86_400:
+    if not 0 < seconds <= 86_400:
         raise InvalidArgument.of("deadline", f"must be more than 0 and at most 86400 seconds, got {seconds}")
     return math.ceil(seconds * 1000)
 
