@@ -202,7 +202,7 @@ async def test_runs_are_laid_side_by_side(tmp_path: Path) -> None:
         (["--report", "r.pdf"], "report: must end in one of .html, .json, .png, .txt, got r.pdf"),
         (["--rate", "-1"], "rate: must be at least 0"),
         (["--tenant-token", "a"], "tenant-token: must be TENANT=TOKEN"),
-        (["--grace", "nan"], "grace_s: must be at least 0"),
+        (["--grace", "-1"], "grace_s: must be at least 0"),
     ],
 )
 async def test_what_is_wrong_is_told_by_its_field(tmp_path: Path, arguments: list[str], message: str) -> None:
