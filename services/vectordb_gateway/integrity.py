@@ -4,6 +4,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.objects import ObjectStore
 from pentimento.stores.vectors import VectorIndex
+from services.vectordb_gateway.index_differences import index_differences
 
 
 def check_integrity(ledger: CacheLedger, index: VectorIndex, objects: ObjectStore) -> list[str]:
@@ -23,10 +24,11 @@ def _unknown_objects(ledger: CacheLedger, objects: ObjectStore) -> list[str]:
 
 
 def _index_differences(ledger: CacheLedger, index: VectorIndex) -> list[str]:
-    expected = ledger.indexed_ids()
+    wrong: list[str] = []
     try:
-        present = set(index.entry_ids())
+        for differences in index_differences(ledger, index):
+            wrong += [f"entry {entry_id} is not in the index" for entry_id in differences.missing]
+            wrong += [f"point {entry_id} has no entry" for entry_id in differences.unknown]
     except PentimentoError as error:
-        return [error.message]
-    missing = [f"entry {entry_id} is not in the index" for entry_id in sorted(expected - present)]
-    return missing + [f"point {entry_id} has no entry" for entry_id in sorted(present - ledger.entry_ids())]
+        wrong.append(error.message)
+    return wrong

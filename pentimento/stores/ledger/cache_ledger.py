@@ -253,15 +253,22 @@ class CacheLedger:
         with self._reading() as connection:
             return list(connection.scalars(statement))
 
-    def indexed_ids(self) -> set[str]:
-        """Return the ids of live entries that the index should hold."""
+    def entry_ids(self, after: str = "", until: str | None = None, limit_count: int | None = None) -> list[str]:
+        """Return the ids of entries whose rows are here, doomed ones too, in ascending order: those above `after`, up
+        to `until` (None: to the end), `limit_count` at most."""
+        statement = select(_entries.c.entry_id).where(_entries.c.entry_id > after).order_by(_entries.c.entry_id)
+        if until is not None:
+            statement = statement.where(_entries.c.entry_id <= until)
         with self._reading() as connection:
-            return set(connection.scalars(select(_entries.c.entry_id).where(_entries.c.indexed == 1, IS_LIVE)))
+            return list(connection.scalars(statement.limit(limit_count)))
 
-    def entry_ids(self) -> set[str]:
-        """Return the ids of entries whose rows are here, doomed ones too."""
+    def indexed_ids(self, entry_ids: Collection[str]) -> set[str]:
+        """Return those of the ids that are of live entries and that the index should hold."""
+        of_these = _entries.c.entry_id.in_(entry_ids)
         with self._reading() as connection:
-            return set(connection.scalars(select(_entries.c.entry_id)))
+            return set(
+                connection.scalars(select(_entries.c.entry_id).where(of_these, _entries.c.indexed == 1, IS_LIVE))
+            )
 
     def doomed_ids(self, limit_count: int) -> list[str]:
         """Return the ids of doomed entries whose rows are still here."""

@@ -17,7 +17,7 @@ from typing import Any
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
 from pentimento.stores.vectors.frames import Frame
 from pentimento.stores.vectors.generations import Generations
-from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery
+from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, ids_between
 from pentimento.stores.vectors.index_building import IndexBuilding, IndexCounts
 from pentimento.stores.vectors.rebuild import OnPhase, Rebuild
 from pentimento.stores.vectors.rebuild_schedule import RebuildSchedule
@@ -129,15 +129,15 @@ class EdgeVectorIndex:
         for batch in batches(entry_ids):
             self._write({"op": "delete", "ids": list(batch)}, b"", batch, -len(batch))
 
-    def entry_ids(self) -> Iterator[str]:
-        """Yield every id, in no order."""
-        header: dict[str, Any] = {"op": "ids"}
+    def entry_ids(self, after: str = "", until: str | None = None) -> Iterator[str]:
+        """Yield the ids above `after` up to `until` (None: to the end), in ascending order."""
+        first = after
         while self._serving is not None:
-            page = self._serving.read(header).header
-            yield from page["ids"]
-            if page["next"] is None:
+            page = self._serving.read({"op": "ids", "from": first}).header
+            yield from ids_between(page["ids"], after, until)
+            first = page["next"]
+            if first is None or (until is not None and first > until):
                 return
-            header = {"op": "ids", "after": page["next"]}
 
     def snapshot(self, target: Path) -> SnapshotManifest:
         """Take a snapshot into a new directory, as `take_snapshot` does. Raises SchemaMismatch before `prepare`."""

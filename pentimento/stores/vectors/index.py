@@ -2,6 +2,7 @@
 
 import uuid
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -90,8 +91,8 @@ class VectorIndex(Protocol):
     def delete(self, entry_ids: Sequence[str]) -> None:
         """Delete points; succeeds also for ids that are not there."""
 
-    def entry_ids(self) -> Iterator[str]:
-        """Yield every id, in no order."""
+    def entry_ids(self, after: str = "", until: str | None = None) -> Iterator[str]:
+        """Yield the ids above `after` up to `until` (None: to the end), in ascending order."""
 
     def close(self) -> None:
         """Let go of the backend."""
@@ -104,6 +105,12 @@ class AwaitedSearches(Protocol):
     async def search_soon(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch] | None:
         """Return what `VectorIndex.search` does, without ever blocking; None where even beginning would. The caller
         keeps the time. Raises StoreUnavailable."""
+
+
+def ids_between(entry_ids: Sequence[str], after: str, until: str | None) -> Sequence[str]:
+    """Return those of ascending ids that are above `after`, and not above `until` unless that is None."""
+    end = len(entry_ids) if until is None else bisect_right(entry_ids, until)
+    return entry_ids[bisect_right(entry_ids, after) : end]
 
 
 def floats(values: bytes) -> list[float]:

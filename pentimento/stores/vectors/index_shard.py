@@ -135,9 +135,9 @@ class IndexShard:
         return _exported(self._shard.retrieve(wanted, with_payload=True, with_vector=True))
 
     def _ids(self, frame: Frame) -> Frame:
-        after = frame.header.get("after")
+        first = frame.header["from"]
         request = edge.ScrollRequest(
-            offset=uuid.UUID(after) if after else None, limit=_SCROLL_COUNT, with_payload=False, with_vector=False
+            offset=uuid.UUID(first) if first else None, limit=_SCROLL_COUNT, with_payload=False, with_vector=False
         )
         records, following = self._shard.scroll(request)
         return Frame({"ids": [str(record.id) for record in records], "next": str(following) if following else None})

@@ -13,7 +13,7 @@ from qdrant_client import QdrantClient, models
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
-from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, floats
+from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, floats, ids_between
 from pentimento.stores.vectors.qdrant_layout import QdrantLayout
 from pentimento.stores.vectors.unit_vectors import check_vector
 
@@ -113,14 +113,14 @@ class QdrantVectorIndex:
                     self._collection, models.PointIdsList(points=batch), wait=True, shard_key_selector=groups
                 )
 
-    def entry_ids(self) -> Iterator[str]:
-        """Yield every id, in no order."""
-        offset: Any = None
+    def entry_ids(self, after: str = "", until: str | None = None) -> Iterator[str]:
+        """Yield the ids above `after` up to `until` (None: to the end), in ascending order."""
+        first: Any = after or None
         while self._dimension_count:
             with _typed_errors():
-                page, offset = self._client.scroll(self._collection, limit=1000, offset=offset, with_payload=False)
-            yield from (str(point.id) for point in page)
-            if offset is None:
+                page, first = self._client.scroll(self._collection, limit=1000, offset=first, with_payload=False)
+            yield from ids_between([str(point.id) for point in page], after, until)
+            if first is None or (until is not None and str(first) > until):
                 return
 
     def close(self) -> None:

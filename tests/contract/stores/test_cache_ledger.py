@@ -117,9 +117,9 @@ def test_new_entries_wait_for_the_index(ledger: CacheLedger) -> None:
 
     number = new[1].sequence
     assert ledger.unindexed(10) == [EntryVectors(number, second, "pool", ("adapted", "free"), 1000.0, VECTOR, None)]
-    assert ledger.indexed_ids() == {first}
+    assert ledger.indexed_ids([first, second]) == {first}
     ledger.mark_unindexed([first]).result()
-    assert ledger.indexed_ids() == set()
+    assert ledger.indexed_ids([first, second]) == set()
 
 
 def test_the_first_encoder_is_bound(ledger: CacheLedger) -> None:
@@ -147,8 +147,26 @@ def test_rows_and_references_are_told_of_live_and_doomed_entries(ledger: CacheLe
     kept, doomed = add(ledger, "g1", (5,)), add(ledger, "g2", (5,))
     ledger.doom([doomed], 10.0).result()
 
-    assert ledger.entry_ids() == {kept, doomed}
+    assert ledger.entry_ids() == sorted([kept, doomed])
     assert ledger.held_references() == [reference("cache/g1/5")]
+
+
+def test_only_live_entries_are_to_be_in_the_index(ledger: CacheLedger) -> None:
+    kept, doomed, other = (add(ledger, name) for name in ("g1", "g2", "g3"))
+    ledger.mark_indexed(ledger.unindexed(10)).result()
+    ledger.doom([doomed], 10.0).result()
+
+    assert ledger.indexed_ids([kept, doomed, "unknown"]) == {kept}
+    assert ledger.indexed_ids([kept, other]) == {kept, other}
+
+
+def test_ids_are_read_by_ranges(ledger: CacheLedger) -> None:
+    ids = sorted(add(ledger, f"g{number}") for number in range(6))
+
+    assert ledger.entry_ids() == ids
+    assert ledger.entry_ids(limit_count=4) == ids[:4]
+    assert ledger.entry_ids(ids[1], ids[4]) == ids[2:5]
+    assert ledger.entry_ids(ids[3], limit_count=4) == ids[4:]
 
 
 @pytest.mark.parametrize(

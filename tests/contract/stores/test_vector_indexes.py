@@ -150,6 +150,19 @@ def test_batches_of_any_size(index: VectorIndex) -> None:
     assert list(index.entry_ids()) == [points[0].entry_id]
 
 
+def test_ids_are_told_by_ranges_in_ascending_order(index: VectorIndex) -> None:
+    """2,500 are more than any index reads at once."""
+    points = [point(unit(1, number / 2500), chr(97 + number % 3)) for number in range(2500)]
+    index.upsert(points)
+    ids = sorted(each.entry_id for each in points)
+
+    assert list(index.entry_ids()) == ids
+    assert list(index.entry_ids(ids[700])) == ids[701:]
+    assert list(index.entry_ids("", ids[2100])) == ids[:2101]
+    assert list(index.entry_ids(ids[999], ids[1999])) == ids[1000:2000]
+    assert list(index.entry_ids(ids[5], ids[5])) == []
+
+
 def test_another_dimension_is_refused(index: VectorIndex) -> None:
     with pytest.raises(InvalidArgument):
         index.upsert([point(struct.pack("<2f", 1, 0))])

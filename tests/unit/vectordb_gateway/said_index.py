@@ -63,7 +63,7 @@ class SaidIndex:
 
     def delete(self, entry_ids: Sequence[str]) -> None: ...
 
-    def entry_ids(self) -> Iterator[str]:
+    def entry_ids(self, after: str = "", until: str | None = None) -> Iterator[str]:
         return iter(())
 
     def close(self) -> None: ...

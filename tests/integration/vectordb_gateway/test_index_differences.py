@@ -1,0 +1,146 @@
+"""Ledger and index are compared while both change: what differs is found, what is on its way is not taken for it."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache_records import EntryVectors
+from pentimento.stores.vectors import VectorIndex, VectorPoint, open_vectors
+from services.vectordb_gateway import index_differences
+from tests.contract.stores.cache_records import VECTOR, add
+from tests.gateways import embedding, running_gateway
+
+UNKNOWN = [f"{digit}0000000-0000-4000-8000-000000000000" for digit in "04f"]
+
+
+@pytest.fixture
+def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[CacheLedger, VectorIndex]]:
+    """Empty ones, which are compared by ranges of four."""
+    monkeypatch.setattr(index_differences, "_PAGE_COUNT", 4)
+    ledger, index = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite"), open_vectors(f"edge://{tmp_path}/index")
+    index.prepare(2)
+    yield ledger, index
+    index.close()
+    ledger.close()
+
+
+def put(index: VectorIndex, *entry_ids: str) -> None:
+    index.upsert([VectorPoint(entry_id, "pool", ("free",), 1000.0, VECTOR) for entry_id in entry_ids])
+
+
+def indexed(ledger: CacheLedger, index: VectorIndex, entries_count: int) -> list[str]:
+    """Add so many entries to both; their ids in order."""
+    entry_ids = sorted(add(ledger, f"g{number}") for number in range(entries_count))
+    put(index, *entry_ids)
+    ledger.mark_indexed(ledger.unindexed(entries_count)).result()
+    return entry_ids
+
+
+def found(ledger: CacheLedger, index: VectorIndex) -> tuple[list[str], list[str]]:
+    """All that is missing and all that is unknown."""
+    differences = list(index_differences.index_differences(ledger, index))
+    missing = [entry_id for each in differences for entry_id in each.missing]
+    return missing, [entry_id for each in differences for entry_id in each.unknown]
+
+
+@pytest.mark.parametrize("entries_count", [0, 1, 4, 8, 11])
+def test_stores_that_agree_do_not_differ(stores: tuple[CacheLedger, VectorIndex], entries_count: int) -> None:
+    indexed(*stores, entries_count)
+
+    assert found(*stores) == ([], [])
+
+
+def test_what_differs_is_found_in_every_range(stores: tuple[CacheLedger, VectorIndex]) -> None:
+    ledger, index = stores
+    entry_ids = indexed(ledger, index, 11)
+    index.delete([entry_ids[0], entry_ids[3], entry_ids[10]])
+    put(index, *UNKNOWN)
+
+    assert found(ledger, index) == ([entry_ids[0], entry_ids[3], entry_ids[10]], UNKNOWN)
+
+
+def test_an_index_that_is_empty_lacks_all(stores: tuple[CacheLedger, VectorIndex]) -> None:
+    ledger, index = stores
+    entry_ids = indexed(ledger, index, 9)
+    index.delete(entry_ids)
+
+    assert found(ledger, index) == (entry_ids, [])
+
+
+def test_doomed_entries_and_such_that_wait_are_not_missing(stores: tuple[CacheLedger, VectorIndex]) -> None:
+    ledger, index = stores
+    doomed = indexed(ledger, index, 5)[2]
+    ledger.doom([doomed], 10.0).result()
+    index.delete([doomed])
+    add(ledger, "waits")
+
+    assert found(ledger, index) == ([], [])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_entry_that_comes_meanwhile_does_not_differ(
+    stores: tuple[CacheLedger, VectorIndex], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """After each read new entries get their rows, their points and their marks."""
+    ledger, index = stores
+    indexed(ledger, index, 9)
+    chance, names, in_index = Random(seed), map(str, count()), list[EntryVectors]()
+
+    def go_on() -> None:
+        new = [vectors for vectors in ledger.unindexed(100) if vectors not in in_index]
+        step = chance.choice(["row", "point", "mark"])
+        if step == "row":
+            add(ledger, next(names))
+        elif step == "point" and new:
+            put(index, new[0].entry_id)
+            in_index.append(new[0])
+        elif step == "mark" and in_index:
+            ledger.mark_indexed([in_index.pop(0)]).result()
+
+    def go_on_after(store: Any, name: str) -> None:
+        read = getattr(store, name)
+
+        def going_on(*arguments: Any, **named: Any) -> Any:
+            result = list(read(*arguments, **named))
+            for _ in range(chance.randint(0, 4)):
+                go_on()
+            return set(result) if name == "indexed_ids" else result
+
+        monkeypatch.setattr(store, name, going_on)
+
+    go_on_after(index, "entry_ids")
+    go_on_after(ledger, "entry_ids")
+    go_on_after(ledger, "indexed_ids")
+
+    assert found(ledger, index) == ([], [])
+
+
+async def test_entries_become_findable_while_ledger_and_index_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.store(embedding(1))
+        stores, compares, may_go_on = gateway.process.stores, threading.Event(), threading.Event()
+        read = stores.index.entry_ids
+
+        def wait_and_read(*arguments: Any) -> Iterator[str]:
+            compares.set()
+            may_go_on.wait(60)
+            return read(*arguments)
+
+        monkeypatch.setattr(stores.index, "entry_ids", wait_and_read)
+        comparison = asyncio.create_task(asyncio.to_thread(gateway.process.indexing.reconcile))
+        await asyncio.to_thread(compares.wait, 60)
+        await gateway.store(embedding(2))
+        left = stores.ledger.unindexed(10)
+        may_go_on.set()
+        await comparison
+
+    assert left == []
