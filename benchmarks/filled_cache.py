@@ -253,6 +253,7 @@ def _object_row(of_entry: str) -> dict[str, object]:
         "grant_id": f"g-{of_entry}",
         "resume_step": RESUME_STEP,
         "entry_id": of_entry,
+        "tenant": SCOPE.tenant,
         "compatibility_key": KEY,
         "sigma": 1.0,
         "digest": "sha256:" + "0" * 64,

@@ -7,6 +7,7 @@ insertion, so that what is new is never among it (NIRVANA, 5.4; `policies.evicti
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, func, select, update
@@ -15,11 +16,14 @@ from pentimento.domain.cache import CacheHolding
 from pentimento.stores.ledger import cache_tables as tables
 from pentimento.stores.ledger.cache_access import IS_HELD, take_ticks
 from pentimento.stores.ledger.cache_writes import add_to_totals, doom
+from pentimento.stores.ledger.writer import JobPart
 
 _entries = tables.entries
 _objects = tables.objects
 
 _BATCH_COUNT = 64
+# Others wait for a part: two tenths of a second.
+_PART_COUNT = 2048
 _IS_LIVE = _entries.c.doomed_at.is_(None)
 _LESS = (
     update(_entries)
@@ -42,20 +46,22 @@ def holdings(connection: Connection) -> dict[str, CacheHolding]:
 
 def evict(
     connection: Connection, who: WhoGivesWay, now: float, delete_after: float, new_after: int | None = None
-) -> int:
-    """Doom the lowest entry of the tenant that `who` names, until it names none; return the number doomed. Entries
-    whose number is above `new_after` go after all others."""
+) -> tuple[int, JobPart | None]:
+    """Doom the lowest entry of the tenant that `who` names, until it names none or the part is full; return the number
+    doomed. Entries whose number is above `new_after` go after all others."""
     held, evicted = holdings(connection), 0
     while chosen := _choose_entries(connection, held, who, new_after):
         evicted += doom(connection, chosen, now, delete_after)
-    return evicted
+        if evicted >= _PART_COUNT:
+            return evicted, partial(evict, who=who, now=now, delete_after=delete_after, new_after=new_after)
+    return evicted, None
 
 
 def evict_items(
     connection: Connection, who: WhoGivesWay, now: float, delete_after: float, new_after: int | None = None
-) -> int:
-    """Let go of the lowest item of the tenant that `who` names, until it names none; return the number of items. Those
-    of entries whose number is above `new_after` go after all others.
+) -> tuple[int, JobPart | None]:
+    """Let go of the lowest item of the tenant that `who` names, until it names none or the part is full; return the
+    number of items. Those of entries whose number is above `new_after` go after all others.
 
     An entry that has none left is doomed.
     """
@@ -65,7 +71,9 @@ def evict_items(
     while chosen := _choose_items(connection, held, who, new_after):
         _let_go(connection, chosen, now, delete_after)
         evicted += len(chosen)
-    return evicted
+        if evicted >= _PART_COUNT:
+            return evicted, partial(evict_items, who=who, now=now, delete_after=delete_after, new_after=new_after)
+    return evicted, None
 
 
 def _choose_entries(

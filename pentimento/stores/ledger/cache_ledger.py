@@ -101,7 +101,7 @@ class CacheLedger:
         """Let `rule` say from now on who goes first, and return how many items it ranks anew: none when it ranked them
         before. All gateways over one ledger follow the same rule."""
         self._rule = rule
-        return self._submit(lambda connection: access.rank_anew(connection, rule))
+        return self._writer.submit_in_parts(lambda connection: access.rank_anew(connection, rule))
 
     def note_uses(self, batch: UseBatch) -> "Future[int]":
         """Count the uses of a batch, once however often it is given, and return how many items they count for."""
@@ -162,13 +162,17 @@ class CacheLedger:
         """Doom the entry that goes next of the tenant that `who` names until it names none, and return the number
         doomed. Entries whose number is above `new_after` go after all others."""
         now = self._clock.wall()
-        return self._remove(lambda connection: evictions.evict(connection, who, now, now + grace_s, new_after))
+        return self._writer.submit_in_parts(
+            lambda connection: evictions.evict(connection, who, now, now + grace_s, new_after), self._note_removal
+        )
 
     def evict_items(self, who: WhoGivesWay, grace_s: float, new_after: int | None = None) -> "Future[int]":
         """Let go of the latent or image that goes next of the tenant that `who` names until it names none, and return
         their number. An entry without any is doomed. Those of entries above `new_after` go after all others."""
         now = self._clock.wall()
-        return self._remove(lambda connection: evictions.evict_items(connection, who, now, now + grace_s, new_after))
+        return self._writer.submit_in_parts(
+            lambda connection: evictions.evict_items(connection, who, now, now + grace_s, new_after), self._note_removal
+        )
 
     def pin(self, wanted: ObjectPin, shared_pool: str) -> "Future[None]":
         """Keep an object for a picture that started from it, whatever becomes of its entry. `shared_pool` names the

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine
 
@@ -24,6 +24,12 @@ class _Job:
     work: Callable[[Connection], Any]
     future: "Future[Any]"
     on_commit: Callable[[], None]
+
+
+class JobPart(Protocol):
+    """One part of a long job. Returns what it counted, and the part that follows; None after the last."""
+
+    def __call__(self, connection: Connection, /) -> "tuple[int, JobPart | None]": ...
 
 
 def _nothing() -> None:
@@ -66,6 +72,17 @@ class GroupCommitWriter:
             self._jobs.put(_Job(work, future, on_commit))
         return future
 
+    def submit_in_parts(self, part: JobPart, on_commit: Callable[[], None] = _nothing) -> "Future[int]":
+        """Run a long job part by part, each in a transaction of its own: what others submit goes between them.
+
+        The future resolves to the sum of what the parts counted. It fails as that of `submit` does; what the parts
+        before did stays.
+        """
+        done: Future[int] = Future()
+        done.set_running_or_notify_cancel()
+        self._go_on(part, on_commit, 0, done)
+        return done
+
     def close(self) -> None:
         """Finish what is queued, then stop the thread and drop the connections."""
         with self._lock:
@@ -74,6 +91,19 @@ class GroupCommitWriter:
                 self._jobs.put(None)
         self._thread.join()
         self._engine.dispose()
+
+    def _go_on(self, part: JobPart, on_commit: Callable[[], None], counted: int, done: "Future[int]") -> None:
+        def follow(ended: "Future[tuple[int, JobPart | None]]") -> None:
+            try:
+                more, following = ended.result()
+                if following is None:
+                    done.set_result(counted + more)
+                else:
+                    self._go_on(following, on_commit, counted + more, done)
+            except Exception as error:
+                done.set_exception(error)
+
+        self.submit(part, on_commit).add_done_callback(follow)
 
     def _run(self) -> None:
         open_ = True

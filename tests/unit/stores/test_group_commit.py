@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, event, text
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.ledger.database import LedgerContention, open_engine
-from pentimento.stores.ledger.writer import GroupCommitWriter
+from pentimento.stores.ledger.writer import GroupCommitWriter, JobPart
 
 
 @pytest.fixture
@@ -55,6 +55,69 @@ def test_what_waits_for_a_commit_shares_the_next(writer: GroupCommitWriter, engi
     assert first.result() is None
     assert [other.result() for other in others] == list(range(50))
     assert len(commits) == 2
+
+
+def counting_down(left: int) -> JobPart:
+    """Parts that insert `left`, then one less, down to 1, and count one each."""
+
+    def part(connection: Connection) -> tuple[int, JobPart | None]:
+        insert(connection, left)
+        return 1, counting_down(left - 1) if left > 1 else None
+
+    return part
+
+
+def test_the_parts_of_a_long_job_are_committed_one_by_one(writer: GroupCommitWriter, engine: Engine) -> None:
+    commits, told = list[object](), list[None]()
+    event.listen(engine, "commit", commits.append)
+
+    counted = writer.submit_in_parts(counting_down(5), lambda: told.append(None)).result(60)
+
+    assert counted == len(commits) == len(told) == 5
+    assert writer.submit(rows).result() == [1, 2, 3, 4, 5]
+
+
+def test_what_others_submit_goes_between_the_parts(writer: GroupCommitWriter) -> None:
+    seen: list[list[int]] = []
+
+    def first(connection: Connection) -> tuple[int, JobPart | None]:
+        insert(connection, 9)
+        writer.submit(lambda connection: seen.append(rows(connection)))
+        return 1, counting_down(3)
+
+    assert writer.submit_in_parts(first).result(60) == 4
+    assert seen == [[9]]
+
+
+def test_a_part_that_fails_ends_the_job_and_leaves_what_came_before(writer: GroupCommitWriter) -> None:
+    writer.submit(lambda connection: insert(connection, 2)).result()
+
+    with pytest.raises(Internal, match="PRIMARYKEY"):
+        writer.submit_in_parts(counting_down(4)).result(60)
+
+    assert writer.submit(rows).result() == [2, 3, 4]
+
+
+def test_a_long_job_ends_between_two_parts_when_the_writer_closes(engine: Engine) -> None:
+    writer, running, closing = GroupCommitWriter(engine, "test"), threading.Event(), threading.Event()
+
+    def first(connection: Connection) -> tuple[int, JobPart | None]:
+        running.set()
+        closing.wait(60)
+        return 1, counting_down(3)
+
+    job = writer.submit_in_parts(first)
+    running.wait(60)
+    closer = threading.Thread(target=writer.close)
+    closer.start()
+    with pytest.raises(StoreUnavailable):
+        while True:
+            writer.submit(rows)
+    closing.set()
+    closer.join(60)
+
+    with pytest.raises(StoreUnavailable, match="closed"):
+        job.result(60)
 
 
 def test_a_job_that_fails_undoes_only_itself(writer: GroupCommitWriter) -> None:
