@@ -1,10 +1,59 @@
-"""Do ledger, index and object store agree? For tests, and for operators after a bad night."""
+"""Do ledger, index and object store agree? For tests, and for operators after a bad night:
 
-from pentimento.domain.errors import PentimentoError
-from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.objects import ObjectStore
-from pentimento.stores.vectors import VectorIndex
+    python -m services.vectordb_gateway.integrity --ledger-url … --index-url … --objects-url …
+
+It takes the gateway's own options, prints a line for each thing that is wrong, and changes nothing. Run it while the
+gateway is stopped: what is being written looks wrong. It exits with 1 if anything is, with 2 if it cannot tell.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.stores.vectors import IndexBuilding, VectorIndex, open_vectors
+from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.index_differences import index_differences
+from services.vectordb_gateway.indexing import batches
+
+_BATCH_COUNT = 1000
+_OF_FILES = ("sqlite", "edge", "file")
+_NO_BUILD = IndexBuilding(least_points_count=2**62)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print what is wrong with the stores that the arguments name, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option in ("--ledger-url", "--index-url", "--objects-url"):
+        parser.add_argument(option, required=True)
+    try:
+        wrong = check_stores(**vars(parser.parse_args(argv)))
+    except (PentimentoError, OSError) as error:
+        print(f"nothing was checked: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(wrong or ["nothing is wrong"]))
+    return 1 if wrong else 0
+
+
+def check_stores(ledger_url: str, index_url: str, objects_url: str) -> list[str]:
+    """Return everything that is wrong with stores that no gateway has open. Raises InvalidArgument where there is
+    nothing at a url, StoreUnavailable, SchemaMismatch."""
+    for field, url in (("ledger_url", ledger_url), ("index_url", index_url), ("objects_url", objects_url)):
+        _require_there(field, url)
+    objects, index = open_objects(objects_url, read_only=True), open_vectors(index_url, _NO_BUILD)
+    try:
+        ledger = open_cache_ledger(ledger_url)
+        try:
+            EncoderGuard(ledger, index).open()
+            return check_integrity(ledger, index, objects)
+        finally:
+            ledger.close()
+    finally:
+        index.close()
 
 
 def check_integrity(ledger: CacheLedger, index: VectorIndex, objects: ObjectStore) -> list[str]:
@@ -17,10 +66,11 @@ def check_integrity(ledger: CacheLedger, index: VectorIndex, objects: ObjectStor
     ]
 
 
-def _unknown_objects(ledger: CacheLedger, objects: ObjectStore) -> list[str]:
+def _unknown_objects(ledger: CacheLedger, objects: ObjectStore) -> Iterator[str]:
     found = list(objects.keys(f"cache/{ledger.cache_id}/"))
-    known = ledger.known_keys(found)
-    return [f"object {key} is in the store but not in the ledger" for key in found if key not in known]
+    for batch in batches(found, _BATCH_COUNT):
+        known = ledger.known_keys(batch)
+        yield from (f"object {key} is in the store but not in the ledger" for key in batch if key not in known)
 
 
 def _index_differences(ledger: CacheLedger, index: VectorIndex) -> list[str]:
@@ -32,3 +82,14 @@ def _index_differences(ledger: CacheLedger, index: VectorIndex) -> list[str]:
     except PentimentoError as error:
         wrong.append(error.message)
     return wrong
+
+
+def _require_there(field: str, url: str) -> None:
+    """Opening a store makes it."""
+    parts = urlsplit(url)
+    if parts.scheme in _OF_FILES and not Path(unquote(parts.path)).exists():
+        raise InvalidArgument.of(field, f"there is nothing at {unquote(parts.path)}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

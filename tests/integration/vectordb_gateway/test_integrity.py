@@ -1,0 +1,48 @@
+"""The operator's check of the stores, on what a gateway left."""
+
+from pathlib import Path
+
+import pytest
+
+from services.vectordb_gateway.integrity import main
+from tests.gateways import embedding, running_gateway
+
+
+def check(directory: Path, ledger: str = "ledger.sqlite") -> int:
+    stores = {"ledger": f"sqlite:///{directory}/{ledger}", "index": f"edge://{directory}/index"}
+    stores["objects"] = f"file://{directory}/objects"
+    return main([each for name, url in stores.items() for each in (f"--{name}-url", url)])
+
+
+async def test_stores_that_agree_are_said_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.store(embedding(1))
+
+    assert check(tmp_path) == 0
+    assert capsys.readouterr().out == "nothing is wrong\n"
+
+
+async def test_each_thing_that_is_wrong_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        entry_id = await gateway.store(embedding(1))
+        stores = gateway.process.stores
+        stores.index.delete([entry_id])
+        orphan = f"cache/{stores.ledger.cache_id}/orphan"
+        stores.objects.put(orphan, b"of nobody")
+
+    assert check(tmp_path) == 1
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        f"entry {entry_id} is not in the index",
+        f"object {orphan} is in the store but not in the ledger",
+    ]
+
+
+async def test_a_store_that_is_not_there_is_told_and_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.store(embedding(1))
+
+    assert check(tmp_path, ledger="other.sqlite") == 2
+    assert "ledger_url" in capsys.readouterr().err
+    assert not (tmp_path / "other.sqlite").exists()
