@@ -16,14 +16,13 @@ import psutil
 from benchmarks.filled_cache import DIMENSION_COUNT, FilledCache, point, vectors, write_rows
 from benchmarks.report import Figure, at_most, informative, measured
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
-from pentimento.stores.vectors import IndexBuilding
 from pentimento.stores.vectors.edge import EdgeVectorIndex
+from pentimento.stores.vectors.index_building import NO_BUILD
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.indexing import Indexing
 
 INSERT_COUNT = 10_000
 _CLUSTERS_COUNT = 5_000
-_NO_BUILD = IndexBuilding(least_points_count=2**62)
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def processor_s_of(index: EdgeVectorIndex) -> float:
 
 
 def inserted_alone(directory: Path, number: int) -> Insertion:
-    index = EdgeVectorIndex(directory, building=_NO_BUILD)
+    index = EdgeVectorIndex(directory, building=NO_BUILD)
     index.prepare(DIMENSION_COUNT)
     first = number * INSERT_COUNT
     points = [point(first + at, each) for at, each in enumerate(vectors(INSERT_COUNT, _CLUSTERS_COUNT, number))]
@@ -83,7 +82,7 @@ def inserted_from_ledger(directory: Path, number: int) -> Insertion:
     ledger = open_cache_ledger(cache.ledger_url)
     made = vectors(INSERT_COUNT, _CLUSTERS_COUNT, number)
     write_rows(cache.ledger_url, number * INSERT_COUNT, made, indexed=False)
-    index = EdgeVectorIndex(cache.index, building=_NO_BUILD)
+    index = EdgeVectorIndex(cache.index, building=NO_BUILD)
     guard = EncoderGuard(ledger, index)
     guard.open()
     indexing = Indexing(ledger, index, guard)

@@ -15,14 +15,11 @@ from urllib.parse import unquote, urlsplit
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.vectors import IndexBuilding
 from pentimento.stores.vectors.edge import EdgeVectorIndex
+from pentimento.stores.vectors.index_building import NO_BUILD
 from pentimento.stores.vectors.snapshots import empty_index, restore_snapshot
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.indexing import Indexing
-
-# The gateway builds the graph once it runs.
-_NO_BUILD = IndexBuilding(least_points_count=2**62)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def snapshot(arguments: argparse.Namespace) -> str:
-    index = EdgeVectorIndex(index_directory(arguments.index_url), building=_NO_BUILD)
+    index = EdgeVectorIndex(index_directory(arguments.index_url), building=NO_BUILD)
     ledger = open_cache_ledger(arguments.ledger_url)
     try:
         index.prepare(dimensions_of(ledger))
@@ -57,7 +54,7 @@ def rebuild(arguments: argparse.Namespace) -> str:
     try:
         dimension_count, directory = dimensions_of(ledger), index_directory(arguments.index_url)
         empty_index(directory, dimension_count)
-        index = EdgeVectorIndex(directory, building=_NO_BUILD)
+        index = EdgeVectorIndex(directory, building=NO_BUILD)
         try:
             return f"{fill_from(ledger, index)} points were written from the ledger"
         finally:

@@ -15,14 +15,14 @@ from urllib.parse import unquote, urlsplit
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
-from pentimento.stores.vectors import IndexBuilding, VectorIndex, open_vectors
+from pentimento.stores.vectors import VectorIndex, open_vectors
+from pentimento.stores.vectors.index_building import NO_BUILD
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.index_differences import index_differences
 from services.vectordb_gateway.indexing import batches
 
 _BATCH_COUNT = 1000
 _OF_FILES = ("sqlite", "edge", "file")
-_NO_BUILD = IndexBuilding(least_points_count=2**62)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def check_stores(ledger_url: str, index_url: str, objects_url: str) -> list[str]
     nothing at a url, StoreUnavailable, SchemaMismatch."""
     for field, url in (("ledger_url", ledger_url), ("index_url", index_url), ("objects_url", objects_url)):
         _require_there(field, url)
-    objects, index = open_objects(objects_url, read_only=True), open_vectors(index_url, _NO_BUILD)
+    objects, index = open_objects(objects_url, read_only=True), open_vectors(index_url, NO_BUILD)
     try:
         ledger = open_cache_ledger(ledger_url)
         try:

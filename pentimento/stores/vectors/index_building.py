@@ -51,6 +51,10 @@ class IndexBuilding:
         return {name: value for name, value in asdict(self).items() if name in wanted}
 
 
+# For who opens an index beside the process that serves from it: that one builds.
+NO_BUILD = IndexBuilding(least_points_count=2**62)
+
+
 @dataclass(frozen=True)
 class IndexCounts:
     """Points that the index holds, and how many were written or deleted since its last build."""

@@ -1,11 +1,8 @@
 """Access records and single items' eviction in the cache's ledger, on SQLite and on PostgreSQL."""
 
-import struct
-import uuid
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count
 from random import Random
 from typing import Any
 
@@ -14,25 +11,14 @@ from sqlalchemy import Engine, event, text
 
 from pentimento.domain.access import EvictionRule
 from pentimento.domain.cache import CacheHolding
-from pentimento.domain.generation import CapturedEntries, CapturedLatent
 from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.policies.eviction import EvictionQueue, make_room
 from pentimento.policies.eviction_rules import EVICTION_NAMES, LcbfuRule, LruRule, eviction_rule
-from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.ledger import cache_access, cache_evictions
-from pentimento.stores.ledger.cache_access import UseBatch
-from pentimento.stores.ledger.cache_evictions import WhoGivesWay
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
 from pentimento.stores.ledger.cache_tables import MIGRATIONS
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import migrate
-from pentimento.stores.objects.store import refer_to
-from tests.contract.stores.cache_records import live
-
-VECTOR = struct.pack("<2f", 1.0, 0.0)
-STEPS = (5, 10, 15)
-SIZE = 10
+from tests.contract.stores.access_records import SIZE, STEPS, VECTOR, add, down_to, steps_of, uses
 
 
 @pytest.fixture
@@ -41,48 +27,6 @@ def ledger(ledger_url: str) -> Iterator[CacheLedger]:
     yield ledger
     assert ledger.check_integrity() == []
     ledger.close()
-
-
-def add(
-    ledger: CacheLedger,
-    name: str,
-    steps: tuple[int, ...] = STEPS,
-    tenant: str = "t",
-    image: bool = False,
-    image_key: str = "key",
-) -> str:
-    keys = [GrantedKey(f"{name}/{step}", step) for step in steps] + [GrantedKey(f"{name}/image", None)] * image
-    ledger.reserve(GrantRecord(name, tenant, tenant, "scope", "r", 1, 1e12, tuple(keys))).result()
-    latents = tuple(CapturedLatent(step, 0.5, refer_to(f"{name}/{step}", bytes(SIZE)), True) for step in steps)
-    commit = EntryCommit(
-        entry_id=f"{name}-{uuid.uuid4()}",
-        captured=CapturedEntries(name, latents, refer_to(f"{name}/image", bytes(SIZE)) if image else None),
-        tenant=tenant,
-        pool=tenant,
-        scope_digest="scope",
-        compatibility_keys={step: "key" for step in steps} | {None: image_key},
-        request_id="r",
-        fencing_token=1,
-        text_vector=VECTOR,
-        image_vector=None,
-        ancestor_depth=0,
-        created_at=1.0,
-        step_count=50,
-    )
-    return ledger.commit(commit).result()
-
-
-def steps_of(ledger: CacheLedger, entry_id: str) -> list[int]:
-    entry = ledger.live_entry(entry_id)
-    return [] if entry is None else [latent.resume_step for latent in entry.latents]
-
-
-def down_to(item_count: int, max_entry_count: int = 10**6) -> WhoGivesWay:
-    return lambda held: gives_way(held, CacheLimits(max_entry_count, item_count * SIZE))
-
-
-def uses(number: int, *keys: str, source: str = "gateway") -> UseBatch:
-    return UseBatch(source, number, keys)
 
 
 def test_single_latents_go_and_leave_holes(ledger: CacheLedger) -> None:
@@ -228,65 +172,6 @@ def test_another_rule_ranks_what_is_there_by_its_records(ledger: CacheLedger) ->
     ledger.evict_items(down_to(3), grace_s=0).result()
 
     assert (steps_of(ledger, first), steps_of(ledger, second)) == (list(STEPS), [])
-
-
-def test_a_cache_is_ranked_in_parts(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_access, "_RANKED_COUNT", 2)
-    entry_ids = [add(ledger, name) for name in "abcde"]
-    for number, name in enumerate("aced", 1):
-        ledger.note_uses(uses(number, *(f"{name}/{step}" for step in STEPS))).result()
-
-    assert ledger.follow(LruRule()).result() == 15
-    assert ledger.follow(LruRule()).result() == 0
-    ledger.evict_items(down_to(6), grace_s=0).result()
-
-    assert [steps_of(ledger, entry_id) for entry_id in entry_ids] == [[], [], [], list(STEPS), list(STEPS)]
-
-
-def test_a_cache_that_was_ranked_in_part_is_ranked_anew(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_access, "_RANKED_COUNT", 2)
-    before = open_cache_ledger(ledger_url)
-    for name in "abcde":
-        add(before, name)
-    rank, parts = cache_access._write, count(1)
-
-    def end_at_the_second(*arguments: Any) -> None:
-        if next(parts) == 2:
-            raise StoreUnavailable("ledger", "ended")
-        rank(*arguments)
-
-    monkeypatch.setattr(cache_access, "_write", end_at_the_second)
-    with pytest.raises(StoreUnavailable, match="ended"):
-        before.follow(LruRule()).result()
-    before.close()
-
-    after = open_cache_ledger(ledger_url)
-    assert after.follow(LruRule()).result() == 15
-    assert after.follow(LruRule()).result() == 0
-    after.close()
-
-
-@pytest.mark.parametrize("of_items", [False, True])
-def test_what_goes_goes_in_parts_between_which_others_write(
-    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool
-) -> None:
-    monkeypatch.setattr(cache_evictions, "_PART_COUNT", 3)
-    monkeypatch.setattr(cache_evictions, "_BATCH_COUNT", 3)
-    entry_ids = [add(ledger, str(number), (5,)) for number in range(11)]
-    seen: list[Future[int]] = []
-
-    def who(held: Mapping[str, CacheHolding]) -> str | None:
-        if not seen:
-            seen.append(ledger.unpin("t", "nobody"))
-            seen[0].add_done_callback(lambda _: left.append(len(live(ledger, entry_ids))))
-        return gives_way(held, CacheLimits(2, 2 * SIZE))
-
-    left: list[int] = []
-    evict = ledger.evict_items if of_items else ledger.evict
-
-    assert evict(who, grace_s=0).result() == 9
-    assert len(left) == 1 and 2 < left[0] < 11
-    assert live(ledger, entry_ids) == set(entry_ids[9:])
 
 
 def test_a_batch_counts_once_however_often_it_is_given(ledger: CacheLedger) -> None:
