@@ -87,8 +87,9 @@ def _index_differences(ledger: CacheLedger, index: VectorIndex) -> list[str]:
 def _require_there(field: str, url: str) -> None:
     """Opening a store makes it."""
     parts = urlsplit(url)
-    if parts.scheme in _OF_FILES and not Path(unquote(parts.path)).exists():
-        raise InvalidArgument.of(field, f"there is nothing at {unquote(parts.path)}")
+    path = Path("/", unquote(parts.path).lstrip("/"))
+    if parts.scheme in _OF_FILES and not path.exists():
+        raise InvalidArgument.of(field, f"there is nothing at {path}")
 
 
 if __name__ == "__main__":

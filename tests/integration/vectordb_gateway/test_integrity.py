@@ -44,5 +44,5 @@ async def test_a_store_that_is_not_there_is_told_and_not_made(
         await gateway.store(embedding(1))
 
     assert check(tmp_path, ledger="other.sqlite") == 2
-    assert "ledger_url" in capsys.readouterr().err
+    assert f"ledger_url: there is nothing at {tmp_path}/other.sqlite" in capsys.readouterr().err
     assert not (tmp_path / "other.sqlite").exists()
