@@ -2,14 +2,18 @@
 docs/adr/0018 says why, and what holds it together."""
 
 import importlib
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
+logger = logging.getLogger(__name__)
+
 # diffusers does without each of them where it is not installed; accelerate looks for boto3, for trainings in a cloud.
-UNUSED_LIBRARIES = ("transformers", "peft", "torch._dynamo", "scipy", "boto3")
+# torchvision imports the compiler; a network of videos, which nobody serves here, imports torchvision.
+UNUSED_LIBRARIES = ("transformers", "peft", "torch._dynamo", "torchvision", "scipy", "boto3")
 _NETWORKS = (
     "diffusers.models.attention_processor",
     "diffusers.models.autoencoders.autoencoder_kl",
@@ -25,14 +29,26 @@ def import_networks_alone() -> None:
     """Import diffusers' networks as if `UNUSED_LIBRARIES` were not installed; afterwards those can be imported as ever.
 
     For as long as the process lives, its diffusers has neither pipelines nor a LoRA loader, and its networks lack the
-    marks that torch.compile reads. Does nothing where diffusers is imported already. Call it while no other thread
-    imports anything.
+    marks that torch.compile reads. Where another library that is installed cannot do without one of them, diffusers is
+    imported whole, and the log says why. Does nothing where diffusers is imported already. Call it while no other
+    thread imports anything.
     """
     if "diffusers" in sys.modules:
         return
-    with _as_if_absent(UNUSED_LIBRARIES), _compiler_asked_later():
-        for name in _NETWORKS:
-            importlib.import_module(name)
+    try:
+        with _as_if_absent(UNUSED_LIBRARIES), _compiler_asked_later():
+            _import_networks()
+    except ImportError as error:
+        logger.warning("diffusers is imported whole, which takes more memory: %s", error)
+        # Of what was imported, some has taken the libraries for absent.
+        for name in [name for name in sys.modules if name.partition(".")[0] == "diffusers"]:
+            del sys.modules[name]
+        _import_networks()
+
+
+def _import_networks() -> None:
+    for name in _NETWORKS:
+        importlib.import_module(name)
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """What a process that imports the networks alone has, and what it can still import later."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
@@ -20,6 +22,44 @@ from transformers.models.t5.modeling_t5 import T5EncoderModel
 assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item() == 2
 print(torch.compiler.disable.__module__, T5EncoderModel.__name__, peft.__name__)
 """
+
+
+IMPORT = """
+import logging, sys
+logging.basicConfig(format="%(message)s")
+from pentimento.diffusion.lean_imports import import_networks_alone
+import_networks_alone()
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+print(UNet2DConditionModel.__name__, [name for name in sys.argv[1:] if name in sys.modules])
+"""
+
+
+def import_beside(directory: Path, name: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Import the networks in an environment that has one library more."""
+    for path, text in (
+        (f"{name}/__init__.py", code),
+        (f"{name}/ops.py", ""),
+        (f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"),
+    ):
+        directory.joinpath(path).parent.mkdir(exist_ok=True)
+        directory.joinpath(path).write_text(text)
+    paths = os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", IMPORT, name, "transformers"]
+    environment = os.environ | {"PYTHONPATH": paths}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=150, env=environment)
+
+
+def test_torchvision_beside_it_is_left_alone(tmp_path: Path) -> None:
+    ended = import_beside(tmp_path, "torchvision", "raise ValueError('imported')")
+
+    assert (ended.returncode, ended.stdout) == (0, "UNet2DConditionModel []\n"), ended.stderr
+
+
+def test_beside_a_library_that_cannot_do_without_the_compiler_all_is_imported(tmp_path: Path) -> None:
+    ended = import_beside(tmp_path, "xformers", "from torch._dynamo.utils import is_compile_supported")
+
+    assert (ended.returncode, ended.stdout) == (0, "UNet2DConditionModel ['xformers', 'transformers']\n"), ended.stderr
+    assert "diffusers is imported whole" in ended.stderr and "torch._dynamo" in ended.stderr
 
 
 def test_nothing_is_imported_but_the_networks_and_the_rest_where_it_is_asked_for() -> None:
