@@ -1,7 +1,7 @@
 """Rows of `gpu_rows` about single kernels: how exact, and how fast, at the shapes of layers that are served."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -30,12 +30,13 @@ class KernelCase:
     arguments: tuple[Tensor, ...]
     rest: tuple[object, ...]
     moved_bytes: int
-    product_operations: int = 0
+    options: dict[str, object] = field(default_factory=dict)
 
     def run(self, kernels: object, *, exact: bool = False) -> Tensor:
+        """Return what the operation makes of the tensors; of several results the last."""
         arguments = [one.double() for one in self.arguments] if exact else self.arguments
-        result: Tensor = getattr(kernels, self.operation)(*arguments, *self.rest)
-        return result
+        results: Tensor | tuple[Tensor, ...] = getattr(kernels, self.operation)(*arguments, *self.rest, **self.options)
+        return results if isinstance(results, Tensor) else results[-1]
 
 
 def cases(setup: GpuSetup, dtype: torch.dtype) -> Iterator[KernelCase]:
@@ -44,23 +45,29 @@ def cases(setup: GpuSetup, dtype: torch.dtype) -> Iterator[KernelCase]:
 
     size = dtype.itemsize
     for name, (channels, side) in (TINY_NORMS if setup.tiny else NORMS).items():
-        inputs = random(2, channels, side, side)
+        inputs = random(2, channels, side, side).to(memory_format=torch.channels_last)
+        own, bias = 2 * channels * size, random(channels)
         yield KernelCase(
             f"normalisation with SiLU, {name}",
-            "group_norm_silu",
-            (inputs, random(channels), random(channels)),
+            "group_norm",
+            (inputs, random(channels), bias),
             (GROUPS, EPSILON),
-            2 * inputs.nbytes + 2 * channels * size,
+            2 * inputs.nbytes + own,
+            {"activated": True},
         )
+        others = inputs.flip(0).contiguous(memory_format=torch.channels_last)
+        yield KernelCase(f"sum with a bias, {name}", "join", (inputs, others, bias), (), 3 * inputs.nbytes + own // 2)
     for name, (tokens, width) in (TINY_LAYERS if setup.tiny else LAYERS).items():
-        rows, inner = 2 * tokens, 4 * width
-        projected = random(rows, 2 * inner)
+        projected = random(2 * tokens, 8 * width)
         yield KernelCase(f"GEGLU, {name}", "geglu", (projected,), (), projected.nbytes * 3 // 2)
-        inputs, weight, bias = random(rows, width), random(2 * inner, width) / width**0.5, random(2 * inner)
-        moved = inputs.nbytes + weight.nbytes + bias.nbytes + rows * inner * size
-        operations = 2 * rows * width * 2 * inner
-        name = f"GEGLU with its product, {name}"
-        yield KernelCase(name, "projected_geglu", (inputs, weight, bias), (), moved, operations)
+        left, right = random(2 * tokens, width), random(2 * tokens, width)
+        yield KernelCase(
+            f"sum and layer normalisation, {name}",
+            "add_layer_norm",
+            (left, right, random(width), random(width)),
+            (EPSILON,),
+            4 * left.nbytes + 2 * width * size,
+        )
 
 
 def accuracy_row(setup: GpuSetup) -> RowResult:
@@ -70,7 +77,7 @@ def accuracy_row(setup: GpuSetup) -> RowResult:
         for case in cases(setup, dtype):
             name = f"{case.name}, {name_of(dtype)}: largest error / torch's"
             try:
-                fused = case.run(kernels_for(KernelMode.FUSED_PRODUCT, setup.device))
+                fused = case.run(kernels_for(KernelMode.FUSED, setup.device))
             except PentimentoError as error:
                 result.not_run[name] = f"{error.reason}: {error.message}"
                 continue
@@ -88,12 +95,10 @@ def speed_row(setup: GpuSetup) -> RowResult:
             name = f"{case.name}, {name_of(dtype)}"
             ways: dict[str, Callable[[], object]] = {"eager": partial(case.run, reference)}
             try:
-                kernels = kernels_for(KernelMode.FUSED_PRODUCT, setup.device)
+                kernels = kernels_for(KernelMode.FUSED, setup.device)
                 ways["fused"] = partial(case.run, kernels)
             except PentimentoError as error:
                 result.not_run[f"{name}: fused"] = f"{error.reason}: {error.message}"
-            moving_s = case.moved_bytes / setup.bytes_a_second
-            multiplying_s = case.product_operations and case.product_operations / setup.operations_a_second(dtype)
             times = setup.interleaved(ways, repeats=2 if setup.tiny else 50)
-            result.figures += compared(name, times, 1e3 * max(moving_s, multiplying_s))
+            result.figures += compared(name, times, 1e3 * case.moved_bytes / setup.bytes_a_second)
     return result

@@ -58,10 +58,8 @@ def _way(model: RandomUNet, key: BatchKey, inputs: DenoiserInput, mode: KernelMo
 WAYS = {
     "eager": (KernelMode.OFF, False),
     "fused kernels": (KernelMode.FUSED, False),
-    "fused kernels with the product": (KernelMode.FUSED_PRODUCT, False),
     "captured": (KernelMode.OFF, True),
     "captured with fused kernels": (KernelMode.FUSED, True),
-    "captured with fused kernels and the product": (KernelMode.FUSED_PRODUCT, True),
 }
 
 

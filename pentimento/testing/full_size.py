@@ -19,14 +19,14 @@ _NETWORK: dict[str, Any] = {
 }
 
 
-def full_size_unet() -> UNet2DConditionModel:
-    """Return Stable Diffusion 1.5's UNet for pictures of 256 x 256 pixels, with random weights."""
-    return UNet2DConditionModel(**_NETWORK, sample_size=FULL_SIDE_PX // _PIXELS_PER_LATENT).eval()
+def full_size_unet(side_px: int = FULL_SIDE_PX) -> UNet2DConditionModel:
+    """Return Stable Diffusion 1.5's UNet for square pictures, with random weights."""
+    return UNet2DConditionModel(**_NETWORK, sample_size=side_px // _PIXELS_PER_LATENT).eval()
 
 
-def write_full_size_checkpoint(directory: Path) -> Path:
-    """Write a StableDiffusionPipeline of 256 x 256 pixels: the UNet is Stable Diffusion 1.5's (3.4 GB), text encoder
-    and autoencoder are tiny."""
+def write_full_size_checkpoint(directory: Path, side_px: int = FULL_SIDE_PX) -> Path:
+    """Write a StableDiffusionPipeline of square pictures: the UNet is Stable Diffusion 1.5's (3.4 GB), text encoder and
+    autoencoder are tiny."""
     torch.manual_seed(0)
     pipeline = StableDiffusionPipeline(
         vae=kl_autoencoder(
@@ -36,7 +36,7 @@ def write_full_size_checkpoint(directory: Path) -> Path:
         ),
         text_encoder=CLIPTextModel(text_config(hidden_size=768, num_attention_heads=8)).eval(),
         tokenizer=tokenizer(directory / "tokenizer"),
-        unet=full_size_unet(),
+        unet=full_size_unet(side_px),
         scheduler=DDIMScheduler(beta_schedule="scaled_linear"),
         safety_checker=None,
         feature_extractor=None,

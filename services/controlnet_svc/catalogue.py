@@ -7,21 +7,23 @@ from pathlib import Path
 import torch
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
-from pentimento.diffusion.controlnets import load_controlnet, open_controlnet
+from pentimento.diffusion.controlnets import PLAIN, ControlNetForm, load_controlnet, open_controlnet
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.adapter_registry import read_adapters
 from services.controlnet_svc.residency.shelf import ShelvedNetwork
 
 
-def shelved_networks(registry: Path, device: torch.device, dtype: torch.dtype) -> Mapping[str, ShelvedNetwork]:
+def shelved_networks(
+    registry: Path, device: torch.device, dtype: torch.dtype, form: ControlNetForm = PLAIN
+) -> Mapping[str, ShelvedNetwork]:
     """Return the registry's ControlNets by name; nothing is loaded yet. Raises InvalidArgument for a registry without
     any, and what is wrong with one."""
     found = {
         name: ShelvedNetwork(
             registered.adapter,
             weight_bytes(registered.directory, dtype),
-            partial(load_controlnet, registered.directory, device, dtype, registered.adapter.digest),
+            partial(load_controlnet, registered.directory, device, dtype, registered.adapter.digest, form),
             *_condition_form(registered.directory),
         )
         for name, registered in read_adapters(registry).items()

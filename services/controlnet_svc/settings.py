@@ -22,6 +22,8 @@ class ControlNetSettings:
     prefetch: tuple[str, ...] = setting((), help="ControlNets loaded before the first request, as far as they fit")
     device: str = setting("auto", help="auto, cpu or cuda; auto takes CUDA where it is there")
     dtype: str = setting("auto", help="float32, float16 or bfloat16; auto: float32 on a CPU, else float16")
+    kernels: bool = setting(True, help="on a GPU with Triton: fused kernels in the layers of UNets' ControlNets")
+    capture: bool = setting(True, help="on a GPU: CUDA graphs of passes of UNets' ControlNets that come again")
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     memory_budget_mib: int = setting(
         0, help="for the weights of resident ControlNets; 0: half of the device's memory", minimum=0

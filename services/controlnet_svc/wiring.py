@@ -11,6 +11,10 @@ from pentimento.api.auth.v1 import auth_pb2 as auth_pb
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import add_ControlNetServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
+from pentimento.diffusion.controlnets import PLAIN, ControlNetForm
+from pentimento.diffusion.engine.captured import cuda_recorder, replaying
+from pentimento.diffusion.kernels import KernelMode, kernels_for
+from pentimento.diffusion.triton_package import has_triton
 from pentimento.domain.adapters import PipeliningBound
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
@@ -33,6 +37,8 @@ from services.controlnet_svc.streams import ControlNets
 
 # Of the device: the rest is for what the networks make of their inputs.
 BUDGET_SHARE = 0.5
+# Of a ControlNet: each keeps its residuals, 108 MB for a guided picture of SDXL.
+KEPT_RECORDINGS = 8
 # Of a message of StreamResiduals: the contract's max_request_bytes.
 _STREAM = pb.DESCRIPTOR.services_by_name["ControlNetService"].methods_by_name["StreamResiduals"]
 MAX_REQUEST_BYTES = _STREAM.GetOptions().Extensions[auth_pb.max_request_bytes]
@@ -47,7 +53,16 @@ class NetworkSource:
 
 
 def _registered(settings: ControlNetSettings, device: torch.device, dtype: torch.dtype) -> Mapping[str, ShelvedNetwork]:
-    return shelved_networks(settings.controlnets, device, dtype)
+    return shelved_networks(settings.controlnets, device, dtype, _form(settings, device))
+
+
+def _form(settings: ControlNetSettings, device: torch.device) -> ControlNetForm:
+    if device.type != "cuda":
+        return PLAIN
+    kernels = kernels_for(KernelMode.FUSED, device) if settings.kernels and has_triton() else None
+    return ControlNetForm(
+        kernels, replaying(cuda_recorder(device), KEPT_RECORDINGS) if settings.capture else PLAIN.compiler
+    )
 
 
 REGISTERED = NetworkSource(_registered, outgoing_tensor)

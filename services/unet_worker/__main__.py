@@ -13,7 +13,7 @@ from services.unet_worker.settings import KernelChoice, UnetWorkerSettings
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(UnetWorkerSettings, "unet_worker", argv)
-    if settings.kernels is not KernelChoice.OFF:
+    if settings.kernels is KernelChoice.FUSED:
         check_triton()
     check_checkpoint(settings.model)
     keep_freed_memory()

@@ -13,7 +13,7 @@ from services.unet_worker.settings import KernelChoice, ProfileSettings
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(ProfileSettings, "bench_profile", argv)
-    if settings.kernels is not KernelChoice.OFF:
+    if settings.kernels is KernelChoice.FUSED:
         check_triton()
     check_checkpoint(settings.model)
     # Imported after that: a wrong flag, a bad checkpoint or a missing package is answered before torch is loaded.

@@ -26,9 +26,10 @@ class DtypeChoice(Enum):
 
 
 class CompileChoice(Enum):
-    """`compile`: torch.compile; `graphs`: CUDA graphs besides. Both take a while before the worker serves. `capture`:
-    CUDA graphs of the pass as it is, those of its two halves too."""
+    """`auto`: `capture` on a GPU, else off. `compile`: torch.compile; `graphs`: CUDA graphs besides. Both take a while
+    before the worker serves. `capture`: CUDA graphs of the pass as it is, those of its two halves too."""
 
+    AUTO = "auto"
     OFF = "off"
     COMPILE = "compile"
     GRAPHS = "graphs"
@@ -36,12 +37,12 @@ class CompileChoice(Enum):
 
 
 class KernelChoice(Enum):
-    """`fused`: GEGLU, and normalisation with SiLU, by kernels in Triton; `fused-product`: GEGLU inside the product that
-    feeds it besides. A GPU alone."""
+    """`fused`: normalisations with what stands before and behind them, GEGLU and sums, by kernels in Triton. A GPU
+    alone. `auto`: there, where Triton is installed."""
 
+    AUTO = "auto"
     OFF = "off"
     FUSED = "fused"
-    FUSED_PRODUCT = "fused-product"
 
 
 class LatentFormatChoice(Enum):
@@ -110,8 +111,8 @@ class UnetWorkerSettings:
     aging_limit_s: float = setting(
         30.0, help="when a request without a deadline, or with a later one, is due after it came", minimum=0
     )
-    compile: CompileChoice = setting(CompileChoice.OFF, help="how the model's forward pass is run")
-    kernels: KernelChoice = setting(KernelChoice.OFF, help="fused kernels in the model's layers; they need a GPU")
+    compile: CompileChoice = setting(CompileChoice.AUTO, help="how the model's forward pass is run")
+    kernels: KernelChoice = setting(KernelChoice.AUTO, help="fused kernels in the model's layers; they need a GPU")
     compile_halves: bool = setting(
         False,
         help="compile the two halves of a pass too, for pictures under ControlNets: three compilations instead of one"
@@ -196,8 +197,8 @@ class ProfileSettings:
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the model runs")
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the model runs in")
     threads: int = setting(1, help="torch threads of the model", minimum=1, maximum=256)
-    compile: CompileChoice = setting(CompileChoice.OFF, help="how the model's forward pass is run")
-    kernels: KernelChoice = setting(KernelChoice.OFF, help="fused kernels in the model's layers; they need a GPU")
+    compile: CompileChoice = setting(CompileChoice.AUTO, help="how the model's forward pass is run")
+    kernels: KernelChoice = setting(KernelChoice.AUTO, help="fused kernels in the model's layers; they need a GPU")
     batch_sizes: tuple[int, ...] = setting((1, 2, 4, 8, 16), help="requests that share a step", minimum=1, maximum=1024)
     sizes: tuple[str, ...] = setting((), help="WIDTHxHEIGHT in pixels; empty for the model's own")
     guidance_scales: tuple[float, ...] = setting((3.0,), help="one above 1 is guided, one of 1 is not", minimum=0)

@@ -11,7 +11,7 @@
 | `local_control` | ControlNets beside the engine, in its process |
 """
 
-from pentimento.diffusion.controlnets.loading import check_base, load_controlnet
+from pentimento.diffusion.controlnets.loading import PLAIN, ControlNetForm, check_base, load_controlnet
 from pentimento.diffusion.controlnets.local_control import Control, LocalControl, LocalControlNets
 from pentimento.diffusion.controlnets.network import ControlNet, ControlNetInfo, ControlStep, ResidualsSoFar, unheard
 from pentimento.diffusion.controlnets.rules import ControlNetCheckpoint, open_controlnet
@@ -19,9 +19,11 @@ from pentimento.diffusion.controlnets.setting import ControlSetting
 from pentimento.diffusion.controlnets.summing import summed
 
 __all__ = [
+    "PLAIN",
     "Control",
     "ControlNet",
     "ControlNetCheckpoint",
+    "ControlNetForm",
     "ControlNetInfo",
     "ControlSetting",
     "ControlStep",

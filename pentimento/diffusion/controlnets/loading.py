@@ -1,6 +1,7 @@
 """From a directory to a loaded ControlNet, and whether it fits a model."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,42 @@ from pentimento.diffusion.controlnets.rules import ControlNetCheckpoint, open_co
 from pentimento.diffusion.controlnets.transformer_controlnet import TransformerControlNet
 from pentimento.diffusion.controlnets.unet_controlnet import UNetControlNet
 from pentimento.diffusion.families.model import DiffusionModel
+from pentimento.diffusion.kernels import Kernels, fuse
 from pentimento.diffusion.model_registry import check_digest, registry_entry
 from pentimento.diffusion.weights import load_network
 from pentimento.domain.errors import FailedPrecondition
 
 
-def load_controlnet(directory: Path, device: torch.device, dtype: torch.dtype, expected_digest: str = "") -> ControlNet:
+@dataclass(frozen=True)
+class ControlNetForm:
+    """How ControlNets of UNets run. `kernels`: in their layers. `compiler`: see `UNetControlNet`."""
+
+    kernels: Kernels | None = None
+    compiler: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function
+
+
+PLAIN = ControlNetForm()
+
+
+def load_controlnet(
+    directory: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    expected_digest: str = "",
+    form: ControlNetForm = PLAIN,
+) -> ControlNet:
     """Return the ControlNet of a directory after checking it. Raises BadCheckpoint with one line naming what is wrong,
     FailedPrecondition when its digest is another than expected, or than its registry says where nothing is expected."""
     checkpoint = open_controlnet(directory)
     digest = digest_files(directory, checkpoint.files)
     check_digest(directory, digest, expected_digest)
     network = load_network(directory, checkpoint.files, checkpoint.class_name, device, dtype)
-    kind = TransformerControlNet if checkpoint.takes_latents else UNetControlNet
-    return kind(network, _describe(checkpoint, network, digest), device, dtype)
+    described = _describe(checkpoint, network, digest)
+    if checkpoint.takes_latents:
+        return TransformerControlNet(network, described, device, dtype)
+    if form.kernels is not None:
+        fuse(network, form.kernels)
+    return UNetControlNet(network, described, device, dtype, form.compiler)
 
 
 def _describe(checkpoint: ControlNetCheckpoint, network: Any, digest: str) -> ControlNetInfo:

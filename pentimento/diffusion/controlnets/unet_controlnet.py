@@ -1,7 +1,7 @@
-"""ControlNets of UNets (Zhang et al. 2023): Stable Diffusion and SDXL. diffusers' own forward pass, told a condition
-that is embedded already."""
+"""ControlNets of UNets (Zhang et al. 2023): Stable Diffusion and SDXL. By the passes written out where they cover the
+network, else by diffusers' own forward pass; either is told a condition that is embedded already."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from pentimento.diffusion.controlnets.network import (
     ControlNetInfo,
-    ControlRows,
     ControlStep,
     ResidualsSoFar,
     by_picture,
@@ -19,15 +18,25 @@ from pentimento.diffusion.controlnets.network import (
     unheard,
 )
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
-from pentimento.diffusion.families.model import ControlResiduals
+from pentimento.diffusion.families.model import Conditioning, ControlResiduals
+from pentimento.diffusion.families.unet_passes import EncoderPasses, covers
 from pentimento.domain.errors import InvalidArgument
 
 
 class UNetControlNet:
     """diffusers' ControlNetModel."""
 
-    def __init__(self, network: Any, info: ControlNetInfo, device: torch.device, dtype: torch.dtype) -> None:
-        """Change the network: the layers of its condition stand beside it, and attention skips signature checks."""
+    def __init__(
+        self,
+        network: Any,
+        info: ControlNetInfo,
+        device: torch.device,
+        dtype: torch.dtype,
+        compiler: Callable[..., Any] = lambda function: function,
+    ) -> None:
+        """Change the network: the layers of its condition stand beside it, and attention skips signature checks.
+        `compiler` takes the forward pass, a function of tensors, and returns what is run in its place: its results are
+        valid until it is called again."""
         self.info, self.device, self.dtype = info, device, dtype
         self.config: Mapping[str, Any] = dict(network.config)
         self._flips = self.config["controlnet_conditioning_channel_order"] == "bgr"
@@ -35,10 +44,10 @@ class UNetControlNet:
         network.controlnet_cond_embedding = nn.Identity()
         network.register_to_config(controlnet_conditioning_channel_order="rgb")
         skip_signature_checks(network)
-        self._network = network
         attends = any(type(module).__name__ == "Transformer2DModel" for module in network.modules())
         self._text_width = self.config["cross_attention_dim"] if attends else None
         self._added_width = _pooled_width(self.config) if info.family == "stable_diffusion_xl" else None
+        self._forward = compiler(_ForwardPass(network))
 
     @torch.inference_mode()
     def embed(self, condition: Tensor, row_count: int = 1) -> Tensor:
@@ -56,19 +65,40 @@ class UNetControlNet:
         if rows.embedded.shape[2:] != rows.latents.shape[2:]:
             wanted = f"must be of the picture's size: {list(rows.latents.shape[2:])} embedded"
             raise InvalidArgument.of("condition", f"{wanted}, got {list(rows.embedded.shape[2:])}")
-        down, mid = self._network(
-            rows.latents,
-            rows.timesteps,
-            encoder_hidden_states=rows.conditioning.states,
-            controlnet_cond=rows.embedded,
-            added_cond_kwargs=_added(rows),
-            return_dict=False,
-        )
+        parts = (rows.latents, rows.timesteps, rows.embedded, *rows.conditioning.parts)
+        *down, mid = self._forward(*parts)
         return by_picture(ControlResiduals(tuple(down), mid), steps)
 
 
-def _added(rows: ControlRows) -> dict[str, Tensor | None]:
-    return {"text_embeds": rows.conditioning.pooled, "time_ids": rows.conditioning.sizes}
+class _ForwardPass:
+    """The network's pass over embedded conditions. Nothing that it holds holds it: a network that is let go is free at
+    once."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+        self._passes = EncoderPasses(network) if covers(network) else None
+        self._takes_added = network.config.addition_embed_type is not None
+        self._pools = network.config.global_pool_conditions
+
+    def __call__(
+        self, latents: Tensor, timesteps: Tensor, embedded: Tensor, states: Tensor, *texts: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Return the residuals of the down blocks, and of the mid block last."""
+        network, added = self._network, _added(Conditioning(states, *texts)) if self._takes_added else None
+        if self._passes is None:
+            given = {"controlnet_cond": embedded, "added_cond_kwargs": added, "return_dict": False}
+            down, mid = network(latents, timesteps, states, **given)
+            return (*down, mid)
+        terms = self._passes.time_terms(timesteps, latents.dtype, added)
+        encoded = self._passes.encode(latents, self._passes.project_text(states), terms, embedded)
+        layers = zip(network.controlnet_down_blocks, encoded.skips, strict=True)
+        found = (*(layer(skip) for layer, skip in layers), network.controlnet_mid_block(encoded.hidden))
+        return tuple(one.mean(dim=(2, 3), keepdim=True) for one in found) if self._pools else found
+
+
+def _added(conditioning: Conditioning) -> dict[str, Tensor]:
+    assert conditioning.pooled is not None and conditioning.sizes is not None
+    return {"text_embeds": conditioning.pooled, "time_ids": conditioning.sizes}
 
 
 def _pooled_width(config: Mapping[str, Any]) -> int:

@@ -1,6 +1,8 @@
 """Forward passes recorded as CUDA graphs, and replayed (Katz, section 7). A graph reads and writes the very memory that
 it was recorded with: what a pass is called with is copied into buffers kept for its shapes."""
 
+import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,6 +11,11 @@ import torch
 from torch import Tensor
 
 from pentimento.domain.errors import FailedPrecondition
+
+logger = logging.getLogger(__name__)
+
+# Combinations of shapes whose recordings one function keeps: some sizes times the batch sizes.
+KEPT_RECORDINGS = 64
 
 
 class PassRecording(Protocol):
@@ -29,28 +36,43 @@ Recorder = Callable[[Callable[[], Any]], PassRecording]
 
 
 class ReplayedFunction:
-    """A function of tensors, None, and tuples of these, recorded once for each combination of shapes that it is called
-    with. Results are valid until the next call of that combination. On one thread at a time."""
+    """A function of tensors, None, and tuples of these, recorded once for each combination of shapes that it was called
+    with more than `after` times. Results are valid until the next call of that combination. Of more than `kept`
+    combinations the one that was called longest ago is forgotten. On one thread at a time."""
 
-    def __init__(self, function: Callable[..., Any], recorder: Recorder) -> None:
+    def __init__(
+        self, function: Callable[..., Any], recorder: Recorder, after: int = 0, kept: int = KEPT_RECORDINGS
+    ) -> None:
         self._function = function
         self._recorder = recorder
-        self._recorded: dict[tuple[Any, ...], _Recorded] = {}
+        self._after = after
+        self._kept = kept
+        # By combination: how often it was called, or its recording, or None where the device has no memory for one.
+        self._known: OrderedDict[tuple[Any, ...], int | _Recorded | None] = OrderedDict()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Return what the function returns; recorded where these shapes are new, else replayed."""
-        given = tuple(_tensors_in(arguments))
+        """Return what the function returns."""
         signature = _signature(arguments)
-        if (known := self._recorded.get(signature)) is None:
-            known = self._recorded[signature] = self._record(arguments)
-        for buffer, tensor in zip(known.buffers, given, strict=True):
+        known = self._known.pop(signature, 0)
+        if isinstance(known, int):
+            known = known + 1 if known < self._after else self._record(arguments)
+        self._known[signature] = known
+        while len(self._known) > self._kept:
+            self._known.popitem(last=False)
+        if not isinstance(known, _Recorded):
+            return self._function(*arguments)
+        for buffer, tensor in zip(known.buffers, _tensors_in(arguments), strict=True):
             buffer.copy_(tensor)
         known.recording.replay()
         return known.recording.outputs
 
-    def _record(self, arguments: Any) -> "_Recorded":
+    def _record(self, arguments: Any) -> "_Recorded | None":
         buffered = _cloned(arguments)
-        return _Recorded(tuple(_tensors_in(buffered)), self._recorder(lambda: self._function(*buffered)))
+        try:
+            return _Recorded(tuple(_tensors_in(buffered)), self._recorder(lambda: self._function(*buffered)))
+        except torch.OutOfMemoryError:
+            logger.warning("no memory to record a pass: it runs as it is", extra={"reason": "NO_MEMORY"})
+            return None
 
 
 @dataclass(frozen=True)
@@ -61,9 +83,10 @@ class _Recorded:
     recording: PassRecording
 
 
-def replaying(recorder: Recorder) -> Callable[..., ReplayedFunction]:
-    """Return what `CompiledDenoiser` takes in the place of torch.compile. Its options are not looked at."""
-    return lambda function, **options: ReplayedFunction(function, recorder)
+def replaying(recorder: Recorder, kept: int = KEPT_RECORDINGS) -> Callable[..., ReplayedFunction]:
+    """Return what `CompiledDenoiser` takes in the place of torch.compile. Its options are not looked at. What is run
+    three times is recorded: `CompiledDenoiser.warm` does, and a batch that comes again."""
+    return lambda function, **options: ReplayedFunction(function, recorder, after=2, kept=kept)
 
 
 def cuda_recorder(device: torch.device) -> Recorder:
@@ -87,7 +110,8 @@ class _CudaPassRecording:
                 function()
         torch.cuda.current_stream().wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        # Other threads go on meanwhile: pictures are decoded, conditions embedded.
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self.outputs = function()
 
     def replay(self) -> None:
@@ -112,7 +136,7 @@ def _signature(value: Any) -> tuple[Any, ...]:
 
 
 def _cloned(value: Any) -> Any:
-    """Contiguous copies of the tensors, nested as they were."""
+    """Copies of the tensors, laid out and nested as they were."""
     if isinstance(value, Tensor):
-        return value.clone(memory_format=torch.contiguous_format)
+        return value.clone(memory_format=torch.preserve_format)
     return None if value is None else tuple(map(_cloned, value))

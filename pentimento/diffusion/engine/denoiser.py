@@ -89,8 +89,9 @@ _TORCH_MODES = {CompileMode.COMPILE: "default", CompileMode.GRAPHS: "reduce-over
 
 class CompiledDenoiser:
     """torch.compile around the family's forward pass. Only shapes that `warm` went through run compiled, padded to the
-    next warm batch size; any other runs eagerly, so that no request ever waits for a compiler. Weights stay inputs of
-    the graphs (nothing is frozen or prepacked): a patched weight is seen. Adapters run eagerly.
+    next warm batch size; any other runs eagerly, so that no request ever waits for a compiler. Those that are captured
+    need none: any shape that comes again is. Weights stay inputs of the graphs (nothing is frozen or prepacked): a
+    patched weight is seen. Adapters run eagerly.
 
     With `halves` the two sides of the ControlNets' seam are compiled too, each by itself, for passes that wait for
     residuals in between, or have them (Katz, section 8); without, and where the number of residuals is a ControlNet's
@@ -104,9 +105,12 @@ class CompiledDenoiser:
         *,
         halves: bool = False,
     ) -> None:
-        torch._dynamo.config.recompile_limit = MAX_GRAPHS
+        if mode is not CompileMode.CAPTURE:  # which needs no compiler: importing one takes time and memory
+            torch._dynamo.config.recompile_limit = MAX_GRAPHS
         self._model = model
+        self._mode = mode
         self._keeps_output = mode is not CompileMode.COMPILE
+        self._takes_any_shape = mode is CompileMode.CAPTURE
         options = {"dynamic": False, "mode": _TORCH_MODES[mode]}
         self._forward = compiler(_forward_of(model), **options)
         self._encoder = compiler(_encoder_of(model), **options) if halves else None
@@ -143,7 +147,8 @@ class CompiledDenoiser:
         """Return the prediction, compiled where its shape is warm, else eager."""
         if inputs.residuals is not None and self._has_halves(inputs):
             return self.decode(inputs, self.encode(inputs))
-        if inputs.residuals is not None or inputs.adapters is not None or inputs.latents.shape not in self._shapes:
+        is_known = self._takes_any_shape or inputs.latents.shape in self._shapes
+        if inputs.residuals is not None or inputs.adapters is not None or not is_known:
             return self._model.predict(inputs)
         return self._run(inputs)
 
@@ -163,7 +168,8 @@ class CompiledDenoiser:
         return self._run_decoder(inputs, encoding, inputs.residuals)
 
     def _has_halves(self, inputs: DenoiserInput) -> bool:
-        return inputs.adapters is None and inputs.latents.shape in self._half_shapes
+        shapes = self._half_shapes
+        return inputs.adapters is None and (inputs.latents.shape in shapes or (self._takes_any_shape and bool(shapes)))
 
     def _warm_halves(self, inputs: DenoiserInput) -> None:
         if self._encoder is None:
@@ -196,7 +202,7 @@ class CompiledDenoiser:
 
     def _begin_run(self) -> None:
         """What the graphs returned last may be written over from here on."""
-        if self._keeps_output:
+        if self._mode is CompileMode.GRAPHS:
             torch.compiler.cudagraph_mark_step_begin()
 
 

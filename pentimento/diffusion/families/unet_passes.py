@@ -1,4 +1,5 @@
-"""A UNet2DConditionModel's forward pass, written out over diffusers' own layers, in their order of operations.
+"""The forward passes of UNet2DConditionModel and ControlNetModel, written out over diffusers' own layers, in their
+order of operations.
 
 It leaves out what does not change from step to step. Keys and values of the text depend on the prompt alone
 (`project_text`, once a request). What a timestep adds to the residual blocks depends on the timestep alone, in SDXL on
@@ -17,7 +18,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from pentimento.diffusion.families.model import ControlResiduals
-from pentimento.diffusion.kernels.layers import NormSilu
+from pentimento.diffusion.kernels.layers import (
+    FusedLayerNorm,
+    FusedNorm,
+    lies_channels_last,
+    projected,
+    projects_tokens,
+    residual_block,
+)
 
 _BLOCKS = frozenset(
     {"DownBlock2D", "CrossAttnDownBlock2D", "UNetMidBlock2DCrossAttn", "UpBlock2D", "CrossAttnUpBlock2D"}
@@ -32,16 +40,18 @@ class UNetEncoding:
     skips: tuple[Tensor, ...]
 
 
-class UNetPasses:
-    """The passes of one network. Its layers stay diffusers' modules: a weight that is patched is seen."""
+class EncoderPasses:
+    """The passes of a network's encoder and mid block: a ControlNet's are all that it has. Layers stay diffusers'
+    modules: a weight that is patched is seen."""
 
-    def __init__(self, unet: Any) -> None:
-        """`unet` must be one that `covers` accepts."""
-        self._unet = unet
-        encoder, decoder = [*unet.down_blocks, unet.mid_block], list(unet.up_blocks)
+    def __init__(self, network: Any) -> None:
+        """`network` must be one that `covers` accepts."""
+        self._network = network
+        encoder = [*network.down_blocks, network.mid_block]
+        decoder = list(getattr(network, "up_blocks", ()))
         self._residual_blocks = [resnet for block in (*encoder, *decoder) for resnet in block.resnets]
         self._text_layers = [layer.attn2 for block in (*encoder, *decoder) for layer in _transformer_layers(block)]
-        self.skip_count = 1 + sum(len(block.resnets) + len(block.downsamplers or ()) for block in unet.down_blocks)
+        self.skip_count = 1 + sum(len(block.resnets) + len(block.downsamplers or ()) for block in network.down_blocks)
         self._encoder_residual_count = sum(len(block.resnets) for block in encoder)
         self._encoder_text_count = sum(len(_transformer_layers(block)) for block in encoder)
         self._text_widths = [layer.to_k.out_features for layer in self._text_layers for _ in range(2)]
@@ -53,48 +63,33 @@ class UNetPasses:
 
     def time_terms(self, timesteps: Tensor, dtype: torch.dtype, added: dict[str, Tensor] | None = None) -> Tensor:
         """Return what each residual block adds at these timesteps (rows,): (rows, widths) one behind the other."""
-        unet = self._unet
-        embedding = unet.time_embedding(unet.time_proj(timesteps).to(dtype))
+        network = self._network
+        embedding = network.time_embedding(network.time_proj(timesteps).to(dtype))
         if added is not None:
-            embedding = embedding + unet.get_aug_embed(embedding, None, added)
+            embedding = embedding + _embedded_conditions(network, added, embedding.dtype)
         embedding = functional.silu(embedding)
         return torch.cat([block.time_emb_proj(embedding) for block in self._residual_blocks], dim=1)
 
-    def encode(self, latents: Tensor, texts: Tensor, terms: Tensor) -> UNetEncoding:
-        """Run the encoder and the mid block on latents (rows, channels, height, width)."""
+    def encode(self, latents: Tensor, texts: Tensor, terms: Tensor, condition: Tensor | None = None) -> UNetEncoding:
+        """Run the encoder and the mid block on latents (rows, channels, height, width). An embedded `condition` is
+        added behind the first layer."""
         layers = iter(self._layers(texts)[: self._encoder_text_count])
         added = iter(self._terms(terms)[: self._encoder_residual_count])
-        hidden = self._unet.conv_in(latents)
+        hidden = self._network.conv_in(latents)
+        hidden = hidden if condition is None else hidden + condition
         skips = [hidden]
-        for block in self._unet.down_blocks:
+        for block in self._network.down_blocks:
             for resnet, attention in _stages(block):
                 hidden = _attend(attention, _residual(resnet, hidden, next(added)), layers)
                 skips.append(hidden)
             for downsampler in block.downsamplers or ():
                 hidden = downsampler(hidden)
                 skips.append(hidden)
-        middle = self._unet.mid_block
+        middle = self._network.mid_block
         hidden = _residual(middle.resnets[0], hidden, next(added))
         for attention, resnet in zip(middle.attentions, middle.resnets[1:], strict=True):
             hidden = _residual(resnet, _attend(attention, hidden, layers), next(added))
         return UNetEncoding(hidden, tuple(skips))
-
-    def decode(
-        self, encoded: UNetEncoding, texts: Tensor, terms: Tensor, residuals: ControlResiduals | None = None
-    ) -> Tensor:
-        """Return the prediction, shaped as the latents. `residuals` are added to the skip connections and to the mid
-        block's output first."""
-        layers = iter(self._layers(texts)[self._encoder_text_count :])
-        added = iter(self._terms(terms)[self._encoder_residual_count :])
-        hidden, skips = _controlled(encoded, residuals)
-        for block in self._unet.up_blocks:
-            for resnet, attention in _stages(block):
-                hidden = torch.cat([hidden, skips.pop()], dim=1)
-                hidden = _attend(attention, _residual(resnet, hidden, next(added)), layers)
-            for upsampler in block.upsamplers or ():
-                hidden = upsampler(hidden, _upsampled_size(hidden, skips))
-        unet = self._unet
-        return cast("Tensor", unet.conv_out(unet.conv_act(unet.conv_norm_out(hidden))))
 
     def _layers(self, texts: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Key and value by cross-attention layer, in the order of the pass."""
@@ -106,19 +101,50 @@ class UNetPasses:
         return torch.split(terms[:, :, None, None], self._term_widths, dim=1)
 
 
-def covers(unet: Any) -> bool:
-    """Return whether every block and option of the network is one that the passes know."""
-    blocks = (*unet.down_blocks, unet.mid_block, *unet.up_blocks)
+class UNetPasses(EncoderPasses):
+    """The passes of one UNet."""
+
+    def decode(
+        self, encoded: UNetEncoding, texts: Tensor, terms: Tensor, residuals: ControlResiduals | None = None
+    ) -> Tensor:
+        """Return the prediction, shaped as the latents. `residuals` are added to the skip connections and to the mid
+        block's output first."""
+        layers = iter(self._layers(texts)[self._encoder_text_count :])
+        added = iter(self._terms(terms)[self._encoder_residual_count :])
+        hidden, skips = _controlled(encoded, residuals)
+        for block in self._network.up_blocks:
+            for resnet, attention in _stages(block):
+                hidden = torch.cat([hidden, skips.pop()], dim=1)
+                hidden = _attend(attention, _residual(resnet, hidden, next(added)), layers)
+            for upsampler in block.upsamplers or ():
+                hidden = upsampler(hidden, _upsampled_size(hidden, skips))
+        unet = self._network
+        return cast("Tensor", unet.conv_out(unet.conv_act(unet.conv_norm_out(hidden))))
+
+
+def covers(network: Any) -> bool:
+    """Return whether every block and option of a UNet or ControlNet is one that the passes know."""
+    if network.mid_block is None:
+        return False
+    blocks = (*network.down_blocks, network.mid_block, *getattr(network, "up_blocks", ()))
     return (
         all(type(block).__name__ in _BLOCKS for block in blocks)
         and all(_is_plain_residual(resnet) for block in blocks for resnet in block.resnets)
         and all(_is_plain_layer(layer) for block in blocks for layer in _transformer_layers(block))
         and all(_is_plain_transformer(one) for block in blocks for one in getattr(block, "attentions", ()))
-        and unet.time_embed_act is None
-        and not unet.config.center_input_sample
-        and unet.config.class_embed_type is None
-        and unet.encoder_hid_proj is None
+        and getattr(network, "time_embed_act", None) is None
+        and not getattr(network.config, "center_input_sample", False)
+        and network.config.class_embed_type is None
+        and getattr(network, "encoder_hid_proj", None) is None
+        and network.config.addition_embed_type in (None, "text_time")
     )
+
+
+def _embedded_conditions(network: Any, added: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Return what SDXL's pooled text and sizes add to the timestep's embedding."""
+    pooled, sizes = added["text_embeds"], added["time_ids"]
+    embedded = network.add_time_proj(sizes.flatten()).reshape(pooled.shape[0], -1)
+    return cast("Tensor", network.add_embedding(torch.cat([pooled, embedded], dim=-1).to(dtype)))
 
 
 def _is_plain_residual(resnet: Any) -> bool:
@@ -188,17 +214,13 @@ def _upsampled_size(hidden: Tensor, skips: Sequence[Tensor]) -> torch.Size | Non
 
 def _residual(resnet: Any, inputs: Tensor, term: Tensor) -> Tensor:
     """One residual block. What it allocates itself it changes in place."""
-    hidden: Tensor = resnet.conv1(_activated(resnet.norm1, inputs))
-    hidden = resnet.conv2(_activated(resnet.norm2, hidden.add_(term)))
+    if isinstance(resnet.norm2, FusedNorm):
+        return residual_block(resnet, inputs, term[:, :, 0, 0])
+    hidden: Tensor = resnet.conv1(functional.silu(resnet.norm1(inputs), inplace=True))
+    hidden = resnet.conv2(functional.silu(resnet.norm2(hidden.add_(term)), inplace=True))
     shortcut = inputs if resnet.conv_shortcut is None else resnet.conv_shortcut(inputs)
     hidden = hidden.add_(shortcut)
     return hidden if resnet.output_scale_factor == 1.0 else hidden.div_(resnet.output_scale_factor)
-
-
-def _activated(norm: Any, inputs: Tensor) -> Tensor:
-    """SiLU of what the layer normalises; a fused one has it inside."""
-    hidden: Tensor = norm(inputs)
-    return hidden if isinstance(norm, NormSilu) else functional.silu(hidden, inplace=True)
 
 
 def _attend(transformer: Any, inputs: Tensor, texts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
@@ -206,25 +228,40 @@ def _attend(transformer: Any, inputs: Tensor, texts: Iterator[tuple[Tensor, Tens
     if transformer is None:
         return inputs
     rows, _, height, width = inputs.shape
-    linear = transformer.use_linear_projection
+    of_tokens = transformer.use_linear_projection or projects_tokens(transformer)
     hidden: Tensor = transformer.norm(inputs)
-    hidden = hidden if linear else transformer.proj_in(hidden)
+    hidden = hidden if of_tokens else transformer.proj_in(hidden)
     hidden = hidden.permute(0, 2, 3, 1).reshape(rows, height * width, -1)
-    hidden = transformer.proj_in(hidden) if linear else hidden
-    for layer in transformer.transformer_blocks:
-        hidden = _transform(layer, hidden, *next(texts))
-    hidden = transformer.proj_out(hidden) if linear else hidden
-    hidden = hidden.reshape(rows, height, width, -1).permute(0, 3, 1, 2).contiguous()
-    hidden = hidden if linear else transformer.proj_out(hidden)
-    return hidden + inputs if linear else hidden.add_(inputs)
+    hidden = projected(transformer.proj_in, hidden) if of_tokens else hidden
+    hidden = _transform(transformer.transformer_blocks, hidden, texts)
+    hidden = projected(transformer.proj_out, hidden) if of_tokens else hidden
+    hidden = hidden.reshape(rows, height, width, -1).permute(0, 3, 1, 2)
+    hidden = hidden if lies_channels_last(inputs) else hidden.contiguous()
+    hidden = hidden if of_tokens else transformer.proj_out(hidden)
+    return hidden + inputs if of_tokens else hidden.add_(inputs)
 
 
-def _transform(layer: Any, hidden: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """One transformer layer: self-attention, attention to the text, feed-forward (GEGLU)."""
-    own = layer.norm1(hidden)
-    hidden = _attention(layer.attn1, own, layer.attn1.to_k(own), layer.attn1.to_v(own)).add_(hidden)
-    hidden = _attention(layer.attn2, layer.norm2(hidden), key, value).add_(hidden)
-    return cast("Tensor", layer.ff.net[2](layer.ff.net[0](layer.norm3(hidden))).add_(hidden))
+def _transform(layers: Sequence[Any], hidden: Tensor, texts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    """Transformer layers one behind the other: self-attention, attention to the text, feed-forward (GEGLU)."""
+    own = layers[0].norm1(hidden)
+    for place, layer in enumerate(layers, 1):
+        key, value = next(texts)
+        change = _attention(layer.attn1, own, layer.attn1.to_k(own), layer.attn1.to_v(own))
+        hidden, own = _added(layer.norm2, change, hidden)
+        hidden, own = _added(layer.norm3, _attention(layer.attn2, own, key, value), hidden)
+        change = layer.ff.net[2](layer.ff.net[0](own))
+        if place == len(layers):
+            break
+        hidden, own = _added(layers[place].norm1, change, hidden)
+    return change.add_(hidden)
+
+
+def _added(norm: Any, change: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum, in the memory of `change` where no kernel does both, and the sum normalised."""
+    if isinstance(norm, FusedLayerNorm):
+        return norm.added(change, hidden)
+    hidden = change.add_(hidden)
+    return hidden, norm(hidden)
 
 
 def _attention(attention: Any, inputs: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -6,18 +6,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from pentimento.diffusion.kernels.layers import FusedGeglu, Kernels, NormSilu, SiluOfTimes
+from pentimento.diffusion.kernels.layers import FusedGeglu, FusedLayerNorm, FusedNorm, Kernels, SiluOfTimes
 from pentimento.diffusion.triton_package import check_triton
 from pentimento.domain.errors import FailedPrecondition
 
 
 class KernelMode(Enum):
-    """Which kernels run. `fused`: GEGLU, and normalisation with SiLU. `fused-product`: GEGLU inside the product that
-    feeds it besides (Katz, section 7)."""
+    """Which kernels run. `fused`: normalisations with what stands before and behind them, GEGLU, sums."""
 
     OFF = "off"
     FUSED = "fused"
-    FUSED_PRODUCT = "fused-product"
 
 
 class FusedLayers:
@@ -53,23 +51,27 @@ def kernels_for(mode: KernelMode, device: torch.device) -> Kernels | None:
         raise FailedPrecondition("NO_CUDA", f"fused kernels need a CUDA device; the model is on {device}")
     from pentimento.diffusion.kernels import triton_kernels as kernels
 
-    product = kernels.projected_geglu if mode is KernelMode.FUSED_PRODUCT else None
-    return Kernels(kernels.group_norm_silu, kernels.geglu, product)
+    return Kernels(kernels.group_norm, kernels.join, kernels.add_layer_norm, kernels.geglu)
 
 
 def fuse(network: nn.Module, kernels: Kernels) -> FusedLayers:
-    """Replace the network's GEGLUs, and its normalisations that SiLU follows, by layers over the same weights that
-    compute with `kernels`. Returns what puts them back."""
+    """Replace the network's GEGLUs and normalisations by layers over the same weights that compute with `kernels`, and
+    lay its convolutions' weights channels last, as the kernels take pictures. Returns what puts the layers back."""
     fused = FusedLayers()
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for module in list(network.modules()):
         kind = type(module).__name__
         if kind == "FeedForward":
             _fuse_geglu(fused, module, kernels)
         elif kind == "ResnetBlock2D" and _activates_what_it_normalises(module):
-            _fuse_norms(fused, module, ("norm1", "norm2"), kernels)
+            _fuse_norms(fused, module, ("norm1", "norm2"), kernels, activates=True)
             fused.replace(module, "nonlinearity", SiluOfTimes())
+        elif kind == "Transformer2DModel" and isinstance(module.norm, nn.GroupNorm):
+            _fuse_norms(fused, module, ("norm",), kernels, activates=False)
+        elif kind == "BasicTransformerBlock" and module.norm_type == "layer_norm":
+            _fuse_layer_norms(fused, module, kernels)
     if isinstance(getattr(network, "conv_act", None), nn.SiLU):
-        _fuse_norms(fused, network, ("conv_norm_out",), kernels)
+        _fuse_norms(fused, network, ("conv_norm_out",), kernels, activates=True)
         fused.replace(network, "conv_act", nn.Identity())
     return fused
 
@@ -79,11 +81,21 @@ def _fuse_geglu(fused: FusedLayers, layer: Any, kernels: Kernels) -> None:
         fused.replace(layer.net, "0", FusedGeglu(layer.net[0].proj, kernels))
 
 
-def _fuse_norms(fused: FusedLayers, owner: nn.Module, names: tuple[str, ...], kernels: Kernels) -> None:
+def _fuse_norms(
+    fused: FusedLayers, owner: nn.Module, names: tuple[str, ...], kernels: Kernels, *, activates: bool
+) -> None:
     for name in names:
         norm = getattr(owner, name)
         assert isinstance(norm, nn.GroupNorm)
-        fused.replace(owner, name, NormSilu(norm, kernels))
+        fused.replace(owner, name, FusedNorm(norm, kernels, activates=activates))
+
+
+def _fuse_layer_norms(fused: FusedLayers, owner: nn.Module, kernels: Kernels) -> None:
+    """A norm without weight and bias stays."""
+    for name in ("norm1", "norm2", "norm3"):
+        norm = getattr(owner, name)
+        if type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None:
+            fused.replace(owner, name, FusedLayerNorm(norm, kernels))
 
 
 def _activates_what_it_normalises(block: Any) -> bool:

@@ -4,9 +4,32 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def group_norm_silu(inputs: Tensor, weight: Tensor, bias: Tensor, group_count: int, epsilon: float) -> Tensor:
-    """Return SiLU of the normalised inputs (rows, channels, height, width) (Wu and He 2018)."""
-    return functional.silu(functional.group_norm(inputs, group_count, weight, bias, epsilon), inplace=True)
+def group_norm(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    group_count: int,
+    epsilon: float,
+    *,
+    shifts: Tensor | None = None,
+    activated: bool = False,
+) -> Tensor:
+    """Return the inputs (rows, channels, height, width), `shifts` (rows, channels) added, normalised by groups of
+    channels (Wu and He 2018), with SiLU behind where `activated`."""
+    shifted = inputs if shifts is None else inputs + shifts[:, :, None, None]
+    normal = functional.group_norm(shifted, group_count, weight, bias, epsilon)
+    return functional.silu(normal, inplace=True) if activated else normal
+
+
+def join(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    """Return left + right (rows, channels, height, width) and a bias (channels,)."""
+    return left + right if bias is None else left + (right + bias[:, None, None])
+
+
+def add_layer_norm(left: Tensor, right: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return left + right (..., width), and its layer normalisation (Ba et al. 2016)."""
+    total = left + right
+    return total, functional.layer_norm(total, weight.shape, weight, bias, epsilon)
 
 
 def geglu(projected: Tensor) -> Tensor:
@@ -14,8 +37,3 @@ def geglu(projected: Tensor) -> Tensor:
     2020)."""
     values, gates = projected.chunk(2, dim=-1)
     return values * functional.gelu(gates)
-
-
-def projected_geglu(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return GEGLU (..., width) of what weight (2 * width, inputs) and a bias make of inputs (..., inputs)."""
-    return geglu(functional.linear(inputs, weight, bias))

@@ -1,5 +1,5 @@
 """The kernels, in Triton. Sums and activations are taken in single precision whatever the tensors hold, and rounded
-once, at the end."""
+once, at the end. Pictures lie channels last: the values of a pixel are neighbours."""
 
 from typing import Any
 
@@ -10,60 +10,157 @@ from torch import Tensor
 
 # Elements of a program of the kernels that only move and map; a power of two.
 _BLOCK = 4096
+# What a program of the normalisation's looks at; powers of two.
+_PIXELS = 64
+_CHANNELS = 64
 _HALF_ROOT = tl.constexpr(0.7071067811865476)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _moments(inputs, means, deviations, group_size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write mean and sum of squared deviations of one part of a group."""
-    group, part = tl.program_id(0), tl.program_id(1)
-    places = part * BLOCK + tl.arange(0, BLOCK)
-    inside = places < group_size
-    values = tl.load(inputs + group.to(tl.int64) * group_size + places, mask=inside, other=0.0).to(tl.float32)
-    count = tl.minimum(group_size - part * BLOCK, BLOCK).to(tl.float32)
+def _moments(  # type: ignore[no-untyped-def]
+    inputs,
+    shifts,
+    means,
+    deviations,
+    pixel_count,
+    channel_count,
+    part_count,
+    SHIFTED: tl.constexpr,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Write mean and sum of squared deviations of each channel of one part of a row's pixels."""
+    part, row = tl.program_id(0), tl.program_id(2)
+    pixels = part * PIXELS + tl.arange(0, PIXELS)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    is_channel = channels < channel_count
+    inside = (pixels < pixel_count)[:, None] & is_channel[None, :]
+    start = row.to(tl.int64) * pixel_count * channel_count
+    places = pixels[:, None] * channel_count + channels[None, :]
+    values = tl.load(inputs + start + places, mask=inside, other=0.0).to(tl.float32)
+    count = tl.minimum(pixel_count - part * PIXELS, PIXELS).to(tl.float32)
     mean = tl.sum(values, axis=0) / count
-    difference = tl.where(inside, values - mean, 0.0)
-    at = group * tl.num_programs(1) + part
-    tl.store(means + at, mean)
-    tl.store(deviations + at, tl.sum(difference * difference, axis=0))
+    difference = tl.where(inside, values - mean[None, :], 0.0)
+    if SHIFTED:
+        mean += tl.load(shifts + row * channel_count + channels, mask=is_channel, other=0.0).to(tl.float32)
+    at = (row * part_count + part) * channel_count + channels
+    tl.store(means + at, mean, mask=is_channel)
+    tl.store(deviations + at, tl.sum(difference * difference, axis=0), mask=is_channel)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _merged(  # type: ignore[no-untyped-def]
+    means,
+    deviations,
+    group_means,
+    group_scales,
+    epsilon,
+    pixel_count,
+    channel_count,
+    part_count,
+    group_channels,
+    PARTS: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    PIXELS: tl.constexpr,
+):
+    """Write mean and 1 / deviation of one group of a row, from what its parts have found (Chan et al. 1983)."""
+    group, row = tl.program_id(0), tl.program_id(1)
+    members = tl.arange(0, MEMBERS)
+    total = tl.zeros((MEMBERS,), tl.float32)
+    for first in range(0, part_count, PARTS):
+        parts = first + tl.arange(0, PARTS)
+        known = (parts < part_count)[:, None] & (members < group_channels)[None, :]
+        counts = tl.minimum(pixel_count - parts * PIXELS, PIXELS).to(tl.float32)
+        at = (row * part_count + parts)[:, None] * channel_count + (group * group_channels + members)[None, :]
+        total += tl.sum(counts[:, None] * tl.load(means + at, mask=known, other=0.0), axis=0)
+    mean = tl.sum(total, axis=0) / (pixel_count * group_channels)
+    squares = tl.zeros((MEMBERS,), tl.float32)
+    for first in range(0, part_count, PARTS):
+        parts = first + tl.arange(0, PARTS)
+        known = (parts < part_count)[:, None] & (members < group_channels)[None, :]
+        counts = tl.minimum(pixel_count - parts * PIXELS, PIXELS).to(tl.float32)
+        at = (row * part_count + parts)[:, None] * channel_count + (group * group_channels + members)[None, :]
+        apart = tl.where(known, tl.load(means + at, mask=known, other=0.0) - mean, 0.0)
+        within = tl.load(deviations + at, mask=known, other=0.0)
+        squares += tl.sum(within + counts[:, None] * apart * apart, axis=0)
+    variance = tl.sum(squares, axis=0) / (pixel_count * group_channels)
+    at = row * tl.num_programs(0) + group
+    tl.store(group_means + at, mean)
+    tl.store(group_scales + at, 1.0 / tl.sqrt(variance + epsilon))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _normalise(  # type: ignore[no-untyped-def]
     inputs,
     outputs,
+    shifts,
     weight,
     bias,
-    means,
-    deviations,
-    epsilon,
-    group_size,
+    group_means,
+    group_scales,
     pixel_count,
+    channel_count,
+    group_channels,
     group_count,
-    part_count,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    ACTIVATED: tl.constexpr,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):
-    """Write SiLU of one part of a group, normalised by what all its parts have found (Chan et al. 1983)."""
-    group, part = tl.program_id(0), tl.program_id(1)
-    index = tl.arange(0, PARTS)
-    known = index < part_count
-    counts = tl.where(known, tl.minimum(group_size - index * BLOCK, BLOCK), 0).to(tl.float32)
-    part_means = tl.load(means + group * part_count + index, mask=known, other=0.0)
-    part_deviations = tl.load(deviations + group * part_count + index, mask=known, other=0.0)
-    mean = tl.sum(counts * part_means, axis=0) / group_size
-    apart = part_means - mean
-    variance = tl.sum(part_deviations + counts * apart * apart, axis=0) / group_size
-
-    places = part * BLOCK + tl.arange(0, BLOCK)
-    inside = places < group_size
-    start = group.to(tl.int64) * group_size
+    """Write one tile of the normalised pictures, with SiLU where `ACTIVATED`."""
+    row = tl.program_id(2)
+    pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    is_channel = channels < channel_count
+    inside = (pixels < pixel_count)[:, None] & is_channel[None, :]
+    group = row * group_count + channels // group_channels
+    scale = tl.load(group_scales + group, mask=is_channel, other=0.0)
+    centre = tl.load(group_means + group, mask=is_channel, other=0.0)
+    if SHIFTED:
+        centre -= tl.load(shifts + row * channel_count + channels, mask=is_channel, other=0.0).to(tl.float32)
+    scale *= tl.load(weight + channels, mask=is_channel, other=0.0).to(tl.float32)
+    offset = tl.load(bias + channels, mask=is_channel, other=0.0).to(tl.float32)
+    start = row.to(tl.int64) * pixel_count * channel_count
+    places = pixels[:, None] * channel_count + channels[None, :]
     values = tl.load(inputs + start + places, mask=inside, other=0.0).to(tl.float32)
-    channels = (group % group_count) * (group_size // pixel_count) + places // pixel_count
-    scale = tl.load(weight + channels, mask=inside, other=0.0).to(tl.float32)
-    shift = tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)
-    normal = (values - mean) / tl.sqrt(variance + epsilon) * scale + shift
-    tl.store(outputs + start + places, (normal * tl.sigmoid(normal)).to(outputs.dtype.element_ty), mask=inside)
+    apart = tl.where(inside, values - centre[None, :], 0.0)
+    normal = apart * scale[None, :] + offset[None, :]
+    if ACTIVATED:
+        normal = normal * tl.sigmoid(normal)
+    tl.store(outputs + start + places, normal.to(outputs.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _joined(left, right, bias, outputs, width, element_count, BIASED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write BLOCK elements of left + right, and of a bias by the last dimension."""
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < element_count
+    values = tl.load(left + places, mask=inside, other=0.0).to(tl.float32)
+    values += tl.load(right + places, mask=inside, other=0.0).to(tl.float32)
+    if BIASED:
+        values += tl.load(bias + places % width, mask=inside, other=0.0).to(tl.float32)
+    tl.store(outputs + places, values.to(outputs.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _added_normalised(  # type: ignore[no-untyped-def]
+    left, right, sums, outputs, weight, bias, epsilon, width, WIDTH: tl.constexpr
+):
+    """Write one row of left + right, and the same with its mean taken off and its deviation divided out."""
+    places = tl.arange(0, WIDTH)
+    inside = places < width
+    start = tl.program_id(0).to(tl.int64) * width
+    values = tl.load(left + start + places, mask=inside, other=0.0).to(tl.float32)
+    values += tl.load(right + start + places, mask=inside, other=0.0).to(tl.float32)
+    rounded = values.to(sums.dtype.element_ty)
+    tl.store(sums + start + places, rounded, mask=inside)
+    values = rounded.to(tl.float32)
+    mean = tl.sum(values, axis=0) / width
+    apart = tl.where(inside, values - mean, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(apart * apart, axis=0) / width + epsilon)
+    normal = apart * scale * tl.load(weight + places, mask=inside, other=0.0).to(tl.float32)
+    normal += tl.load(bias + places, mask=inside, other=0.0).to(tl.float32)
+    tl.store(outputs + start + places, normal.to(outputs.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -83,59 +180,57 @@ def _gate(projected, outputs, width, element_count, BLOCK: tl.constexpr):  # typ
     tl.store(outputs + places, (values * _gelu(gates)).to(outputs.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _product_gate(  # type: ignore[no-untyped-def]
-    inputs,
-    weight,
-    bias,
-    outputs,
-    row_count,
-    width,
-    depth,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
-    """Write one tile of GEGLU of inputs @ weight.T + bias; the projection itself is never written."""
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    columns = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
-    row_inside, column_inside = rows < row_count, columns < width
-    values = tl.zeros((ROWS, COLUMNS), tl.float32)
-    gates = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for begin in range(0, depth, DEPTH):
-        along = begin + tl.arange(0, DEPTH)
-        along_inside = along < depth
-        left = tl.load(
-            inputs + rows[:, None] * depth + along[None, :],
-            mask=row_inside[:, None] & along_inside[None, :],
-            other=0.0,
-        )
-        right = weight + columns[None, :] * depth + along[:, None]
-        right_inside = column_inside[None, :] & along_inside[:, None]
-        for_values = tl.load(right, mask=right_inside, other=0.0)
-        for_gates = tl.load(right + width * depth, mask=right_inside, other=0.0)
-        values = tl.dot(left, for_values, values, input_precision="ieee")
-        gates = tl.dot(left, for_gates, gates, input_precision="ieee")
-    values += tl.load(bias + columns, mask=column_inside, other=0.0).to(tl.float32)[None, :]
-    gates += tl.load(bias + width + columns, mask=column_inside, other=0.0).to(tl.float32)[None, :]
-    tile = outputs + rows[:, None] * width + columns[None, :]
-    inside = row_inside[:, None] & column_inside[None, :]
-    tl.store(tile, (values * _gelu(gates)).to(outputs.dtype.element_ty), mask=inside)
-
-
-def group_norm_silu(inputs: Tensor, weight: Tensor, bias: Tensor, group_count: int, epsilon: float) -> Tensor:
-    """Return SiLU of the normalised inputs (rows, channels, height, width), which must be contiguous."""
+def group_norm(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    group_count: int,
+    epsilon: float,
+    *,
+    shifts: Tensor | None = None,
+    activated: bool = False,
+) -> Tensor:
+    """Return normalised inputs (rows, channels, height, width), which must lie channels last, as the result does."""
     rows, channels, height, width = inputs.shape
-    groups, group_size = rows * group_count, channels // group_count * height * width
-    part_count = triton.cdiv(group_size, _BLOCK)
-    means = torch.empty((2, groups, part_count), dtype=torch.float32, device=inputs.device)
+    pixels, group_channels = height * width, channels // group_count
+    parts = triton.cdiv(pixels, _PIXELS)
+    found = torch.empty((2, rows, parts, channels), dtype=torch.float32, device=inputs.device)
+    merged = torch.empty((2, rows, group_count), dtype=torch.float32, device=inputs.device)
     outputs = torch.empty_like(inputs)
-    grid = (groups, part_count)
-    _moments[grid](inputs, means[0], means[1], group_size, BLOCK=_BLOCK)
-    sizes: dict[str, Any] = {"PARTS": max(triton.next_power_of_2(part_count), 2), "BLOCK": _BLOCK}
-    shape = (epsilon, group_size, height * width, group_count, part_count)
-    _normalise[grid](inputs, outputs, weight, bias, means[0], means[1], *shape, **sizes)
+    shifted = shifts is not None
+    given = inputs if shifts is None else shifts.contiguous()
+    grid = (parts, triton.cdiv(channels, _CHANNELS), rows)
+    tile: dict[str, Any] = {"PIXELS": _PIXELS, "CHANNELS": _CHANNELS}
+    _moments[grid](inputs, given, found[0], found[1], pixels, channels, parts, SHIFTED=shifted, **tile)
+    sizes: dict[str, Any] = {
+        "PARTS": min(max(triton.next_power_of_2(parts), 2), 64),
+        "MEMBERS": max(triton.next_power_of_2(group_channels), 2),
+        "PIXELS": _PIXELS,
+    }
+    counts = (pixels, channels, parts, group_channels)
+    _merged[(group_count, rows)](found[0], found[1], merged[0], merged[1], epsilon, *counts, **sizes)
+    shape = (pixels, channels, group_channels, group_count)
+    options = {"SHIFTED": shifted, "ACTIVATED": activated}
+    _normalise[grid](inputs, outputs, given, weight, bias, merged[0], merged[1], *shape, **options, **tile)
     return outputs
+
+
+def join(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    """Return left + right, of one layout, channels last, and a bias (channels,)."""
+    outputs, width = torch.empty_like(left), left.shape[1]
+    given = left if bias is None else bias
+    grid = (triton.cdiv(left.numel(), _BLOCK),)
+    _joined[grid](left, right, given, outputs, width, left.numel(), BIASED=bias is not None, BLOCK=_BLOCK)
+    return outputs
+
+
+def add_layer_norm(left: Tensor, right: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return left + right (..., width), both contiguous, and its layer normalisation."""
+    sums, outputs, width = torch.empty_like(left), torch.empty_like(left), left.shape[-1]
+    size = triton.next_power_of_2(width)
+    grid = (left.numel() // width,)
+    _added_normalised[grid](left, right, sums, outputs, weight, bias, epsilon, width, WIDTH=size)
+    return sums, outputs
 
 
 def geglu(projected: Tensor) -> Tensor:
@@ -144,15 +239,4 @@ def geglu(projected: Tensor) -> Tensor:
     width = projected.shape[-1] // 2
     outputs = projected.new_empty((*projected.shape[:-1], width))
     _gate[(triton.cdiv(outputs.numel(), _BLOCK),)](projected, outputs, width, outputs.numel(), BLOCK=_BLOCK)
-    return outputs
-
-
-def projected_geglu(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return GEGLU (..., width) of what weight (2 * width, inputs) and a bias make of inputs (..., inputs)."""
-    inputs, width = inputs.contiguous(), weight.shape[0] // 2
-    outputs = inputs.new_empty((*inputs.shape[:-1], width))
-    row_count, depth = outputs.numel() // width, inputs.shape[-1]
-    tile = {"ROWS": 128, "COLUMNS": 64, "DEPTH": 32}
-    grid = (triton.cdiv(row_count, tile["ROWS"]), triton.cdiv(width, tile["COLUMNS"]))
-    _product_gate[grid](inputs, weight, bias, outputs, row_count, width, depth, **tile, num_warps=8, num_stages=3)
     return outputs

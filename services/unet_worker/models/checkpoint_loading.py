@@ -2,6 +2,8 @@
 
 import logging
 
+import torch
+
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
     CompileMode,
@@ -12,10 +14,11 @@ from pentimento.diffusion.engine import (
 )
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
+from pentimento.diffusion.triton_package import has_triton
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import FailedPrecondition
 from services.unet_worker.device.torch_device import choose_device, choose_dtype
-from services.unet_worker.settings import CompileChoice, ProfileSettings, UnetWorkerSettings
+from services.unet_worker.settings import CompileChoice, KernelChoice, ProfileSettings, UnetWorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -24,18 +27,32 @@ def load_checkpoint(settings: UnetWorkerSettings | ProfileSettings) -> Diffusion
     """Return the model on its device. Raises FailedPrecondition, before it is loaded, for kernels that cannot run."""
     quiet_loaders()
     device = choose_device(settings.device)
-    kernels = kernels_for(KernelMode(settings.kernels.value), device)
+    kernels = kernels_for(kernel_mode(settings.kernels, device), device)
     model = load_model(settings.model, device, choose_dtype(settings.dtype, device))
     if kernels is not None:
         logger.info("%d layers replaced by fused ones", len(fuse(model.denoiser, kernels)))
     return model
 
 
+def kernel_mode(choice: KernelChoice, device: torch.device) -> KernelMode:
+    """Return which kernels run, where the choice is left to the device."""
+    if choice is not KernelChoice.AUTO:
+        return KernelMode(choice.value)
+    return KernelMode.FUSED if device.type == "cuda" and has_triton() else KernelMode.OFF
+
+
+def compile_mode(choice: CompileChoice, device: torch.device) -> CompileMode:
+    """Return how the forward pass runs, where the choice is left to the device."""
+    if choice is not CompileChoice.AUTO:
+        return CompileMode(choice.value)
+    return CompileMode.CAPTURE if device.type == "cuda" else CompileMode.OFF
+
+
 def denoiser_for(model: DiffusionModel, choice: CompileChoice, *, halves: bool = False) -> Denoiser:
     """Return the forward pass as it is to run; with `halves` what is compiled is compiled by halves too, for pictures
     under ControlNets. Where CUDA graphs were asked for and the device has none, it runs
     eagerly, and the log has the reason."""
-    mode = CompileMode(choice.value)
+    mode = compile_mode(choice, model.device)
     if mode is CompileMode.OFF:
         return EagerDenoiser(model)
     if mode is not CompileMode.CAPTURE:

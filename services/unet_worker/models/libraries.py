@@ -8,10 +8,12 @@ from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
 
 
 def needs_networks_alone(settings: UnetWorkerSettings) -> bool:
-    """Return whether every model is a directory of components that run as they are: a single file is read by
+    """Return whether every model is a directory of components that no compiler takes: a single file is read by
     diffusers' pipelines, and torch.compile reads what diffusers marks for it."""
     directories = (settings.model, *settings.other_models)
-    return settings.compile is CompileChoice.OFF and all(map(_has_components, directories))
+    return settings.compile not in (CompileChoice.COMPILE, CompileChoice.GRAPHS) and all(
+        map(_has_components, directories)
+    )
 
 
 def _has_components(directory: Path) -> bool:

@@ -12,13 +12,14 @@ import torch
 from pentimento.devices.profile import BatchProfile, ModelProfile
 from pentimento.diffusion.engine import CompiledDenoiser, Denoiser
 from pentimento.diffusion.families import DiffusionModel, batch_key
+from pentimento.diffusion.kernels import KernelMode
 from pentimento.diffusion.peak_memory import used_bytes
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
 from services.unet_worker.device.torch_device import device_memory, device_name
-from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
-from services.unet_worker.settings import KernelChoice, ProfileSettings
+from services.unet_worker.models.checkpoint_loading import compile_mode, denoiser_for, kernel_mode, load_checkpoint
+from services.unet_worker.settings import ProfileSettings
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def measure(settings: ProfileSettings) -> ModelProfile:
         device=device_name(device),
         dtype=str(model.dtype).removeprefix("torch."),
         threads=settings.threads,
-        execution=_execution(settings),
+        execution=_execution(settings, device),
         step_count=settings.steps,
         sizes=tuple(profile_size(model, denoiser, spec, settings.repeats) for spec in _one_a_size(specs)),
         batches=tuple(_logged(profile_batches(model, denoiser, loads))),
@@ -53,9 +54,9 @@ def measure(settings: ProfileSettings) -> ModelProfile:
     )
 
 
-def _execution(settings: ProfileSettings) -> str:
-    kernels = settings.kernels
-    return settings.compile.value if kernels is KernelChoice.OFF else f"{settings.compile.value}+{kernels.value}"
+def _execution(settings: ProfileSettings, device: torch.device) -> str:
+    compiled, kernels = compile_mode(settings.compile, device), kernel_mode(settings.kernels, device)
+    return compiled.value if kernels is KernelMode.OFF else f"{compiled.value}+{kernels.value}"
 
 
 def _warmed(model: DiffusionModel, settings: ProfileSettings) -> Denoiser:

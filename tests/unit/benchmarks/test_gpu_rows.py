@@ -44,14 +44,7 @@ def test_what_a_cpu_cannot_do_is_named_and_the_rest_is_measured() -> None:
 
     assert "tiny SD 1.5 step, float32: eager" in names(step)
     assert set(step["not_run"]) == {
-        f"tiny SD 1.5 step, float32: {way}"
-        for way in (
-            "fused kernels",
-            "fused kernels with the product",
-            "captured",
-            "captured with fused kernels",
-            "captured with fused kernels and the product",
-        )
+        f"tiny SD 1.5 step, float32: {way}" for way in ("fused kernels", "captured", "captured with fused kernels")
     }
 
 
@@ -61,7 +54,7 @@ def test_every_way_of_a_step_is_compared_with_the_eager_one(monkeypatch: pytest.
     from pentimento.diffusion.kernels import REFERENCE, KernelMode
     from tests.unit.diffusion.engine.test_captured import Rerun
 
-    kernels = {KernelMode.OFF: None, KernelMode.FUSED: REFERENCE, KernelMode.FUSED_PRODUCT: REFERENCE}
+    kernels = {KernelMode.OFF: None, KernelMode.FUSED: REFERENCE}
     monkeypatch.setattr(gpu_steps, "kernels_for", lambda mode, device: kernels[mode])
     monkeypatch.setattr(gpu_steps, "cuda_recorder", lambda device: Rerun)
 
@@ -108,7 +101,7 @@ def test_the_result_has_the_rows_and_the_reasons(tmp_path: Path, monkeypatch: py
     assert set(result["notes"]["row_s"]) == {"kernel_speed"}
     reasons = result["notes"]["not_run"]
     assert reasons.pop("seam_sd15") == reasons.pop("device") == "INTERRUPTED"
-    assert len(reasons) == 3 and all(name.endswith(": fused") for name in reasons)
+    assert len(reasons) == 4 and all(name.endswith(": fused") for name in reasons)
     assert [figure["figure"] for figure in result["figures"] if figure["name"] == "rows that ran"] == [1]
     assert any(figure["name"].startswith("GEGLU, tiny") for figure in result["figures"])
 

@@ -108,6 +108,59 @@ def test_what_differs_in_kind_is_recorded_apart(recordings: Recordings, first: A
     assert len(recordings.made) == 2
 
 
+def test_what_comes_once_or_twice_is_not_recorded(recordings: Recordings) -> None:
+    replayed = ReplayedFunction(lambda values: values * 2, recordings, after=2)
+
+    made = []
+    for _ in range(4):
+        assert torch.equal(replayed(torch.ones(3)), torch.full((3,), 2.0))
+        made.append(len(recordings.made))
+
+    assert made == [0, 0, 1, 1]
+    assert recordings.made[0].replays == 2
+
+
+def test_the_recording_that_was_called_longest_ago_is_forgotten(recordings: Recordings) -> None:
+    replayed = ReplayedFunction(lambda values: values * 2, recordings, kept=2)
+
+    for size in (1, 2, 1, 3, 1, 2):
+        replayed(torch.ones(size))
+
+    # The third size pushes the second out, which is recorded anew.
+    assert [len(one.outputs) for one in recordings.made] == [1, 2, 3, 2]
+
+
+def test_where_there_is_no_memory_for_a_recording_the_pass_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    asked = []
+
+    def without_memory(function: Callable[[], Any]) -> Rerun:
+        asked.append(function)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    replayed = ReplayedFunction(lambda values: values * 2, without_memory)
+
+    assert [replayed(torch.full((1,), 3.0)).item() for _ in range(3)] == [6.0] * 3
+    assert len(asked) == 1
+    assert [getattr(record, "reason", "") for record in caplog.records] == ["NO_MEMORY"]
+
+
+@torch.inference_mode()
+def test_a_batch_of_another_size_that_comes_again_is_recorded_with_its_halves(
+    model: DiffusionModel, recordings: Recordings
+) -> None:
+    denoiser = captured(model, recordings, (1,))
+    inputs = example_input(model, BatchKey(48, 32, guided=True), 4)
+    whole = model.predict(inputs)
+    residuals = model.example_residuals(model.encode(inputs))
+
+    for _ in range(3):
+        assert torch.equal(denoiser.predict(inputs), whole)
+    assert len(recordings.made) == 3 + 1
+    for _ in range(3):
+        assert torch.equal(denoiser.predict(replace(inputs, residuals=residuals)), whole)
+    assert len(recordings.made) == 3 + 3
+
+
 @torch.inference_mode()
 def test_the_pass_and_both_its_halves_are_recorded_for_each_batch_size(
     model: DiffusionModel, recordings: Recordings

@@ -21,6 +21,10 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def pictures(*shape: int, dtype: torch.dtype) -> Tensor:
+    return random(*shape, dtype=dtype).to(memory_format=torch.channels_last)
+
+
 def assert_rounded(got: Tensor, exact: Tensor, dtype: torch.dtype, room: float = 1e-5) -> None:
     assert got.dtype is dtype
     torch.testing.assert_close(got.double(), exact, rtol=ROUNDING[dtype], atol=room)
@@ -30,26 +34,37 @@ def assert_rounded(got: Tensor, exact: Tensor, dtype: torch.dtype, room: float =
 @pytest.mark.parametrize(
     ("shape", "groups"),
     [((2, 8, 16, 16), 4), ((1, 6, 9, 7), 3), ((1, 4, 80, 70), 2), ((3, 4, 1, 1), 4)],
-    ids=["one part", "odd sides", "parts of a group, the last not full", "one element a group"],
+    ids=["whole parts", "odd sides", "more parts than are merged at once", "one element a group"],
 )
 def test_normalisation_with_silu(dtype: torch.dtype, shape: tuple[int, ...], groups: int) -> None:
-    inputs, weight = random(*shape, dtype=dtype), random(shape[1], dtype=dtype, seed=1)
-    bias = random(shape[1], dtype=dtype, seed=2)
+    inputs, weight = pictures(*shape, dtype=dtype), random(shape[1], dtype=dtype, seed=1)
+    bias, shifts = random(shape[1], dtype=dtype, seed=2), random(*shape[:2], dtype=dtype, seed=3)
 
-    got = triton_kernels.group_norm_silu(inputs, weight, bias, groups, 1e-5)
+    got = triton_kernels.group_norm(inputs, weight, bias, groups, 1e-5, shifts=shifts, activated=True)
 
-    exact = reference.group_norm_silu(inputs.double(), weight.double(), bias.double(), groups, 1e-5)
-    assert_rounded(got, exact, dtype)
+    doubled = (inputs.double(), weight.double(), bias.double(), groups, 1e-5)
+    exact = reference.group_norm(*doubled, shifts=shifts.double(), activated=True)
+    assert_rounded(got, exact, dtype, room=1e-3 if shape[2:] == (1, 1) else 1e-5)
+    assert got.stride() == inputs.stride()
+
+
+def test_normalisation_alone() -> None:
+    inputs = pictures(2, 6, 5, 5, dtype=torch.float32)
+    weight, bias = random(6, dtype=torch.float32, seed=1), random(6, dtype=torch.float32, seed=2)
+
+    got = triton_kernels.group_norm(inputs, weight, bias, 3, 1e-5)
+
+    assert_rounded(got, torch.nn.functional.group_norm(inputs.double(), 3, weight.double(), bias.double()), got.dtype)
 
 
 def test_a_mean_far_from_zero_costs_no_precision() -> None:
     """Squares summed up would lose all of a deviation of one about a mean of a thousand."""
-    inputs = random(1, 4, 80, 70, dtype=torch.float32) + 1000
+    inputs = pictures(1, 4, 80, 70, dtype=torch.float32) + 1000
     one, none = torch.ones(4), torch.zeros(4)
 
-    got = triton_kernels.group_norm_silu(inputs, one, none, 2, 1e-5)
+    got = triton_kernels.group_norm(inputs, one, none, 2, 1e-5, activated=True)
 
-    exact = reference.group_norm_silu(inputs.double(), one.double(), none.double(), 2, 1e-5)
+    exact = reference.group_norm(inputs.double(), one.double(), none.double(), 2, 1e-5, activated=True)
     assert_rounded(got, exact, torch.float32, room=2e-4)
 
 
@@ -61,26 +76,37 @@ def test_gated_gelu(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     assert_rounded(triton_kernels.geglu(projected), reference.geglu(projected.double()), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
-@pytest.mark.parametrize(
-    ("rows", "depth", "width"), [((2, 64), 32, 64), ((1, 130), 33, 70), ((3,), 5, 1)], ids=["whole", "odd", "little"]
-)
-def test_gated_gelu_inside_the_product(dtype: torch.dtype, rows: tuple[int, ...], depth: int, width: int) -> None:
-    inputs, weight = random(*rows, depth, dtype=dtype), random(2 * width, depth, dtype=dtype, seed=1) / depth**0.5
-    bias = random(2 * width, dtype=dtype, seed=2)
+@DTYPES
+@pytest.mark.parametrize("biased", [True, False], ids=["with a bias", "without"])
+def test_a_sum_with_a_bias(dtype: torch.dtype, biased: bool) -> None:
+    left, right = pictures(2, 6, 30, 31, dtype=dtype), pictures(2, 6, 30, 31, dtype=dtype).flip(0)
+    right = right.contiguous(memory_format=torch.channels_last)
+    bias = random(6, dtype=dtype, seed=2) if biased else None
 
-    got = triton_kernels.projected_geglu(inputs, weight, bias)
+    got = triton_kernels.join(left, right, bias)
 
-    exact = reference.projected_geglu(inputs.double(), weight.double(), bias.double())
-    assert got.shape == (*rows, width)
+    exact = reference.join(left.double(), right.double(), None if bias is None else bias.double())
     assert_rounded(got, exact, dtype)
+    assert got.stride() == left.stride()
 
 
-@pytest.mark.parametrize("mode", [KernelMode.FUSED, KernelMode.FUSED_PRODUCT])
+@DTYPES
+@pytest.mark.parametrize("shape", [(2, 5, 48), (3, 1), (7, 64)])
+def test_a_sum_and_its_layer_normalisation(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    left, right = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+    weight, bias = random(shape[-1], dtype=dtype, seed=2), random(shape[-1], dtype=dtype, seed=3)
+
+    total, got = triton_kernels.add_layer_norm(left, right, weight, bias, 1e-5)
+
+    assert_rounded(total, left.double() + right.double(), dtype)
+    exact = torch.nn.functional.layer_norm(total.double(), shape[-1:], weight.double(), bias.double())
+    assert_rounded(got, exact, dtype, room=1e-4)
+
+
 @torch.inference_mode()
-def test_a_network_predicts_the_same_with_them(model: DiffusionModel, mode: KernelMode) -> None:
+def test_a_network_predicts_the_same_with_them(model: DiffusionModel) -> None:
     inputs = example_input(model, BatchKey(16, 16, guided=False), 1)
-    before, kernels = model.predict(inputs), kernels_for(mode, CPU)
+    before, kernels = model.predict(inputs), kernels_for(KernelMode.FUSED, CPU)
     assert kernels is not None
 
     fused = fuse(model.denoiser, kernels)

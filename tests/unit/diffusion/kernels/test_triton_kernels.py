@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,19 +23,24 @@ def test_the_kernels_compile_for_gpus(capability: int, element: str) -> None:
     from pentimento.diffusion.kernels import triton_kernels as kernels
 
     tensor, target = f"*{element}", GPUTarget("cuda", capability, 32)
-    sources = {
-        kernels._moments: ("means deviations", "group_size", {"BLOCK": 4096}),
-        kernels._normalise: (
-            "means deviations",
-            "group_size pixel_count group_count part_count",
-            {"PARTS": 128, "BLOCK": 4096},
+    tile = {"PIXELS": 64, "CHANNELS": 64}
+    counts = "pixel_count channel_count group_channels group_count part_count width element_count"
+    sources: dict[Any, tuple[str, dict[str, Any]]] = {
+        kernels._moments: ("means deviations", {"SHIFTED": True, **tile}),
+        kernels._merged: (
+            "means deviations group_means group_scales",
+            {"PARTS": 64, "MEMBERS": 64, "PIXELS": 64},
         ),
-        kernels._gate: ("", "width element_count", {"BLOCK": 4096}),
-        kernels._product_gate: ("", "row_count width depth", {"ROWS": 128, "COLUMNS": 64, "DEPTH": 32}),
+        kernels._normalise: ("group_means group_scales", {"SHIFTED": True, "ACTIVATED": True, **tile}),
+        kernels._joined: ("", {"BIASED": True, "BLOCK": 4096}),
+        kernels._added_normalised: ("", {"WIDTH": 2048}),
+        kernels._gate: ("", {"BLOCK": 4096}),
     }
-    for kernel, (sums, numbers, constants) in sources.items():
+    for kernel, (sums, constants) in sources.items():
         signature = dict.fromkeys(kernel.arg_names, tensor) | dict.fromkeys(sums.split(), "*fp32")
-        signature |= dict.fromkeys(numbers.split(), "i32") | dict.fromkeys(constants, "constexpr")
+        signature |= {name: "i32" for name in counts.split() if name in kernel.arg_names} | dict.fromkeys(
+            constants, "constexpr"
+        )
         signature |= {"epsilon": "fp32"} if "epsilon" in signature else {}
         values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
         source = ASTSource(kernel, signature=signature, constexprs=values)
