@@ -41,7 +41,7 @@ DOCS_READY := $(VENV)/.installed-docs
 BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-training test-kernels test-torchvision lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
+.PHONY: help demo test test-faults test-training test-kernels test-torchvision test-gpu lint docs contracts format protos reference client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -50,7 +50,7 @@ demo: $(DEMO_READY) ## bring the suite up with the tiny models, paint a few pict
 	$(BIN)/python scripts/demo.py
 
 test: $(DEV_READY) ## every test but those of the next two targets, and those that need a container engine
-	$(PYTEST) -m "not compose and not faults and not training" $(PYTEST_ARGS)
+	$(PYTEST) -m "not compose and not faults and not training and not gpu" $(PYTEST_ARGS)
 
 test-faults: $(DEV_READY) ## kills and stops of real processes under load
 	$(PYTEST) -m faults $(PYTEST_ARGS)
@@ -61,6 +61,9 @@ test-training: $(DEV_READY) ## short trainings of every part of the zoo, interru
 test-kernels: $(DEV_READY) ## the fused kernels in Triton's interpreter, on a CPU (installs Triton beside the venv's packages)
 	@[ -d $(VENV)/triton ] || $(PIP) install -qq --no-deps -c $(CONSTRAINTS) --target $(VENV)/triton triton
 	PYTHONPATH=$(VENV)/triton $(BIN)/python -m pytest tests/unit/diffusion/kernels $(PYTEST_ARGS)
+
+test-gpu: $(DEV_READY) ## with DEVICE=cuda: pictures against diffusers on the GPU, the suite on it, tensors in its memory
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
 test-torchvision: $(DEV_READY) ## discriminators of torchvision's networks (installs torchvision beside the venv's packages)
 	@[ -d $(VENV)/torchvision ] || $(PIP) install -qq --no-deps -c $(CONSTRAINTS) --target $(VENV)/torchvision torchvision

@@ -8,6 +8,8 @@ import torch
 from diffusers import ControlNetModel, UNet2DConditionModel
 from torch import Tensor
 
+from pentimento.diffusion.controlnets import PLAIN, ControlNetForm, ControlNetInfo, ControlSetting, ControlStep
+from pentimento.diffusion.controlnets.unet_controlnet import UNetControlNet
 from pentimento.diffusion.families.model import (
     Conditioning,
     ControlResiduals,
@@ -17,6 +19,7 @@ from pentimento.diffusion.families.model import (
     PromptStates,
 )
 from pentimento.diffusion.families.unet import UNetDenoiser
+from pentimento.diffusion.kernels import fuse
 
 _SDXL_BLOCKS = {
     "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
@@ -150,24 +153,23 @@ class RandomUNet:
 
 
 class RandomControlNet:
-    """A ControlNet of a UNet's size, its condition embedded with every call."""
+    """A ControlNet of a UNet's size, as the service runs it; its condition is embedded once."""
 
-    def __init__(self, model: RandomUNet) -> None:
+    def __init__(self, model: RandomUNet, form: ControlNetForm = PLAIN) -> None:
         with model.device:
-            network = ControlNetModel.from_unet(model.denoiser)
-        self._network: Any = network.to(model.dtype).eval().requires_grad_(False)
+            network: Any = ControlNetModel.from_unet(model.denoiser)
+        network.to(model.dtype).eval().requires_grad_(False)
+        if form.kernels is not None:
+            fuse(network, form.kernels)
+        family = "stable_diffusion_xl" if model.size.pooled_width else "stable_diffusion"
+        info = ControlNetInfo(family, "", "", 4, 3, takes_latents=False, unshifted=False)
+        self._network = UNetControlNet(network, info, model.device, model.dtype, form.compiler)
+        side = model.size.side_px
+        self._embedded = self._network.embed(torch.zeros(1, 3, side, side), 2)
 
     def residuals(self, inputs: DenoiserInput) -> ControlResiduals:
-        rows, _, height, width = inputs.latents.shape
-        down, middle = self._network(
-            inputs.latents,
-            inputs.timesteps,
-            inputs.conditioning.states,
-            inputs.latents.new_zeros((rows, 3, 8 * height, 8 * width)),
-            added_cond_kwargs=added_of(inputs),
-            return_dict=False,
-        )
-        return ControlResiduals(tuple(down), middle)
+        """Return the residuals of one guided picture."""
+        return self._network.residuals([ControlStep(inputs, self._embedded, ControlSetting())])[0]
 
 
 def added_of(inputs: DenoiserInput) -> dict[str, Tensor] | None:

@@ -4,8 +4,8 @@
     python -m benchmarks.gpu_rows --device cpu --tiny
 
 Each row runs in a process of its own, so that one that fails, hangs or takes all memory costs itself alone; what cannot
-be run is in the result with its reason (`notes.not_run`). The rows take turns within a limit of time, the compiler's
-last. With `--device cpu --tiny` they show that they run, and nothing else.
+be run is in the result with its reason (`notes.not_run`). The rows take turns within a limit of time, those with a
+compiler last. With `--device cpu --tiny` they show that they run, and nothing else.
 """
 
 import argparse
@@ -49,9 +49,13 @@ def _rows() -> dict[str, Callable[..., object]]:
         "kernel_speed": of("gpu_kernels", "speed_row"),
         "transport": of("gpu_transport", "transport_row"),
     }
-    for kind in ("step", "seam", "overlap", "latent_parallel", "compile"):
+    for kind in ("step", "seam", "overlap", "latent_parallel"):
         for network in ("sd15", "sdxl"):
             rows[f"{kind}_{network}"] = of("gpu_steps", f"{kind}_row", network=network)
+    for network in ("sd15", "sdxl"):
+        rows[f"patch_{network}"] = of("gpu_patch", "patch_row", network=network)
+    for network, count in (("sd15", "1"), ("sdxl", "1"), ("sd15", "4"), ("sdxl", "4")):
+        rows[f"picture_{network}_{count}"] = of("gpu_pictures", "picture_row", network=network, count=count)
     return rows
 
 

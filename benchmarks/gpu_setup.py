@@ -9,6 +9,7 @@ from statistics import median
 import torch
 
 from benchmarks.report import Figure, Target, at_least, informative, measured
+from pentimento.diffusion.engine import cuda_recorder
 
 
 @dataclass
@@ -31,6 +32,14 @@ class GpuSetup:
         if self.device.type == "cuda":
             for index in range(torch.cuda.device_count()):
                 torch.cuda.synchronize(index)
+
+    def replayed(self, act: Callable[[], object], repeats: int) -> Callable[[], object]:
+        """Return `act` as a served pass runs it, so many times one after the other: by a CUDA graph, where there are
+        any."""
+        if self.device.type != "cuda":
+            return lambda: [act() for _ in range(repeats)]
+        recording = cuda_recorder(self.device)(lambda: [act() for _ in range(repeats)])
+        return recording.replay
 
     def seconds(self, act: Callable[[], object], repeats: int = 1) -> float:
         """Of one run, launches included; the mean of `repeats` one after the other."""
@@ -88,3 +97,8 @@ def compared(
         shares = [floor_ms / one for one in taken]
         figures.append(measured(f"{name}: the floor / {way}", shares, median, informative()))
     return figures
+
+
+def reason_of(error: Exception) -> str:
+    """Return what is written of a way that cannot be run."""
+    return f"{getattr(error, 'reason', type(error).__name__)}: {str(error)[:200]}"

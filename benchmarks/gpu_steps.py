@@ -1,10 +1,9 @@
-"""Rows of `gpu_rows` that take a guided step of a UNet: eager, with fused kernels, captured, compiled, in halves,
-beside a ControlNet, and on two devices."""
+"""Rows of `gpu_rows` that take a guided step of a UNet: eager, with fused kernels, captured, in halves, under a
+ControlNet, and on two devices."""
 
 import gc
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -12,8 +11,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu_networks import SIZES, RandomControlNet, RandomUNet
-from benchmarks.gpu_setup import GpuSetup, RowResult, compared, name_of
-from benchmarks.report import informative, measured
+from benchmarks.gpu_setup import GpuSetup, RowResult, compared, name_of, reason_of
+from benchmarks.report import at_least, informative, measured
+from pentimento.diffusion.controlnets import ControlNetForm
 from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, cuda_recorder, replaying
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families.model import BatchKey, DenoiserInput
@@ -42,6 +42,15 @@ def _captured(model: Any, key: BatchKey) -> CompiledDenoiser:
     denoiser = CompiledDenoiser(model, CompileMode.CAPTURE, replaying(cuda_recorder(model.device)), halves=True)
     denoiser.warm(key, (1,))
     return denoiser
+
+
+def _served(model: RandomUNet, key: BatchKey) -> CompiledDenoiser:
+    """The pass as a worker on a GPU runs it by default. Raises FailedPrecondition where the device cannot."""
+    kernels = kernels_for(KernelMode.FUSED, model.device)
+    assert kernels is not None
+    network = model.twin()
+    fuse(network.denoiser, kernels)
+    return _captured(network, key)
 
 
 def _way(model: RandomUNet, key: BatchKey, inputs: DenoiserInput, mode: KernelMode, *, captured: bool) -> Step:
@@ -74,35 +83,15 @@ def step_row(setup: GpuSetup, network: str) -> RowResult:
             try:
                 steps[way] = _way(model, key, inputs, mode, captured=captured)
             except (PentimentoError, RuntimeError) as error:
-                result.not_run[f"{name}: {way}"] = _reason(error)
+                result.not_run[f"{name}: {way}"] = reason_of(error)
         result.figures += compared(name, setup.interleaved(steps), _floor_ms(setup, model, inputs))
         del steps, model
         gc.collect()
     return result
 
 
-def compile_row(setup: GpuSetup, network: str) -> RowResult:
-    """The same step under torch.compile, without and with its own CUDA graphs."""
-    result = RowResult()
-    dtype = setup.dtypes()[0]
-    model, key, inputs = _made(setup, network, dtype)
-    name = f"{model.size.name} step, {name_of(dtype)}"
-    steps: dict[str, Step] = {"eager": lambda: model.predict(inputs)}
-    for way, mode in {"compiled": CompileMode.COMPILE, "compiled, with graphs": CompileMode.GRAPHS}.items():
-        if mode is CompileMode.GRAPHS and setup.device.type != "cuda":
-            result.not_run[f"{name}: {way}"] = "NO_CUDA: CUDA graphs need a CUDA device"
-            continue
-        unserved: Any = model
-        denoiser = CompiledDenoiser(unserved, mode)
-        denoiser.warm(key, (1,))
-        steps[way] = partial(denoiser.predict, inputs)
-    times = setup.interleaved(steps)
-    result.figures += compared(f"{name}, again", times, _floor_ms(setup, model, inputs))
-    return result
-
-
 def seam_row(setup: GpuSetup, network: str) -> RowResult:
-    """What the seam costs: the whole pass against its two halves, eager and captured."""
+    """What the seam costs: the whole pass against its two halves, eager and as it is served."""
     result = RowResult()
     dtype = setup.dtypes()[0]
     model, key, inputs = _made(setup, network, dtype)
@@ -114,61 +103,63 @@ def seam_row(setup: GpuSetup, network: str) -> RowResult:
         "two halves": lambda: model.decode(controlled, model.encode(inputs)),
     }
     try:
-        denoiser = _captured(model, key)
-        ways["whole, captured"] = lambda: denoiser.predict(inputs)
-        ways["two halves, captured"] = lambda: denoiser.decode(controlled, denoiser.encode(inputs))
+        served = _served(model, key)
+        ways["whole, served"] = lambda: served.predict(inputs)
+        ways["two halves, served"] = lambda: served.decode(controlled, served.encode(inputs))
     except PentimentoError as error:
-        result.not_run[f"{name}: captured"] = _reason(error)
+        result.not_run[f"{name}: served"] = reason_of(error)
     result.figures += compared(name, setup.interleaved(ways), _floor_ms(setup, model, inputs), informative("x"))
     return result
 
 
 def overlap_row(setup: GpuSetup, network: str) -> RowResult:
-    """A ControlNet on a stream of its own beside the encoder (Katz, section 5), on one device: the ideal is
-    max(C, E) + D."""
+    """A step under a ControlNet: eager, and as it is served, also with the ControlNet on a stream of its own beside the
+    encoder (Katz, section 5). Both are on one device, which one of them fills: the ideal of two is max(C, E) + D."""
     result = RowResult()
     dtype = setup.dtypes()[0]
-    model, _, inputs = _made(setup, network, dtype)
-    controlnet = RandomControlNet(model)
-    encoding, residuals = model.encode(inputs), controlnet.residuals(inputs)
+    model, key, inputs = _made(setup, network, dtype)
     name = f"{model.size.name} with a ControlNet, {name_of(dtype)}"
-
-    def decode(given: Any, encoded: Any) -> object:
-        return model.decode(replace(inputs, residuals=given), encoded)
-
-    ways: dict[str, Step] = {
-        "one after the other": lambda: decode(controlnet.residuals(inputs), model.encode(inputs)),
-        "ControlNet": lambda: controlnet.residuals(inputs),
-        "encoder": lambda: model.encode(inputs),
-        "decoder": lambda: decode(residuals, encoding),
-    }
-    if setup.device.type == "cuda":
-        ways["overlapped"] = _overlapped(setup.device, lambda: controlnet.residuals(inputs), model, inputs, decode)
-    else:
-        result.not_run[f"{name}: overlapped"] = "NO_CUDA: streams need a CUDA device"
+    ways: dict[str, Step] = {"eager": _controlled(model, RandomControlNet(model), inputs)}
+    try:
+        kernels = kernels_for(KernelMode.FUSED, setup.device)
+        served = _served(model, key)
+        control = RandomControlNet(model, ControlNetForm(kernels, replaying(cuda_recorder(setup.device))))
+        encoding, residuals = served.encode(inputs), control.residuals(inputs)
+        ways["served"] = _controlled(served, control, inputs)
+        ways["ControlNet"] = lambda: control.residuals(inputs)
+        ways["encoder"] = lambda: served.encode(inputs)
+        ways["decoder"] = lambda: served.decode(replace(inputs, residuals=residuals), encoding)
+        ways["overlapped"] = _overlapped(setup.device, control, served, inputs)
+    except PentimentoError as error:
+        result.not_run[f"{name}: served"] = reason_of(error)
     times = setup.interleaved(ways)
-    figures = {way: measured(f"{name}: {way}", taken, median, informative("ms")) for way, taken in times.items()}
-    result.figures += figures.values()
+    result.figures += [measured(f"{name}: {way}", taken, median, informative("ms")) for way, taken in times.items()]
     if "overlapped" in times:
         parts = zip(*(times[way] for way in ("ControlNet", "encoder", "decoder", "overlapped")), strict=True)
         shares = [(max(c, e) + d) / taken for c, e, d, taken in parts]
-        result.figures.append(measured(f"{name}: the ideal / overlapped", shares, median, informative()))
+        result.figures.append(measured(f"{name}: the ideal of two devices / overlapped", shares, median, informative()))
+        gains = [eager / taken for eager, taken in zip(times["eager"], times["served"], strict=True)]
+        result.figures.append(measured(f"{name}: eager / served", gains, median, at_least(1.0, "x")))
     return result
 
 
-def _overlapped(device: torch.device, control: Step, model: RandomUNet, inputs: DenoiserInput, decode: Any) -> Step:
+def _controlled(runner: Any, control: RandomControlNet, inputs: DenoiserInput) -> Step:
+    return lambda: runner.decode(replace(inputs, residuals=control.residuals(inputs)), runner.encode(inputs))
+
+
+def _overlapped(device: torch.device, control: RandomControlNet, runner: Any, inputs: DenoiserInput) -> Step:
     aside = torch.cuda.Stream(device)
 
     def step() -> None:
         main = torch.cuda.current_stream(device)
         aside.wait_stream(main)
         with torch.cuda.stream(aside):
-            residuals: Any = control()
-        encoding = model.encode(inputs)
+            residuals = control.residuals(inputs)
+        encoding = runner.encode(inputs)
         main.wait_stream(aside)
         for tensor in residuals.tensors:
             tensor.record_stream(main)
-        decode(residuals, encoding)
+        runner.decode(replace(inputs, residuals=residuals), encoding)
 
     return step
 
@@ -201,7 +192,3 @@ def latent_parallel_row(setup: GpuSetup, network: str) -> RowResult:
             label = "the ceiling" if way == "one row" else "speed-up"
             result.figures.append(measured(f"{name}: {label}", ratios, median, informative("x")))
     return result
-
-
-def _reason(error: Exception) -> str:
-    return f"{getattr(error, 'reason', type(error).__name__)}: {str(error)[:200]}"

@@ -65,9 +65,16 @@ def digest(unet: nn.Module) -> str:
 
 def timed(act: Callable[[], object]) -> float:
     gc.collect()
+    _synchronise()
     began_at = time.perf_counter()
     act()
+    _synchronise()
     return time.perf_counter() - began_at
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def one_round(unet: Any, patch: WeightPatch, ours: WeightedLora, theirs: dict[str, torch.Tensor]) -> PatchTimes:

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.controlnets import Control, ControlNet, ControlSetting, LocalControlNets, load_controlnet
+from pentimento.diffusion.controlnets import (
+    PLAIN,
+    Control,
+    ControlNet,
+    ControlNetForm,
+    ControlSetting,
+    LocalControlNets,
+    load_controlnet,
+)
 from pentimento.diffusion.engine import EngineSettings, StepEngine
 from pentimento.diffusion.families import DiffusionModel, is_guided, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
@@ -43,15 +51,15 @@ def conditions_for(count: int, width_px: int, height_px: int) -> list[Tensor]:
 
 
 class ControlledByDiffusers(DiffusersReference):
-    """diffusers' ControlNet pipeline of a model, float32 on the CPU."""
+    """diffusers' ControlNet pipeline of a model, float32."""
 
-    def __init__(self, model: Path, controlnets: Sequence[Path]) -> None:
-        super().__init__(model)
+    def __init__(self, model: Path, controlnets: Sequence[Path], device: str = "cpu") -> None:
+        super().__init__(model, device)
         import diffusers
 
         kind = self._index["_class_name"]
         network = getattr(diffusers, _NETWORKS.get(kind, "ControlNetModel"))
-        self._networks = [network.from_pretrained(path, torch_dtype=torch.float32) for path in controlnets]
+        self._networks = [network.from_pretrained(path, torch_dtype=torch.float32).to(device) for path in controlnets]
         self._controlled = getattr(diffusers, _PIPELINES[kind])
         self._is_flow = kind == "StableDiffusion3Pipeline"
 
@@ -79,7 +87,7 @@ class ControlledByDiffusers(DiffusersReference):
             **({} if self._is_flow else {"guess_mode": settings[0].conditional_only}),
             **self._family_arguments(case),
         ).images
-        return latents
+        return latents.cpu()
 
     def _controlled_pipeline(self, case: Case, controlnet: Any) -> Any:
         own = self.pipeline(case)
@@ -95,12 +103,14 @@ def _one_or_all(values: list[float]) -> Any:
 
 
 class ControlledByEngine:
-    """The step engine, with the ControlNets of its process beside it."""
+    """The step engine, with the ControlNets of its process beside it, which run in the `form`."""
 
-    def __init__(self, model: Path, controlnets: Sequence[Path]) -> None:
-        device = torch.device("cpu")
-        self.model: DiffusionModel = load_model(model, device, torch.float32)
-        self.networks: list[ControlNet] = [load_controlnet(path, device, torch.float32) for path in controlnets]
+    def __init__(
+        self, model: Path, controlnets: Sequence[Path], device: str = "cpu", form: ControlNetForm = PLAIN
+    ) -> None:
+        place, dtype = torch.device(device), torch.float32
+        self.model: DiffusionModel = load_model(model, place, dtype)
+        self.networks: list[ControlNet] = [load_controlnet(path, place, dtype, form=form) for path in controlnets]
         self._engine = StepEngine(self.model, EngineSettings())
         self._engine.start()
         self._beside = LocalControlNets(self._engine.wake)

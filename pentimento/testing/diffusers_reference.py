@@ -61,9 +61,9 @@ _SETTINGS = ("requires_safety_checker", "force_zeros_for_empty_prompt", "add_wat
 
 
 class DiffusersReference:
-    """Float32 on the CPU, in this process."""
+    """Float32 in this process, on the CPU or another device. Latents come back to the CPU."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, device: str = "cpu") -> None:
         from diffusers.utils import logging
 
         logging.disable_progress_bar()
@@ -72,7 +72,7 @@ class DiffusersReference:
         self._index = json.loads((model / "model_index.json").read_text())
         self._kinds = _PIPELINES[self._index["_class_name"]]
         absent = {name: None for name, value in self._index.items() if value == [None, None]}
-        pipeline = _class(self._kinds[0]).from_pretrained(model, dtype=torch.float32, **absent)
+        pipeline = _class(self._kinds[0]).from_pretrained(model, dtype=torch.float32, **absent).to(device)
         self._components = pipeline.components
         self._settings = {key: self._index[key] for key in _SETTINGS if key in self._index}
 
@@ -106,7 +106,7 @@ class DiffusersReference:
             **self._family_arguments(case),
             **extra,
         ).images
-        return latents
+        return latents.cpu()
 
     def pipeline(self, case: Case) -> Any:
         """Return a pipeline of the case's scheduler and kind, over the networks that all of this reference's have."""

@@ -106,8 +106,8 @@ def _convolved(layer: nn.Conv2d, inputs: Tensor) -> tuple[Tensor, Tensor | None]
 
 
 def is_listened_to(layer: nn.Module) -> bool:
-    """Return whether the layer computes more than its own forward pass: `replaced` puts what a LoRA adds into the layer's own
-    dictionary."""
+    """Return whether the layer computes more than its own forward pass: `replaced` puts what a LoRA adds into the
+    layer's own dictionary."""
     return "forward" in layer.__dict__ or bool(layer._forward_hooks)
 
 

@@ -3,21 +3,23 @@
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pentimento.domain.generation import Scheduler
 from pentimento.testing.diffusers_reference import Case, DiffusersReference
 from pentimento.testing.worker_under_test import WorkerUnderTest, await_serving, difference
+from services.unet_worker.settings import DeviceChoice
 from tests.integration.unet_worker.conftest import serve
 
 
 async def compare(
-    checkpoint: Path, cases_for: Callable[[Sequence[Scheduler]], list[Case]]
+    checkpoint: Path, cases_for: Callable[[Sequence[Scheduler]], list[Case]], device: str = "cpu", **settings: Any
 ) -> tuple[int, dict[Case, float]]:
     """Return how many cases there are for the schedulers that the worker offers, and the largest absolute difference of
-    each that diffusers itself can paint."""
-    reference = DiffusersReference(checkpoint)
+    each that diffusers itself can paint. `settings` go to the worker."""
+    reference = DiffusersReference(checkpoint, device)
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
-        async with serve(checkpoint, Path(folder)) as served:
+        async with serve(checkpoint, Path(folder), device=DeviceChoice(device), **settings) as served:
             worker = WorkerUnderTest(served.channel, (await await_serving(served.channel)).held)
             cases = cases_for([Scheduler(name) for name in worker.held.schedulers])
             answers = {case: await difference(worker, reference, case) for case in cases}

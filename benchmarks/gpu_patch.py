@@ -1,0 +1,58 @@
+"""Rows of `gpu_rows` about LoRAs: one put into the weights of a UNet on the device by our in-place patch, and by PEFT's
+load and fuse, in turns (Katz, section 6: 2 s and 0.09 s)."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from diffusers import UNet2DConditionModel
+from safetensors.torch import load_file
+
+from benchmarks.gpu_networks import SIZES
+from benchmarks.gpu_setup import GpuSetup, RowResult, name_of
+from benchmarks.lora_patch import ENDS, RANK, figures_of, one_round
+from benchmarks.report import Figure
+from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
+from pentimento.diffusion.loras import WeightedLora, layers_of, read_lora
+from pentimento.diffusion.loras.patching import WeightPatch
+from pentimento.domain.errors import PentimentoError
+from pentimento.testing.lora_files import random_factors, write_diffusers_lora
+
+ROUNDS, CYCLES = 5, 100
+
+
+def patch_row(setup: GpuSetup, network: str) -> RowResult:
+    """Attention and residual convolutions, rank 16; weights as the kernels lay them."""
+    size, dtype = SIZES[network, setup.tiny], setup.dtypes()[0]
+    with setup.device:
+        unet = UNet2DConditionModel(**size.config)
+    unet.to(dtype).eval().requires_grad_(False)
+    result = RowResult()
+    try:
+        kernels = kernels_for(KernelMode.FUSED, setup.device)
+        assert kernels is not None
+        fuse(unet, kernels)
+    except PentimentoError:
+        pass  # the weights lie as diffusers lays them
+    family = "stable_diffusion_xl" if size.pooled_width else "stable_diffusion"
+    base = layers_of(family, {"unet": unet})
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        file = write_diffusers_lora(Path(folder), random_factors(base, rank=RANK, ends=ENDS), alpha=8.0)
+        lora, theirs = read_lora(file, base, dtype), load_file(file)
+    patch, ours = WeightPatch(unet, "unet"), WeightedLora(lora)
+    before = {name: value.clone() for name, value in unet.state_dict().items()}
+    for _ in range(2 if setup.tiny else CYCLES):
+        patch.hold((ours,))
+        saved_bytes = patch.saved_bytes
+        patch.hold(())
+    same_bits = all(torch.equal(before[name], value) for name, value in unet.state_dict().items())
+    touched = sum(unet.get_submodule(name).weight.nbytes for name in lora.components["unet"])
+    rounds = [one_round(unet, patch, ours, theirs) for _ in range(2 if setup.tiny else ROUNDS)]
+    figures = figures_of(rounds, same_bits, saved_bytes / touched)
+    name = f"{size.name}, a LoRA of {lora.size_bytes / 2**20:.0f} MiB, {name_of(dtype)}"
+    result.figures += [_named(f"{name}: {figure.name}", figure) for figure in figures]
+    return result
+
+
+def _named(name: str, figure: Figure) -> Figure:
+    return Figure(name, figure.value, figure.target, figure.samples, figure.interval)

@@ -1,0 +1,240 @@
+"""Rows of `gpu_rows` that paint whole pictures: our engine as a worker runs it, and diffusers' own pipelines, from the
+prompt to the final latents, over networks of random weights; time and, where the device tells, energy."""
+
+import gc
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from diffusers import DDIMScheduler, StableDiffusionPipeline, StableDiffusionXLPipeline, UNet2DConditionModel
+from torch import Tensor
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+from benchmarks.gpu_networks import SIZES, NetworkSize
+from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
+from benchmarks.report import Figure, Target, at_most, informative, measured
+from pentimento.diffusion.engine import (
+    CompiledDenoiser,
+    CompileMode,
+    Denoiser,
+    EagerDenoiser,
+    EngineSettings,
+    StepEngine,
+    cuda_recorder,
+    replaying,
+)
+from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
+from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
+from pentimento.diffusion.painting import NoiseStart, PaintingRequest
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import GenerationSpec
+from pentimento.testing.checkpoints import kl_autoencoder, text_config, tokenizer
+from pentimento.testing.latent_listener import LatentListener
+from services.unet_worker.device.energy import open_counter
+
+STEPS, TINY_STEPS = 30, 2
+GUIDANCE_SCALE = 7.5
+ROUNDS = 10
+PEER, COMPILED_PEER = "diffusers", "diffusers, compiled with graphs"
+EAGER, OURS = "ours, eager", "ours"
+# The targets of `engine_latency`.
+RATIOS = {EAGER: (PEER, 0.88), OURS: (COMPILED_PEER, 0.95)}
+
+# Paints the pictures of a round, from its number, and returns their final latents.
+Painter = Callable[[int], Tensor]
+
+
+def picture_row(setup: GpuSetup, network: str, count: str = "1") -> RowResult:
+    """So many guided pictures at once."""
+    result, size, dtype = RowResult(), SIZES[network, setup.tiny], setup.dtypes()[0]
+    pictures = int(count)
+    name = f"{size.name}, {pictures} at once, {name_of(dtype)}"
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        pipeline = _pipeline(setup, size, dtype, Path(folder))
+        painters: dict[str, Painter] = {PEER: _painted_by_diffusers(setup, pipeline, size, pictures)}
+        painters[EAGER] = _painted_by_engine(setup, _loaded(setup, folder, dtype), size, pictures, captures=False)
+        ways: dict[str, Callable[[], Painter]] = {
+            OURS: lambda: _ours(setup, folder, dtype, size, pictures),
+            COMPILED_PEER: lambda: _compiled_peer(setup, pipeline, size, pictures),
+        }
+        for way, make in ways.items():
+            try:
+                painters[way] = make()
+            except (PentimentoError, RuntimeError) as error:
+                result.not_run[f"{name}: {way}"] = reason_of(error)
+        gc.collect()
+        result.figures += _figures(setup, name, pictures, painters)
+    return result
+
+
+@dataclass(frozen=True)
+class Painted:
+    """One round of one way; `joules` None where the device does not tell."""
+
+    latents: Tensor
+    milliseconds: float
+    joules: float | None
+
+
+def _painted(
+    setup: GpuSetup, paint: Painter, number: int, pictures: int, counter: Callable[[], float] | None
+) -> Painted:
+    """Time and energy of a picture."""
+    found: list[Tensor] = []
+    before = counter() if counter is not None else 0.0
+    seconds = setup.seconds(lambda: found.append(paint(number)))
+    joules = (counter() - before) / pictures if counter is not None else None
+    return Painted(found[0], 1e3 * seconds / pictures, joules)
+
+
+def _figures(setup: GpuSetup, name: str, pictures: int, painters: Mapping[str, Painter]) -> list[Figure]:
+    counter = open_counter(setup.device) if setup.device.type == "cuda" else None
+    rounds: list[dict[str, Painted]] = []
+    for number in range(min(setup.rounds, ROUNDS) + 1):
+        rounds.append({way: _painted(setup, paint, number, pictures, counter) for way, paint in painters.items()})
+    kept = rounds[1:]
+    times = {way: [one[way].milliseconds for one in kept] for way in painters}
+    joules = {way: [one[way].joules or 0.0 for one in kept] for way in painters if counter is not None}
+    figures = []
+    for way, (peer, limit) in RATIOS.items():
+        if {way, peer} <= times.keys():
+            figures += _compared(name, times, way, peer, at_most(limit, "x"))
+            figures += _compared(f"{name}, joules", joules, way, peer, informative("x")) if joules else []
+    if OURS in times:
+        figures += _compared(name, times, OURS, PEER, informative("x"))
+    figures += [measured(f"{name}: {way}", taken, median, informative("ms")) for way, taken in times.items()]
+    figures += [measured(f"{name}: {way}, joules", taken, median, informative("J")) for way, taken in joules.items()]
+    for way in painters.keys() - {PEER}:
+        found = [_distance(one[way].latents, one[PEER].latents) for one in rounds]
+        target = at_most(1e-3) if way == EAGER else informative()
+        figures.append(measured(f"{name}: {way}: distance from diffusers' latents", found, max, target))
+    return figures
+
+
+def _compared(name: str, taken: Mapping[str, list[float]], way: str, peer: str, target: Target) -> list[Figure]:
+    ratios = [ours / theirs for ours, theirs in zip(taken[way], taken[peer], strict=True)]
+    return [measured(f"{name}: {way} / {peer}", ratios, median, target)]
+
+
+def _distance(ours: Tensor, theirs: Tensor) -> float:
+    """Of all latents, as a share of their length."""
+    theirs = theirs.float().cpu()
+    return float((ours.float().cpu() - theirs).norm() / theirs.norm())
+
+
+def _pipeline(setup: GpuSetup, size: NetworkSize, dtype: torch.dtype, folder: Path) -> Any:
+    """Saved, and as it was saved. Text encoders and autoencoder are tiny: no side gains by its own."""
+    torch.manual_seed(0)
+    with setup.device:
+        unet = UNet2DConditionModel(**size.config, sample_size=size.side_px // 8)
+    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
+    parts: dict[str, Any] = {
+        "vae": kl_autoencoder(block_out_channels=(8, 8, 8, 8), **blocks),
+        "unet": unet,
+        "scheduler": DDIMScheduler(beta_schedule="scaled_linear"),
+        "tokenizer": tokenizer(folder / "tokenizer"),
+    }
+    width = size.config["cross_attention_dim"]
+    if size.pooled_width:
+        second = min(size.pooled_width, width // 2)
+        config = text_config(hidden_size=second, projection_dim=size.pooled_width)
+        pipeline = StableDiffusionXLPipeline(
+            **parts,
+            text_encoder=CLIPTextModel(text_config(hidden_size=width - second)),
+            text_encoder_2=CLIPTextModelWithProjection(config),
+            tokenizer_2=tokenizer(folder / "tokenizer_2"),
+            add_watermarker=False,
+        )
+    else:
+        unguarded = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+        text_encoder = CLIPTextModel(text_config(hidden_size=width))
+        pipeline = StableDiffusionPipeline(**parts, text_encoder=text_encoder, **unguarded)
+    pipeline.to(dtype=dtype)
+    pipeline.save_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline.to(setup.device)
+
+
+def _steps(setup: GpuSetup) -> int:
+    return TINY_STEPS if setup.tiny else STEPS
+
+
+def _prompts(number: int, pictures: int) -> list[str]:
+    """Never twice the same: no memo helps."""
+    return [f"a red circle, number {number} of {place}" for place in range(pictures)]
+
+
+def _painted_by_diffusers(setup: GpuSetup, pipeline: Any, size: NetworkSize, pictures: int) -> Painter:
+    def paint(number: int) -> Tensor:
+        latents: Tensor = pipeline(
+            _prompts(number, pictures),
+            num_inference_steps=_steps(setup),
+            guidance_scale=GUIDANCE_SCALE,
+            generator=[torch.Generator().manual_seed(1000 * number + place) for place in range(pictures)],
+            output_type="latent",
+        ).images
+        return latents
+
+    return paint
+
+
+def _compiled_peer(setup: GpuSetup, pipeline: Any, size: NetworkSize, pictures: int) -> Painter:
+    """With all that diffusers advises: weights that lie channels last, one graph, CUDA graphs, over weights of its
+    own."""
+    if setup.device.type != "cuda":
+        raise RuntimeError("CUDA graphs need a CUDA device")
+    with setup.device:
+        unet = UNet2DConditionModel.from_config(pipeline.unet.config)
+    unet.to(pipeline.unet.dtype).load_state_dict(pipeline.unet.state_dict())
+    unet.eval().requires_grad_(False).to(memory_format=torch.channels_last)
+    compiled = type(pipeline)(**{**pipeline.components, "unet": unet}, **_unsaved(pipeline))
+    compiled.unet = torch.compile(unet, mode="reduce-overhead", fullgraph=True, dynamic=False)
+    compiled.set_progress_bar_config(disable=True)
+    return _painted_by_diffusers(setup, compiled, size, pictures)
+
+
+def _unsaved(pipeline: Any) -> dict[str, Any]:
+    is_xl = isinstance(pipeline, StableDiffusionXLPipeline)
+    return {"add_watermarker": False} if is_xl else {"requires_safety_checker": False}
+
+
+def _loaded(setup: GpuSetup, folder: str, dtype: torch.dtype) -> DiffusionModel:
+    return load_model(Path(folder), setup.device, dtype)
+
+
+def _ours(setup: GpuSetup, folder: str, dtype: torch.dtype, size: NetworkSize, pictures: int) -> Painter:
+    """As a worker on a GPU runs by default."""
+    kernels = kernels_for(KernelMode.FUSED, setup.device)
+    model = _loaded(setup, folder, dtype)
+    assert kernels is not None
+    fuse(model.denoiser, kernels)
+    return _painted_by_engine(setup, model, size, pictures, captures=True)
+
+
+def _painted_by_engine(
+    setup: GpuSetup, model: DiffusionModel, size: NetworkSize, pictures: int, *, captures: bool
+) -> Painter:
+    denoiser: Denoiser = EagerDenoiser(model)
+    if captures:
+        denoiser = CompiledDenoiser(model, CompileMode.CAPTURE, replaying(cuda_recorder(setup.device)), halves=True)
+    engine = StepEngine(model, EngineSettings(), denoiser=denoiser)
+    engine.start()
+    if isinstance(denoiser, CompiledDenoiser):
+        key, warmed = BatchKey(size.side_px, size.side_px, guided=True), denoiser
+        engine.call(lambda: warmed.warm(key, (pictures,))).result()
+    side, scheduler = size.side_px, model.info.schedulers[0]
+
+    def paint(number: int) -> Tensor:
+        answers = []
+        for place, prompt in enumerate(_prompts(number, pictures)):
+            seed = 1000 * number + place
+            spec = GenerationSpec(prompt, "", "", side, side, _steps(setup), GUIDANCE_SCALE, scheduler, seed)
+            answers.append(LatentListener())
+            engine.submit(PaintingRequest(spec, NoiseStart()), answers[-1])
+        return torch.cat([answer.wait() for answer in answers])
+
+    return paint

@@ -1,0 +1,49 @@
+"""Weights on a GPU, laid as the kernels want them: LoRAs go in and out without a trace, and graphs see them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, cuda_recorder, replaying
+from pentimento.diffusion.engine.probe import example_input
+from pentimento.diffusion.families import BatchKey, load_model
+from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
+from pentimento.diffusion.loras import WeightedLora, layers_of, read_lora
+from pentimento.diffusion.loras.patching import WeightPatch
+from pentimento.testing.checkpoints import write_checkpoint
+from pentimento.testing.lora_files import EVERYWHERE, random_factors, write_diffusers_lora
+
+pytestmark = pytest.mark.gpu
+
+KEY = BatchKey(32, 32, guided=True)
+
+
+@torch.inference_mode()
+def test_a_recorded_pass_sees_a_lora_in_the_weights_and_its_going(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    model = load_model(write_checkpoint(tmp_path / "model"), device, torch.float16)
+    kernels = kernels_for(KernelMode.FUSED, device)
+    assert kernels is not None
+    fuse(model.denoiser, kernels)
+    base = layers_of(model.info.family, {"unet": model.denoiser})
+    file = write_diffusers_lora(tmp_path / "lora", random_factors(base, rank=3, ends=EVERYWHERE, size=0.1), alpha=5.0)
+    chosen = (WeightedLora(read_lora(file, base, torch.float16)),)
+    patch = WeightPatch(model.denoiser, "unet", model.forget_time_terms)
+    denoiser = CompiledDenoiser(model, CompileMode.CAPTURE, replaying(cuda_recorder(device)), halves=True)
+    denoiser.warm(KEY, (1,))
+    inputs = example_input(model, KEY, 2)
+    weights = {name: value.clone() for name, value in model.denoiser.state_dict().items()}
+    plain = denoiser.predict(inputs)
+
+    patch.hold(chosen)
+    patched, wanted = denoiser.predict(inputs), model.predict(inputs)
+    for _ in range(50):
+        patch.hold(())
+        patch.hold(chosen)
+    patch.hold(())
+
+    assert torch.equal(patched, wanted)
+    assert not torch.allclose(patched, plain, atol=1e-2)
+    assert torch.equal(denoiser.predict(inputs), plain)
+    assert all(torch.equal(weights[name], value) for name, value in model.denoiser.state_dict().items())
