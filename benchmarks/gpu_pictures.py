@@ -3,7 +3,7 @@ prompt to the final latents, over networks of random weights; time and, where th
 
 import gc
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -103,7 +103,9 @@ def _figures(setup: GpuSetup, name: str, pictures: int, painters: Mapping[str, P
     for way, (peer, limit) in RATIOS.items():
         if {way, peer} <= times.keys():
             figures += _compared(name, times, way, peer, at_most(limit, "x"))
-            figures += _compared(f"{name}, joules", joules, way, peer, informative("x")) if joules else []
+            spent = list(zip(joules.get(way, ()), joules.get(peer, ()), strict=True))
+            if sum(theirs for _, theirs in spent):  # the counter may not have moved within a few milliseconds
+                figures.append(measured(f"{name}: {way} / {peer}, joules", spent, _ratio_of_sums, informative("x")))
     if OURS in times:
         figures += _compared(name, times, OURS, PEER, informative("x"))
     figures += [measured(f"{name}: {way}", taken, median, informative("ms")) for way, taken in times.items()]
@@ -118,6 +120,10 @@ def _figures(setup: GpuSetup, name: str, pictures: int, painters: Mapping[str, P
 def _compared(name: str, taken: Mapping[str, list[float]], way: str, peer: str, target: Target) -> list[Figure]:
     ratios = [ours / theirs for ours, theirs in zip(taken[way], taken[peer], strict=True)]
     return [measured(f"{name}: {way} / {peer}", ratios, median, target)]
+
+
+def _ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:
+    return sum(ours for ours, _ in pairs) / max(sum(theirs for _, theirs in pairs), 1e-9)
 
 
 def _distance(ours: Tensor, theirs: Tensor) -> float:

@@ -47,3 +47,19 @@ def test_a_recorded_pass_sees_a_lora_in_the_weights_and_its_going(tmp_path: Path
     assert not torch.allclose(patched, plain, atol=1e-2)
     assert torch.equal(denoiser.predict(inputs), plain)
     assert all(torch.equal(weights[name], value) for name, value in model.denoiser.state_dict().items())
+
+
+@torch.inference_mode()
+def test_a_lora_in_the_weights_of_a_gpu_is_what_it_is_on_a_cpu(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "model")
+    models = [load_model(checkpoint, torch.device(device), torch.float32) for device in ("cpu", "cuda")]
+    base = layers_of(models[0].info.family, {"unet": models[0].denoiser})
+    file = write_diffusers_lora(tmp_path / "lora", random_factors(base, rank=3, ends=EVERYWHERE, size=0.1), alpha=5.0)
+    chosen = (WeightedLora(read_lora(file, base, torch.float32), 0.7),)
+
+    for model in models:
+        WeightPatch(model.denoiser, "unet").hold(chosen)
+
+    on_cpu, on_gpu = (model.denoiser.state_dict() for model in models)
+    for name, value in on_cpu.items():
+        torch.testing.assert_close(on_gpu[name].cpu(), value, rtol=1e-5, atol=1e-5)

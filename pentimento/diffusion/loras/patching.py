@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pentimento.diffusion.families.layer_forwards import Forward, replaced
+from pentimento.diffusion.loras.device_copies import FactorsThere, KeptWeights
 from pentimento.diffusion.loras.lora import AdapterSet, LowRankFactors, set_key
 
 _CACHED_BYTES, _ROWS = 1024 * 1024, 64
@@ -29,7 +30,7 @@ class WeightPatch:
         self._component = component
         self._changed = changed
         self._held: AdapterSet = ()
-        self._originals: dict[str, Tensor] = {}
+        self._originals = KeptWeights()
         self._patched: set[str] = set()
 
     @property
@@ -40,7 +41,7 @@ class WeightPatch:
     @property
     def saved_bytes(self) -> int:
         """Host memory that the kept weights take: those of all layers that were ever patched."""
-        return sum(original.nbytes for original in self._originals.values())
+        return sum(original.nbytes for original in self._originals.by_name.values())
 
     def holds(self, adapters: AdapterSet) -> bool:
         """Return whether the weights are those of the set."""
@@ -63,15 +64,15 @@ class WeightPatch:
     @torch.no_grad()
     def _replace(self, parts: dict[str, list[tuple[LowRankFactors, float]]]) -> None:
         for name in sorted(self._patched):
-            self._weight(name).copy_(self._originals[name])
+            self._weight(name).copy_(self._originals.by_name[name], non_blocking=True)
             self._patched.remove(name)
+        weights = {name: self._weight(name) for name in parts}
+        self._originals.keep(weights)
+        there = FactorsThere(next(self._network.parameters()).device)
         for name, changes in parts.items():
-            weight = self._weight(name)
-            if name not in self._originals:
-                self._originals[name] = weight.to("cpu", copy=True)
             self._patched.add(name)
             for factors, strength in changes:
-                _add(weight, factors, strength)
+                _add(weights[name], factors, strength, there)
         self._changed()
 
     def _weight(self, name: str) -> Tensor:
@@ -90,7 +91,7 @@ def patched_copies(network: nn.Module, component: str, adapters: AdapterSet) -> 
         assert isinstance(layer, nn.Linear), "text encoders have no other layers that LoRAs change"
         weight = layer.weight.detach().clone()
         for factors, strength in changes[layer]:
-            _add(weight, factors, strength)
+            _add(weight, factors, strength, FactorsThere(weight.device))
         return functional.linear(inputs, weight, layer.bias)
 
     return replaced(changes, forward)
@@ -105,11 +106,10 @@ def _parts(adapters: AdapterSet, component: str) -> dict[str, list[tuple[LowRank
     return parts
 
 
-def _add(weight: Tensor, factors: LowRankFactors, strength: float) -> None:
+def _add(weight: Tensor, factors: LowRankFactors, strength: float, there: FactorsThere) -> None:
     """Rounds as PEFT does where it merges: the product, then times its scale, then added. A convolution's weight is a
     matrix too: (outputs, inputs * height * width)."""
-    up, down = factors.up.to(weight.device, torch.float32), factors.down.to(weight.device, torch.float32)
-    up, down, scale = up.flatten(1), down.flatten(1), factors.scale * strength
+    (up, down), scale = there.matrices(factors), factors.scale * strength
     row_count = min(_rows_at_once(down), len(weight)) if down.device.type == "cpu" else len(weight)
     change = down.new_empty((row_count, down.shape[1]))
     for part, rows in zip(weight.split(row_count), up.split(row_count), strict=True):

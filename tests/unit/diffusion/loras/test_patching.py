@@ -1,7 +1,7 @@
 """The in-place patch: the weights it makes, and the bits that come back."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.loras import AdapterSet, BaseLayers, Lora, LowRankFactors, WeightedLora
+from pentimento.diffusion.loras.device_copies import KeptWeights
 from pentimento.diffusion.loras.patching import WeightPatch
 from tests.unit.diffusion.loras.made_loras import made_lora
 
@@ -135,19 +136,21 @@ def test_a_layer_is_copied_before_its_first_patch_and_never_again(
     before = digest(model.denoiser)
     patch.hold((WeightedLora(first),))
     patch.hold(())
-    copied: list[Tensor] = []
-    original = Tensor.to
+    kept: list[set[str]] = []
+    keep = KeptWeights.keep
 
-    def to(tensor: Tensor, *where: Any, **how: Any) -> Tensor:
-        copied.extend([tensor] if how.get("copy") else [])
-        return original(tensor, *where, **how)
+    def keep_and_tell(self: KeptWeights, given: Mapping[str, Tensor]) -> None:
+        before = set(self.by_name)
+        keep(self, given)
+        kept.append(self.by_name.keys() - before)
 
-    monkeypatch.setattr(Tensor, "to", to)
-    patch.hold((WeightedLora(first),))
-    assert not copied
-    patch.hold((WeightedLora(second),))
-    assert {one.dim() for one in copied} == {4}
+    monkeypatch.setattr(KeptWeights, "keep", keep_and_tell)
+    for lora in (first, second, second):
+        patch.hold(())
+        patch.hold((WeightedLora(lora),))
     patch.hold(())
+
+    assert [{name.rpartition(".")[2] for name in names} for names in kept if names] == [{"conv1"}]
 
     assert digest(model.denoiser) == before
 
