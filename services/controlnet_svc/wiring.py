@@ -13,8 +13,7 @@ from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import add_Control
 from pentimento.clients.controller import ControllerClient
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying
-from pentimento.diffusion.kernels import KernelMode, kernels_for
-from pentimento.diffusion.triton_package import has_triton
+from pentimento.diffusion.kernels import KernelMode, kernels_for, runs_kernels
 from pentimento.domain.adapters import PipeliningBound
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
@@ -59,7 +58,7 @@ def _registered(settings: ControlNetSettings, device: torch.device, dtype: torch
 def _form(settings: ControlNetSettings, device: torch.device) -> ControlNetForm:
     if device.type != "cuda":
         return PLAIN
-    kernels = kernels_for(KernelMode.FUSED, device) if settings.kernels and has_triton() else None
+    kernels = kernels_for(KernelMode.FUSED, device) if settings.kernels and runs_kernels(device) else None
     return ControlNetForm(
         kernels, replaying(cuda_recorder(device), KEPT_RECORDINGS) if settings.capture else PLAIN.compiler
     )

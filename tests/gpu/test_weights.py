@@ -8,7 +8,7 @@ import torch
 from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, cuda_recorder, replaying
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, load_model
-from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
+from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for, runs_kernels
 from pentimento.diffusion.loras import WeightedLora, layers_of, read_lora
 from pentimento.diffusion.loras.patching import WeightPatch
 from pentimento.testing.checkpoints import write_checkpoint
@@ -17,6 +17,10 @@ from pentimento.testing.lora_files import EVERYWHERE, random_factors, write_diff
 pytestmark = pytest.mark.gpu
 
 KEY = BatchKey(32, 32, guided=True)
+
+
+def test_kernels_run_by_default() -> None:
+    assert runs_kernels(torch.device("cuda"))
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@
 | `fusing` | puts such layers into a network, and takes them out again |
 """
 
-from pentimento.diffusion.kernels.fusing import FusedLayers, KernelMode, fuse, kernels_for
+from pentimento.diffusion.kernels.fusing import FusedLayers, KernelMode, fuse, kernels_for, runs_kernels
 from pentimento.diffusion.kernels.layers import REFERENCE, Kernels
 
-__all__ = ["REFERENCE", "FusedLayers", "KernelMode", "Kernels", "fuse", "kernels_for"]
+__all__ = ["REFERENCE", "FusedLayers", "KernelMode", "Kernels", "fuse", "kernels_for", "runs_kernels"]

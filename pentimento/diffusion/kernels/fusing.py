@@ -1,6 +1,8 @@
 """Puts layers with kernels into a network."""
 
+import logging
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,6 +11,8 @@ from torch import nn
 from pentimento.diffusion.kernels.layers import FusedGeglu, FusedLayerNorm, FusedNorm, Kernels, SiluOfTimes
 from pentimento.diffusion.triton_package import check_triton
 from pentimento.domain.errors import FailedPrecondition
+
+logger = logging.getLogger(__name__)
 
 
 class KernelMode(Enum):
@@ -52,6 +56,23 @@ def kernels_for(mode: KernelMode, device: torch.device) -> Kernels | None:
     from pentimento.diffusion.kernels import triton_kernels as kernels
 
     return Kernels(kernels.group_norm, kernels.join, kernels.add_layer_norm, kernels.geglu)
+
+
+@cache
+def runs_kernels(device: torch.device) -> bool:
+    """Return whether a kernel was compiled and run on `device`. A GPU alone has any; where Triton, the compiler of C
+    that it needs or a place for what it compiles is missing there, the log says what is."""
+    if device.type != "cuda":
+        return False
+    try:
+        kernels = kernels_for(KernelMode.FUSED, device)
+        assert kernels is not None
+        kernels.geglu(torch.zeros((1, 2), device=device))
+        torch.cuda.synchronize(device)
+    except Exception as error:  # whatever Triton meets: without kernels the model runs, too
+        logger.warning("passes run without fused kernels: %s", error, extra={"reason": "NO_KERNELS"})
+        return False
+    return True
 
 
 def fuse(network: nn.Module, kernels: Kernels) -> FusedLayers:

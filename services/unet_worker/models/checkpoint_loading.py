@@ -13,8 +13,7 @@ from pentimento.diffusion.engine import (
     replaying,
 )
 from pentimento.diffusion.families import DiffusionModel, load_model
-from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
-from pentimento.diffusion.triton_package import has_triton
+from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for, runs_kernels
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import FailedPrecondition
 from services.unet_worker.device.torch_device import choose_device, choose_dtype
@@ -38,7 +37,7 @@ def kernel_mode(choice: KernelChoice, device: torch.device) -> KernelMode:
     """Return which kernels run, where the choice is left to the device."""
     if choice is not KernelChoice.AUTO:
         return KernelMode(choice.value)
-    return KernelMode.FUSED if device.type == "cuda" and has_triton() else KernelMode.OFF
+    return KernelMode.FUSED if runs_kernels(device) else KernelMode.OFF
 
 
 def compile_mode(choice: CompileChoice, device: torch.device) -> CompileMode:

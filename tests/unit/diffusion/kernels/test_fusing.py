@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
-from pentimento.diffusion.kernels import REFERENCE, KernelMode, Kernels, fuse, kernels_for
+from pentimento.diffusion.kernels import REFERENCE, KernelMode, Kernels, fuse, fusing, kernels_for, runs_kernels
 from pentimento.diffusion.kernels.layers import FusedNorm
 from pentimento.diffusion.loras import WeightedLora, layers_of
 from pentimento.diffusion.loras.bypass import row_updates, stack_adapters
@@ -177,3 +177,21 @@ def test_a_missing_package_is_told_from_a_missing_device(monkeypatch: pytest.Mon
     with pytest.raises(FailedPrecondition) as refusal:
         kernels_for(KernelMode.FUSED, torch.device("cuda"))
     assert refusal.value.reason == "NO_TRITON"
+
+
+def test_where_triton_cannot_compile_kernels_are_left_out_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def without_a_compiler(projected: Tensor) -> Tensor:
+        raise RuntimeError("Failed to find C compiler")
+
+    runs_kernels.cache_clear()
+    monkeypatch.setattr(fusing, "kernels_for", lambda mode, device: Kernels(geglu=without_a_compiler))
+    monkeypatch.setattr(torch, "zeros", lambda shape, device: Tensor())
+
+    assert runs_kernels(torch.device("cuda")) is False
+    assert runs_kernels(torch.device("cpu")) is False
+    runs_kernels.cache_clear()
+
+    (record,) = caplog.records
+    assert "C compiler" in record.getMessage() and getattr(record, "reason", "") == "NO_KERNELS"
