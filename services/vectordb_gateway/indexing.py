@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pentimento.rpc.thread_pools import started_pool
@@ -20,6 +22,30 @@ _BATCH_COUNT = 256
 _COMMIT_WAIT_S = 1.0
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """Entries of the ledger whose numbers are above `after`, as it was when entries had been taken out `removals`
+    times."""
+
+    after: int
+    removals: int
+    entries: list[EntryVectors]
+
+
+class _InTurn:
+    """A lock that goes to whoever waits for it, not back to who has just held it."""
+
+    def __init__(self) -> None:
+        self._gate, self._lock = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._gate:
+            self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
 class Indexing:
     """Blocking but for `make_findable`. Methods raise StoreUnavailable and may be repeated."""
 
@@ -34,42 +60,64 @@ class Indexing:
         self._index = index
         self._guard = guard
         self._on_indexed = on_indexed
-        self._lock = threading.Lock()
+        self._lock = _InTurn()
+        # How often entries were taken out.
+        self._removals = 0
         self._thread = started_pool(1, "indexing")
         self._reader = started_pool(1, "indexing-reader")
 
     async def make_findable(self) -> None:
-        """`index_new`, waited for a second at most: raises TimeoutError then, and the work goes on."""
+        """`index_newest`, waited for a second at most: raises TimeoutError then, and the work goes on."""
         async with asyncio.timeout(_COMMIT_WAIT_S):
-            await asyncio.get_running_loop().run_in_executor(self._thread, self.index_new)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self.index_newest)
 
-    def index_new(self) -> None:
-        """Put every live entry into the index that is not there yet, or is there under keys that it lost, in batches.
-        While the index takes one, the next is read and the one before is marked."""
+    def index_newest(self) -> None:
+        """Put the newest live entries into the index that are not there yet, a batch of them. What was there before
+        and got lost is left to `index_new`: whoever commits does not wait for it."""
         with self._lock:
             self._guard.prepare_index()
-            batch, marked = self._ledger.unindexed(_BATCH_COUNT), None
-            try:
-                while batch:
+            if batch := self._ledger.newest_unindexed(_BATCH_COUNT):
+                self._index.upsert([_point(vectors) for vectors in batch])
+                self._ledger.mark_indexed(batch).result()
+        self._on_indexed()
+
+    def index_new(self) -> None:
+        """Put every live entry into the index that is not there yet, or is there under keys that it lost, in batches,
+        between which commits have theirs put there. While the index takes one, the next is read and the one before is
+        marked."""
+        marked: Future[None] | None = None
+        following: Future[_Batch] | None = self._reader.submit(self._read, -1)
+        try:
+            while following is not None:
+                with self._lock:
+                    self._guard.prepare_index()
+                    batch = following.result()
+                    if batch.removals != self._removals:
+                        # Something that it holds may be gone from the ledger: nobody would take it out again.
+                        batch = self._read(batch.after)
                     following = None
-                    if len(batch) == _BATCH_COUNT:
-                        following = self._reader.submit(self._ledger.unindexed, _BATCH_COUNT, batch[-1].sequence)
-                    self._index.upsert([_point(vectors) for vectors in batch])
-                    if marked is not None:
-                        marked.result()
-                    marked = self._ledger.mark_indexed(batch)
-                    # Whoever commits what comes meanwhile has it indexed.
-                    batch = following.result() if following is not None else []
-            finally:
-                # What the index took is marked before anybody hears that it refused the rest.
-                if marked is not None:
-                    marked.result()
+                    if len(batch.entries) == _BATCH_COUNT:
+                        following = self._reader.submit(self._read, batch.entries[-1].sequence)
+                    if batch.entries:
+                        self._index.upsert([_point(vectors) for vectors in batch.entries])
+                        if marked is not None:
+                            marked.result()
+                        marked = self._ledger.mark_indexed(batch.entries)
+        finally:
+            # What the index took is marked before anybody hears that it refused the rest.
+            if marked is not None:
+                marked.result()
         self._on_indexed()
 
     def remove_doomed(self) -> None:
         """Take doomed entries out of the index, then out of the ledger."""
-        with self._lock:
-            while batch := self._ledger.doomed_ids(_BATCH_COUNT):
+        is_done = False
+        while not is_done:
+            with self._lock:
+                batch = self._ledger.doomed_ids(_BATCH_COUNT)
+                if is_done := not batch:
+                    continue
+                self._removals += 1
                 if self._guard.bound:
                     self._guard.prepare_index()
                     self._index.delete(batch)
@@ -89,6 +137,10 @@ class Indexing:
         """Let go of the threads."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._reader.shutdown(wait=True, cancel_futures=True)
+
+    def _read(self, after: int) -> "_Batch":
+        removals = self._removals
+        return _Batch(after, removals, self._ledger.unindexed(_BATCH_COUNT, after))
 
     def _mark_missing(self, missing: Sequence[str]) -> None:
         for batch in batches(missing, _BATCH_COUNT):

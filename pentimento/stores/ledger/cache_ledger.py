@@ -245,6 +245,10 @@ class CacheLedger:
         above `after`, oldest first."""
         return self._unindexed.read(limit_count, after)
 
+    def newest_unindexed(self, limit_count: int) -> list[EntryVectors]:
+        """Return the same, newest first."""
+        return self._unindexed.newest(limit_count)
+
     def vectors_after(self, sequence: int, limit_count: int) -> list[NumberedVector]:
         """Return live entries whose number is above `sequence`, oldest first."""
         with typed_errors():

@@ -24,10 +24,16 @@ _MARK_INDEXED = PreparedWrite(
 
 
 class UnindexedEntries:
-    """A statement that is prepared once. Read from any thread."""
+    """Statements that are prepared once. Read from any thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._read = PreparedRead(engine, _unindexed(engine.dialect.name))
+        self._newest = PreparedRead(engine, _newest_unindexed(engine.dialect.name))
+
+    def newest(self, limit_count: int) -> list[EntryVectors]:
+        """Return so many at most, newest first. Raises StoreUnavailable."""
+        with typed_errors():
+            return [_vectors(row) for row in self._newest.rows(limit_count=limit_count)]
 
     def read(self, limit_count: int, after: int) -> list[EntryVectors]:
         """Return so many at most whose number is above `after`, oldest first. Raises StoreUnavailable."""
@@ -59,10 +65,17 @@ def _vectors(row: Any) -> EntryVectors:
 
 
 def _unindexed(dialect: str) -> Select[Any]:
+    return _new_entries(dialect).where(_entries.c.sequence > bindparam("after")).order_by(_entries.c.sequence)
+
+
+def _newest_unindexed(dialect: str) -> Select[Any]:
+    return _new_entries(dialect).order_by(_entries.c.sequence.desc())
+
+
+def _new_entries(dialect: str) -> Select[Any]:
     vectors = (_entries.c.text_vector, _entries.c.image_vector)
     columns = (_entries.c.sequence, _entries.c.entry_id, _entries.c.pool, _entries.c.created_at, *vectors)
-    statement = select(*columns, _keys_of_entry(dialect)).order_by(_entries.c.sequence)
-    return statement.where(_IS_NEW, _entries.c.sequence > bindparam("after")).limit(bindparam("limit_count"))
+    return select(*columns, _keys_of_entry(dialect)).where(_IS_NEW).limit(bindparam("limit_count"))
 
 
 def _keys_of_entry(dialect: str) -> Label[Any]:

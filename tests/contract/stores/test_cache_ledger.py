@@ -113,6 +113,8 @@ def test_new_entries_wait_for_the_index(ledger: CacheLedger) -> None:
     new = ledger.unindexed(10)
     assert [vectors.entry_id for vectors in new] == [first, second]
     assert [vectors.entry_id for vectors in ledger.unindexed(10, after=new[0].sequence)] == [second]
+    assert [vectors.entry_id for vectors in ledger.newest_unindexed(10)] == [second, first]
+    assert [vectors.entry_id for vectors in ledger.newest_unindexed(1)] == [second]
     ledger.mark_indexed(new[:1]).result()
 
     number = new[1].sequence

@@ -1,15 +1,17 @@
-"""New entries go into the index batch by batch; what it did not take stays for the next round."""
+"""New entries go into the index batch by batch, commits between two batches; what it did not take stays for the next
+round."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.vectors import VectorPoint
+from pentimento.stores.vectors import VectorIndex, VectorPoint
 from services.vectordb_gateway import indexing
-from tests.gateways import embedding, running_gateway
+from tests.gateways import attempt, embedding, running_gateway, scope
 
 
 async def test_what_the_index_refused_goes_in_with_the_next_round(
@@ -41,3 +43,92 @@ async def test_what_the_index_refused_goes_in_with_the_next_round(
         assert taken == [2, 2, 2, 2]
         assert ledger.indexed_ids(stored) == set(stored)
         assert set(index.entry_ids()) == set(stored)
+
+
+class HeldIndex:
+    """Lets the upserts of an index through one by one; `taken` has the ids of each."""
+
+    def __init__(self, index: VectorIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.taken: list[list[str]] = []
+        self._upsert = index.upsert
+        self._entered, self._through = threading.Semaphore(0), threading.Semaphore(0)
+        monkeypatch.setattr(index, "upsert", self._held)
+
+    def let_through(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._through.release()
+
+    async def entered(self) -> None:
+        """Wait for the next upsert to begin."""
+        assert await asyncio.to_thread(self._entered.acquire, timeout=30)
+
+    def _held(self, points: Sequence[VectorPoint]) -> None:
+        self._entered.release()
+        assert self._through.acquire(timeout=30)
+        self.taken.append([point.entry_id for point in points])
+        self._upsert(points)
+
+
+async def waited_for(indexed: indexing.Indexing) -> None:
+    """Until somebody waits for the index."""
+    for _ in range(3000):
+        if indexed._lock._gate.locked():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("nobody waits for the index")
+
+
+async def test_a_commit_does_not_wait_until_a_lost_index_is_filled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        ledger, index = gateway.process.stores.ledger, gateway.process.stores.index
+        lost = [await gateway.store(embedding(number)) for number in range(1, 7)]
+        ledger.mark_unindexed(lost).result()
+        monkeypatch.setattr(indexing, "_BATCH_COUNT", 2)
+        # As long as the test needs: the commit waits for the batch that the index is taking.
+        monkeypatch.setattr(indexing, "_COMMIT_WAIT_S", 30.0)
+        held = HeldIndex(index, monkeypatch)
+
+        filling = asyncio.create_task(asyncio.to_thread(gateway.process.indexing.index_new))
+        await held.entered()
+        by = attempt()
+        grant = await gateway.client.reserve(scope(), by)
+        assert grant is not None
+        committing = asyncio.create_task(
+            gateway.client.commit(scope(), by, gateway.upload(grant), embedding(7), embedding(7))
+        )
+        await waited_for(gateway.process.indexing)
+        held.let_through(2)
+        new = await committing
+
+        assert held.taken == [lost[:2], [new, lost[5]]]
+        assert ledger.indexed_ids([new]) == {new}
+        held.let_through(3)
+        await filling
+        assert ledger.indexed_ids(lost) == set(lost)
+
+
+async def test_what_is_taken_out_while_the_index_is_filled_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        ledger, index = gateway.process.stores.ledger, gateway.process.stores.index
+        lost = [await gateway.store(embedding(number)) for number in range(1, 7)]
+        ledger.mark_unindexed(lost).result()
+        monkeypatch.setattr(indexing, "_BATCH_COUNT", 2)
+        held = HeldIndex(index, monkeypatch)
+
+        filling = asyncio.create_task(asyncio.to_thread(gateway.process.indexing.index_new))
+        await held.entered()
+        # The second batch, which holds the third entry, is read.
+        await asyncio.wrap_future(gateway.process.indexing._reader.submit(lambda: None))
+        ledger.doom([lost[2]], 0.0).result()
+        removing = asyncio.create_task(asyncio.to_thread(gateway.process.indexing.remove_doomed))
+        await waited_for(gateway.process.indexing)
+        held.let_through(9)
+        await removing
+        await filling
+
+        kept = {*lost} - {lost[2]}
+        assert set(index.entry_ids()) == kept == ledger.indexed_ids(lost)
