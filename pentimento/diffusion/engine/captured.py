@@ -66,6 +66,10 @@ class ReplayedFunction:
         known.recording.replay()
         return known.recording.outputs
 
+    def forget(self) -> None:
+        """Forget all recordings, and give their memory up."""
+        self._known.clear()
+
     def _record(self, arguments: Any) -> "_Recorded | None":
         buffered = _cloned(arguments)
         try:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.engine.captured import ReplayedFunction
 from pentimento.diffusion.engine.limits import rows_of
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families.model import (
@@ -46,6 +47,10 @@ class Denoiser(Protocol):
         """Return the prediction from an encoding of the same rows and their residuals; the caller may keep it."""
         ...
 
+    def release_memory(self) -> None:
+        """Give up what is kept on the device for later passes."""
+        ...
+
 
 class EagerDenoiser:
     """The model's own forward pass, run eagerly."""
@@ -72,6 +77,9 @@ class EagerDenoiser:
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Return the prediction from an encoding of the same rows."""
         return self._model.decode(inputs, encoding)
+
+    def release_memory(self) -> None:
+        """Do nothing: nothing is kept."""
 
 
 class CompileMode(Enum):
@@ -124,9 +132,11 @@ class CompiledDenoiser:
         graphs belong to."""
         for size in sorted(batch_sizes):
             inputs = example_input(self._model, key, size * rows_of(key))
-            for _ in range(3):  # CUDA graphs: a warm-up, the recording, a replay
+            for number in range(3):  # CUDA graphs: a warm-up, the recording, a replay
                 self._run(inputs)
-                self._warm_halves(inputs)
+                # Halves that are captured take much memory: they are recorded once such pictures come.
+                if not number or not self._takes_any_shape:
+                    self._warm_halves(inputs)
             self._shapes.add(inputs.latents.shape)
             self._sizes[key] = (*self.sizes(key), size)
 
@@ -166,6 +176,12 @@ class CompiledDenoiser:
         if inputs.residuals is None or not encoding.tensors or not self._has_halves(inputs):
             return self._model.decode(inputs, encoding)
         return self._run_decoder(inputs, encoding, inputs.residuals)
+
+    def release_memory(self) -> None:
+        """Forget what was captured; passes that come again are captured anew."""
+        for function in (self._forward, self._encoder, self._decoder):
+            if isinstance(function, ReplayedFunction):
+                function.forget()
 
     def _has_halves(self, inputs: DenoiserInput) -> bool:
         shapes = self._half_shapes

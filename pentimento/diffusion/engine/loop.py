@@ -224,6 +224,7 @@ class StepLoop:
             yield forward
             return
         if ran_out:
+            self._denoiser.release_memory()
             release_unused(self._model.device)
         for half in halves:
             yield from self._forwards(half)

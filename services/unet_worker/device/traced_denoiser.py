@@ -37,3 +37,7 @@ class TracedDenoiser:
         """Return the prediction from an encoding of the same rows and their residuals."""
         with self._spans.span("decode", len(inputs.latents)):
             return self._denoiser.decode(inputs, encoding)
+
+    def release_memory(self) -> None:
+        """Give up what is kept on the device for later passes."""
+        self._denoiser.release_memory()

@@ -53,7 +53,7 @@ class Scripted:
     def __init__(self, model: DiffusionModel, change: Callable[[int, Any, torch.Tensor], torch.Tensor]) -> None:
         self._model = model
         self._change = change
-        self.calls = 0
+        self.calls = self.releases = 0
 
     def padded(self, key: object, request_count: int) -> int:
         return request_count
@@ -70,3 +70,6 @@ class Scripted:
 
     def decode(self, inputs: Any, encoding: Any) -> torch.Tensor:
         return self._model.decode(inputs, encoding)
+
+    def release_memory(self) -> None:
+        self.releases += 1

@@ -1,6 +1,7 @@
 """Recorded passes: which buffers they read, and that replays give what the pass itself gives. A recording here runs the
 function again and writes over the first outputs, as a CUDA graph does; only the recording itself needs a GPU."""
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -155,10 +156,22 @@ def test_a_batch_of_another_size_that_comes_again_is_recorded_with_its_halves(
 
     for _ in range(3):
         assert torch.equal(denoiser.predict(inputs), whole)
-    assert len(recordings.made) == 3 + 1
+    assert len(recordings.made) == 1 + 1
     for _ in range(3):
         assert torch.equal(denoiser.predict(replace(inputs, residuals=residuals)), whole)
-    assert len(recordings.made) == 3 + 3
+    assert len(recordings.made) == 2 + 2
+
+
+@torch.inference_mode()
+def test_what_was_recorded_is_given_up_where_memory_is_wanted(model: DiffusionModel, recordings: Recordings) -> None:
+    denoiser, inputs = captured(model, recordings, (1,)), example_input(model, KEY, 2)
+    recording = weakref.ref(recordings.made.pop())
+
+    denoiser.release_memory()
+
+    assert recording() is None
+    assert torch.equal(denoiser.predict(inputs), model.predict(inputs))
+    assert recordings.made == []
 
 
 @torch.inference_mode()
@@ -166,10 +179,15 @@ def test_the_pass_and_both_its_halves_are_recorded_for_each_batch_size(
     model: DiffusionModel, recordings: Recordings
 ) -> None:
     denoiser = captured(model, recordings, (1, 3))
+    assert len(recordings.made) == 2
+    for rows in (2, 6):
+        inputs = example_input(model, KEY, rows)
+        for _ in range(2):
+            zeros = model.example_residuals(denoiser.encode(inputs))
+            denoiser.predict(replace(inputs, residuals=zeros))
     assert len(recordings.made) == 2 * 3
     before = [one.replays for one in recordings.made]
 
-    inputs = example_input(model, KEY, 6)
     shifted = replace(inputs, latents=inputs.latents * 0.5)
     encoding = denoiser.encode(inputs)
     other = denoiser.encode(shifted)
@@ -185,7 +203,9 @@ def test_the_pass_and_both_its_halves_are_recorded_for_each_batch_size(
     whole = denoiser.predict(shifted)
 
     assert len(recordings.made) == 6
-    assert [one.replays for one in recordings.made] == [*before[:3], before[3] + 1, before[4] + 2, before[5] + 1]
+    whole_of_six, encoder, decoder = 1, 4, 5
+    replays = [one.replays - earlier for one, earlier in zip(recordings.made, before, strict=True)]
+    assert (replays[whole_of_six], replays[encoder], replays[decoder], sum(replays)) == (1, 2, 1, 4)
     # The first encoding outlived the second: it was not left in the graph's own memory.
     assert torch.equal(late, model.predict(controlled))
     assert torch.equal(other.tensors[0], model.encode(shifted).tensors[0])
@@ -217,7 +237,7 @@ def test_pictures_in_padded_batches_are_what_they_are_alone(model: DiffusionMode
     assert [(report.request_count, report.row_count) for report in loop.observer.batches] == [(2, 6)] * 6
     for one in added:
         assert_same_picture(model, one)
-    assert len(recordings.made) == 6
+    assert len(recordings.made) == 2
 
 
 def test_a_cpu_has_no_graphs_and_says_so() -> None:

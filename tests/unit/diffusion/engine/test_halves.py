@@ -61,6 +61,8 @@ class Halves:
         self.calls.append(("decode", len(inputs.latents)))
         return self.model.decode(inputs, encoding)
 
+    def release_memory(self) -> None: ...
+
 
 def residuals_for(model: DiffusionModel, inputs: DenoiserInput, seed: int) -> ControlResiduals:
     """Random ones, as every ControlNet of the family has them; a transformer's of one block."""

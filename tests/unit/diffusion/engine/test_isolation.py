@@ -94,12 +94,14 @@ NO_MEMORY = [
 
 @pytest.mark.parametrize("error", NO_MEMORY, ids=["cuda", "cpu", "python"])
 def test_a_batch_that_does_not_fit_the_device_is_halved_and_reported(model: DiffusionModel, error: Exception) -> None:
-    loop = Loop(model, denoiser=Scripted(model, at_most(4, error)))
+    denoiser = Scripted(model, at_most(4, error))
+    loop = Loop(model, denoiser=denoiser)
     added = [loop.add(request(seed)) for seed in range(4)]
 
     loop.run()
 
     assert loop.observer.refused_batches == [4]
+    assert denoiser.releases == 1
     assert loop.observer.sizes == [2] * 12
     for one in added:
         assert_same_picture(model, one)
