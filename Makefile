@@ -49,7 +49,7 @@ help: ## this list
 demo: $(DEMO_READY) ## bring the suite up with the tiny models, paint a few pictures through all services, stop it again
 	$(BIN)/python scripts/demo.py
 
-test: $(DEV_READY) ## every test but those of the next two targets, and those that need a container engine
+test: $(DEV_READY) ## every test but those of the next targets, and those that need a container engine or a GPU
 	$(PYTEST) -m "not compose and not faults and not training and not gpu" $(PYTEST_ARGS)
 
 test-faults: $(DEV_READY) ## kills and stops of real processes under load

@@ -30,7 +30,7 @@ from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
 from pentimento.supervisor.models import find_model
-from pentimento.testing.latent_listener import LatentListener
+from pentimento.testing.latent_listener import painted_together
 
 GUIDANCE_SCALE = 3.0
 WARM_UP_ROUNDS = 2
@@ -47,9 +47,7 @@ def engine_side(model: DiffusionModel, denoiser: Denoiser, steps: int) -> tuple[
     def paint(prompt: str, seed: int) -> Tensor:
         size = (info.default_width_px, info.default_height_px)
         spec = GenerationSpec(prompt, "", "", *size, steps, GUIDANCE_SCALE, info.schedulers[0], seed)
-        answer = LatentListener()
-        engine.submit(PaintingRequest(spec, NoiseStart()), answer)
-        return answer.wait()
+        return painted_together(engine, [PaintingRequest(spec, NoiseStart())])[0]
 
     return paint, engine
 

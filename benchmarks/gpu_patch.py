@@ -2,6 +2,7 @@
 load and fuse, in turns (Katz, section 6: 2 s and 0.09 s)."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,7 +12,6 @@ from safetensors.torch import load_file
 from benchmarks.gpu_networks import SIZES
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of
 from benchmarks.lora_patch import ENDS, RANK, figures_of, one_round
-from benchmarks.report import Figure
 from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
 from pentimento.diffusion.loras import WeightedLora, layers_of, read_lora
 from pentimento.diffusion.loras.patching import WeightPatch
@@ -27,7 +27,6 @@ def patch_row(setup: GpuSetup, network: str) -> RowResult:
     with setup.device:
         unet = UNet2DConditionModel(**size.config)
     unet.to(dtype).eval().requires_grad_(False)
-    result = RowResult()
     try:
         kernels = kernels_for(KernelMode.FUSED, setup.device)
         assert kernels is not None
@@ -51,9 +50,4 @@ def patch_row(setup: GpuSetup, network: str) -> RowResult:
     rounds = [one_round(unet, patch, ours, theirs) for _ in range(1 + (2 if setup.tiny else ROUNDS))][1:]
     figures = figures_of(rounds, same_bits, saved_bytes / touched)
     name = f"{size.name}, a LoRA of {lora.size_bytes / 2**20:.0f} MiB, {name_of(dtype)}"
-    result.figures += [_named(f"{name}: {figure.name}", figure) for figure in figures]
-    return result
-
-
-def _named(name: str, figure: Figure) -> Figure:
-    return Figure(name, figure.value, figure.target, figure.samples, figure.interval)
+    return RowResult([replace(figure, name=f"{name}: {figure.name}") for figure in figures])

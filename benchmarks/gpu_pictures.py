@@ -33,7 +33,7 @@ from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
 from pentimento.testing.checkpoints import kl_autoencoder, text_config, tokenizer
-from pentimento.testing.latent_listener import LatentListener
+from pentimento.testing.latent_listener import painted_together
 from services.unet_worker.device.energy import open_counter
 
 STEPS, TINY_STEPS = 30, 2
@@ -55,11 +55,11 @@ def picture_row(setup: GpuSetup, network: str, count: str = "1") -> RowResult:
     name = f"{size.name}, {pictures} at once, {name_of(dtype)}"
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         pipeline = _pipeline(setup, size, dtype, Path(folder))
-        painters: dict[str, Painter] = {PEER: _painted_by_diffusers(setup, pipeline, size, pictures)}
+        painters: dict[str, Painter] = {PEER: _painted_by_diffusers(setup, pipeline, pictures)}
         painters[EAGER] = _painted_by_engine(setup, _loaded(setup, folder, dtype), size, pictures, captures=False)
         ways: dict[str, Callable[[], Painter]] = {
             OURS: lambda: _ours(setup, folder, dtype, size, pictures),
-            COMPILED_PEER: lambda: _compiled_peer(setup, pipeline, size, pictures),
+            COMPILED_PEER: lambda: _compiled_peer(setup, pipeline, pictures),
         }
         for way, make in ways.items():
             try:
@@ -174,13 +174,17 @@ def _prompts(number: int, pictures: int) -> list[str]:
     return [f"a red circle, number {number} of {place}" for place in range(pictures)]
 
 
-def _painted_by_diffusers(setup: GpuSetup, pipeline: Any, size: NetworkSize, pictures: int) -> Painter:
+def _seeds(number: int, pictures: int) -> list[int]:
+    return [1000 * number + place for place in range(pictures)]
+
+
+def _painted_by_diffusers(setup: GpuSetup, pipeline: Any, pictures: int) -> Painter:
     def paint(number: int) -> Tensor:
         latents: Tensor = pipeline(
             _prompts(number, pictures),
             num_inference_steps=_steps(setup),
             guidance_scale=GUIDANCE_SCALE,
-            generator=[torch.Generator().manual_seed(1000 * number + place) for place in range(pictures)],
+            generator=[torch.Generator().manual_seed(seed) for seed in _seeds(number, pictures)],
             output_type="latent",
         ).images
         return latents
@@ -188,7 +192,7 @@ def _painted_by_diffusers(setup: GpuSetup, pipeline: Any, size: NetworkSize, pic
     return paint
 
 
-def _compiled_peer(setup: GpuSetup, pipeline: Any, size: NetworkSize, pictures: int) -> Painter:
+def _compiled_peer(setup: GpuSetup, pipeline: Any, pictures: int) -> Painter:
     """With all that diffusers advises: weights that lie channels last, one graph, CUDA graphs, over weights of its
     own."""
     if setup.device.type != "cuda":
@@ -200,7 +204,7 @@ def _compiled_peer(setup: GpuSetup, pipeline: Any, size: NetworkSize, pictures: 
     compiled = type(pipeline)(**{**pipeline.components, "unet": unet}, **_unsaved(pipeline))
     compiled.unet = torch.compile(unet, mode="reduce-overhead", fullgraph=True, dynamic=False)
     compiled.set_progress_bar_config(disable=True)
-    return _painted_by_diffusers(setup, compiled, size, pictures)
+    return _painted_by_diffusers(setup, compiled, pictures)
 
 
 def _unsaved(pipeline: Any) -> dict[str, Any]:
@@ -235,12 +239,9 @@ def _painted_by_engine(
     side, scheduler = size.side_px, model.info.schedulers[0]
 
     def paint(number: int) -> Tensor:
-        answers = []
-        for place, prompt in enumerate(_prompts(number, pictures)):
-            seed = 1000 * number + place
-            spec = GenerationSpec(prompt, "", "", side, side, _steps(setup), GUIDANCE_SCALE, scheduler, seed)
-            answers.append(LatentListener())
-            engine.submit(PaintingRequest(spec, NoiseStart()), answers[-1])
-        return torch.cat([answer.wait() for answer in answers])
+        rest = (side, side, _steps(setup), GUIDANCE_SCALE, scheduler)
+        prompts = zip(_prompts(number, pictures), _seeds(number, pictures), strict=True)
+        specs = (GenerationSpec(prompt, "", "", *rest, seed) for prompt, seed in prompts)
+        return torch.cat(painted_together(engine, (PaintingRequest(spec, NoiseStart()) for spec in specs)))
 
     return paint

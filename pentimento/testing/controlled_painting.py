@@ -23,7 +23,7 @@ from pentimento.diffusion.families import DiffusionModel, is_guided, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
 from pentimento.testing.diffusers_reference import Case, DiffusersReference
-from pentimento.testing.latent_listener import LatentListener
+from pentimento.testing.latent_listener import painted_together
 
 _PIPELINES = {
     "StableDiffusionPipeline": "StableDiffusionControlNetPipeline",
@@ -121,10 +121,7 @@ class ControlledByEngine:
 
     def together(self, pictures: Sequence[tuple[ControlledCase, Sequence[Tensor]]]) -> list[Tensor]:
         """Return the final latents of pictures that are submitted at once, and share what passes they can."""
-        heard = [LatentListener() for _ in pictures]
-        for (controlled, conditions), listener in zip(pictures, heard, strict=True):
-            self._engine.submit(self.request(controlled, conditions), listener)
-        return [listener.wait() for listener in heard]
+        return painted_together(self._engine, (self.request(*picture) for picture in pictures))
 
     @torch.inference_mode()
     def request(self, controlled: ControlledCase, conditions: Sequence[Tensor]) -> PaintingRequest:

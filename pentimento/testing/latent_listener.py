@@ -1,11 +1,13 @@
 """What a painting of the step engine comes to, for whoever asks the engine without a worker around it."""
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from pentimento.diffusion.engine import FinishedPainting, SilentListener
+from pentimento.diffusion.engine import FinishedPainting, SilentListener, StepEngine
+from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import PentimentoError
 
 
@@ -44,3 +46,13 @@ class LatentListener(SilentListener):
         if self.latent is None:
             raise RuntimeError("the picture is not done")
         return self.latent
+
+
+def painted_together(engine: StepEngine, requests: Iterable[PaintingRequest]) -> list[Tensor]:
+    """Return the final latents of requests that are submitted at once. Raises what the first one that fails ends
+    with."""
+    answers = []
+    for request in requests:
+        answers.append(LatentListener())
+        engine.submit(request, answers[-1])
+    return [answer.wait() for answer in answers]

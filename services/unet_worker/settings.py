@@ -38,7 +38,7 @@ class CompileChoice(Enum):
 
 class KernelChoice(Enum):
     """`fused`: normalisations with what stands before and behind them, GEGLU and sums, by kernels in Triton. A GPU
-    alone. `auto`: there, where Triton is installed."""
+    alone. `auto`: there, where one could be compiled and run."""
 
     AUTO = "auto"
     OFF = "off"

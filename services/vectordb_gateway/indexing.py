@@ -111,17 +111,8 @@ class Indexing:
 
     def remove_doomed(self) -> None:
         """Take doomed entries out of the index, then out of the ledger."""
-        is_done = False
-        while not is_done:
-            with self._lock:
-                batch = self._ledger.doomed_ids(_BATCH_COUNT)
-                if is_done := not batch:
-                    continue
-                self._removals += 1
-                if self._guard.bound:
-                    self._guard.prepare_index()
-                    self._index.delete(batch)
-                self._ledger.forget_entries(batch).result()
+        while self._remove_batch():
+            pass
 
     def reconcile(self) -> None:
         """Make up for an index that was lost, replaced or restored: compare ids, both ways."""
@@ -138,7 +129,19 @@ class Indexing:
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._reader.shutdown(wait=True, cancel_futures=True)
 
-    def _read(self, after: int) -> "_Batch":
+    def _remove_batch(self) -> bool:
+        """Return whether there was anything to take out."""
+        with self._lock:
+            if not (batch := self._ledger.doomed_ids(_BATCH_COUNT)):
+                return False
+            self._removals += 1
+            if self._guard.bound:
+                self._guard.prepare_index()
+                self._index.delete(batch)
+            self._ledger.forget_entries(batch).result()
+            return True
+
+    def _read(self, after: int) -> _Batch:
         removals = self._removals
         return _Batch(after, removals, self._ledger.unindexed(_BATCH_COUNT, after))
 

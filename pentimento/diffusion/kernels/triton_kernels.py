@@ -17,6 +17,40 @@ _HALF_ROOT = tl.constexpr(0.7071067811865476)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _tile(pixel_count, channel_count, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The program's channels, and which of them there are; where its row starts, the places of its tile from there, and
+    which of these there are."""
+    pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    is_channel = channels < channel_count
+    inside = (pixels < pixel_count)[:, None] & is_channel[None, :]
+    start = tl.program_id(2).to(tl.int64) * pixel_count * channel_count
+    return channels, is_channel, start, pixels[:, None] * channel_count + channels[None, :], inside
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _part(  # type: ignore[no-untyped-def]
+    first,
+    group,
+    row,
+    pixel_count,
+    channel_count,
+    part_count,
+    group_channels,
+    PARTS: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    PIXELS: tl.constexpr,
+):
+    """Of a group's parts from `first` on the places of what was found, how many pixels each has, (PARTS, 1), and which
+    there are."""
+    parts, members = first + tl.arange(0, PARTS), tl.arange(0, MEMBERS)
+    known = (parts < part_count)[:, None] & (members < group_channels)[None, :]
+    counts = tl.minimum(pixel_count - parts * PIXELS, PIXELS).to(tl.float32)
+    at = (row * part_count + parts)[:, None] * channel_count + (group * group_channels + members)[None, :]
+    return at, counts[:, None], known
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _moments(  # type: ignore[no-untyped-def]
     inputs,
     shifts,
@@ -31,12 +65,7 @@ def _moments(  # type: ignore[no-untyped-def]
 ):
     """Write mean and sum of squared deviations of each channel of one part of a row's pixels."""
     part, row = tl.program_id(0), tl.program_id(2)
-    pixels = part * PIXELS + tl.arange(0, PIXELS)
-    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    is_channel = channels < channel_count
-    inside = (pixels < pixel_count)[:, None] & is_channel[None, :]
-    start = row.to(tl.int64) * pixel_count * channel_count
-    places = pixels[:, None] * channel_count + channels[None, :]
+    channels, is_channel, start, places, inside = _tile(pixel_count, channel_count, PIXELS, CHANNELS)
     values = tl.load(inputs + start + places, mask=inside, other=0.0).to(tl.float32)
     count = tl.minimum(pixel_count - part * PIXELS, PIXELS).to(tl.float32)
     mean = tl.sum(values, axis=0) / count
@@ -65,24 +94,21 @@ def _merged(  # type: ignore[no-untyped-def]
 ):
     """Write mean and 1 / deviation of one group of a row, from what its parts have found (Chan et al. 1983)."""
     group, row = tl.program_id(0), tl.program_id(1)
-    members = tl.arange(0, MEMBERS)
     total = tl.zeros((MEMBERS,), tl.float32)
     for first in range(0, part_count, PARTS):
-        parts = first + tl.arange(0, PARTS)
-        known = (parts < part_count)[:, None] & (members < group_channels)[None, :]
-        counts = tl.minimum(pixel_count - parts * PIXELS, PIXELS).to(tl.float32)
-        at = (row * part_count + parts)[:, None] * channel_count + (group * group_channels + members)[None, :]
-        total += tl.sum(counts[:, None] * tl.load(means + at, mask=known, other=0.0), axis=0)
+        at, counts, known = _part(
+            first, group, row, pixel_count, channel_count, part_count, group_channels, PARTS, MEMBERS, PIXELS
+        )
+        total += tl.sum(counts * tl.load(means + at, mask=known, other=0.0), axis=0)
     mean = tl.sum(total, axis=0) / (pixel_count * group_channels)
     squares = tl.zeros((MEMBERS,), tl.float32)
     for first in range(0, part_count, PARTS):
-        parts = first + tl.arange(0, PARTS)
-        known = (parts < part_count)[:, None] & (members < group_channels)[None, :]
-        counts = tl.minimum(pixel_count - parts * PIXELS, PIXELS).to(tl.float32)
-        at = (row * part_count + parts)[:, None] * channel_count + (group * group_channels + members)[None, :]
+        at, counts, known = _part(
+            first, group, row, pixel_count, channel_count, part_count, group_channels, PARTS, MEMBERS, PIXELS
+        )
         apart = tl.where(known, tl.load(means + at, mask=known, other=0.0) - mean, 0.0)
         within = tl.load(deviations + at, mask=known, other=0.0)
-        squares += tl.sum(within + counts[:, None] * apart * apart, axis=0)
+        squares += tl.sum(within + counts * apart * apart, axis=0)
     variance = tl.sum(squares, axis=0) / (pixel_count * group_channels)
     at = row * tl.num_programs(0) + group
     tl.store(group_means + at, mean)
@@ -109,10 +135,7 @@ def _normalise(  # type: ignore[no-untyped-def]
 ):
     """Write one tile of the normalised pictures, with SiLU where `ACTIVATED`."""
     row = tl.program_id(2)
-    pixels = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    is_channel = channels < channel_count
-    inside = (pixels < pixel_count)[:, None] & is_channel[None, :]
+    channels, is_channel, start, places, inside = _tile(pixel_count, channel_count, PIXELS, CHANNELS)
     group = row * group_count + channels // group_channels
     scale = tl.load(group_scales + group, mask=is_channel, other=0.0)
     centre = tl.load(group_means + group, mask=is_channel, other=0.0)
@@ -120,8 +143,6 @@ def _normalise(  # type: ignore[no-untyped-def]
         centre -= tl.load(shifts + row * channel_count + channels, mask=is_channel, other=0.0).to(tl.float32)
     scale *= tl.load(weight + channels, mask=is_channel, other=0.0).to(tl.float32)
     offset = tl.load(bias + channels, mask=is_channel, other=0.0).to(tl.float32)
-    start = row.to(tl.int64) * pixel_count * channel_count
-    places = pixels[:, None] * channel_count + channels[None, :]
     values = tl.load(inputs + start + places, mask=inside, other=0.0).to(tl.float32)
     apart = tl.where(inside, values - centre[None, :], 0.0)
     normal = apart * scale[None, :] + offset[None, :]

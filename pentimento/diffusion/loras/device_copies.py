@@ -53,11 +53,14 @@ class KeptWeights:
             return
         sizes = [-(-weight.nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES for weight in new.values()]
         memory = _HostMemory(sum(sizes), is_read_by_device=next(iter(new.values())).device.type == "cuda")
-        self._memories.append(memory)
+        copies: dict[str, Tensor] = {}
         for part, (name, weight) in zip(memory.bytes.split(sizes), new.items(), strict=True):
             elements = part[: weight.nbytes].view(weight.dtype)
-            self.by_name[name] = elements.as_strided(weight.shape, weight.stride(), elements.storage_offset())
-            self.by_name[name].copy_(weight, non_blocking=True)
+            copies[name] = elements.as_strided(weight.shape, weight.stride(), elements.storage_offset())
+            copies[name].copy_(weight, non_blocking=True)
+        # All or none: what was not copied to its end is never put back.
+        self._memories.append(memory)
+        self.by_name |= copies
 
 
 class _HostMemory:

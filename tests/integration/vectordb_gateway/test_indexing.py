@@ -11,7 +11,7 @@ import pytest
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.vectors import VectorIndex, VectorPoint
 from services.vectordb_gateway import indexing
-from tests.gateways import attempt, embedding, running_gateway, scope
+from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
 
 
 async def test_what_the_index_refused_goes_in_with_the_next_round(
@@ -19,11 +19,7 @@ async def test_what_the_index_refused_goes_in_with_the_next_round(
 ) -> None:
     async with running_gateway(tmp_path) as gateway:
         ledger, index = gateway.process.stores.ledger, gateway.process.stores.index
-        for number in range(1, 7):
-            await gateway.store(embedding(number))
-        stored = ledger.entry_ids()
-        ledger.mark_unindexed(stored).result()
-        monkeypatch.setattr(indexing, "_BATCH_COUNT", 2)
+        stored = await lost_entries(gateway, monkeypatch)
         upsert, taken = index.upsert, list[int]()
 
         def refuse_the_second(points: Sequence[VectorPoint]) -> None:
@@ -43,6 +39,14 @@ async def test_what_the_index_refused_goes_in_with_the_next_round(
         assert taken == [2, 2, 2, 2]
         assert ledger.indexed_ids(stored) == set(stored)
         assert set(index.entry_ids()) == set(stored)
+
+
+async def lost_entries(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Six that the index is to take anew, two at a time."""
+    stored = [await gateway.store(embedding(number)) for number in range(1, 7)]
+    gateway.process.stores.ledger.mark_unindexed(stored).result()
+    monkeypatch.setattr(indexing, "_BATCH_COUNT", 2)
+    return stored
 
 
 class HeldIndex:
@@ -83,9 +87,7 @@ async def test_a_commit_does_not_wait_until_a_lost_index_is_filled_again(
 ) -> None:
     async with running_gateway(tmp_path) as gateway:
         ledger, index = gateway.process.stores.ledger, gateway.process.stores.index
-        lost = [await gateway.store(embedding(number)) for number in range(1, 7)]
-        ledger.mark_unindexed(lost).result()
-        monkeypatch.setattr(indexing, "_BATCH_COUNT", 2)
+        lost = await lost_entries(gateway, monkeypatch)
         # As long as the test needs: the commit waits for the batch that the index is taking.
         monkeypatch.setattr(indexing, "_COMMIT_WAIT_S", 30.0)
         held = HeldIndex(index, monkeypatch)
@@ -114,9 +116,7 @@ async def test_what_is_taken_out_while_the_index_is_filled_does_not_come_back(
 ) -> None:
     async with running_gateway(tmp_path) as gateway:
         ledger, index = gateway.process.stores.ledger, gateway.process.stores.index
-        lost = [await gateway.store(embedding(number)) for number in range(1, 7)]
-        ledger.mark_unindexed(lost).result()
-        monkeypatch.setattr(indexing, "_BATCH_COUNT", 2)
+        lost = await lost_entries(gateway, monkeypatch)
         held = HeldIndex(index, monkeypatch)
 
         filling = asyncio.create_task(asyncio.to_thread(gateway.process.indexing.index_new))

@@ -1,5 +1,6 @@
 """What is copied between a device and its host, in large pieces. A GPU's side is in `tests/gpu/test_weights.py`."""
 
+import pytest
 import torch
 
 from pentimento.diffusion.loras.device_copies import FactorsThere, KeptWeights
@@ -21,6 +22,15 @@ def test_weights_are_kept_as_they_lie_and_only_once() -> None:
     assert torch.equal(kept.by_name["convolution"], convolution)
     assert kept.by_name["convolution"].stride() == convolution.stride()
     assert torch.equal(kept.by_name["half"], half) and kept.by_name["half"].dtype is torch.float16
+
+
+def test_where_one_weight_cannot_be_copied_none_is_kept() -> None:
+    kept = KeptWeights()
+
+    with pytest.raises(NotImplementedError):  # it has no numbers
+        kept.keep({"weight": torch.ones(3), "without numbers": torch.empty(3, device="meta")})
+
+    assert kept.by_name == {}
 
 
 def test_factors_become_matrices_of_single_precision() -> None:
