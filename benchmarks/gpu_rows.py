@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from benchmarks.report import Figure, Options, default_out, informative, parse_options, publish
+from benchmarks.report import Figure, Options, at_least, default_out, parse_options, publish
 from pentimento.testing.machine import ROOT, installed_version
 
 ROUNDS = 20
@@ -132,7 +132,7 @@ def main() -> int:
         collected.not_run |= {name: "INTERRUPTED" for name in chosen["rows"] if name not in ended}
     for what, reason in collected.not_run.items():
         print(f"not run: {what}: {reason}")
-    measured_rows = Figure("rows that ran", len(collected.row_s), informative("rows"), [], None)
+    measured_rows = Figure("rows that ran", len(collected.row_s), at_least(1, "rows"), [], None)
     notes = {"not_run": collected.not_run, "row_s": collected.row_s, "rounds": rounds, "tiny": chosen["tiny"]}
     notes |= {name: installed_version(name) for name in ("triton", "diffusers")}
     return publish(options, [*collected.figures, measured_rows], device=chosen["device"], notes=notes)

@@ -77,10 +77,10 @@ def test_a_row_that_fails_costs_itself_alone(tmp_path: Path) -> None:
     assert collected.not_run["device"].startswith("OUT_OF_TIME")
 
 
-def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, exit_code: int = 0) -> dict[str, Any]:
     out = tmp_path / "out.json"
     monkeypatch.setattr("sys.argv", ["gpu_rows", "--device", "cpu", "--tiny", "--out", str(out), *arguments])
-    assert gpu_rows.main() == 0
+    assert gpu_rows.main() == exit_code
     result: dict[str, Any] = json.loads(out.read_text())
     return result
 
@@ -106,7 +106,9 @@ def test_the_result_has_the_rows_and_the_reasons(tmp_path: Path, monkeypatch: py
     assert any(figure["name"].startswith("GEGLU, tiny") for figure in result["figures"])
 
 
-def test_time_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = written(tmp_path, monkeypatch, "--limit-s", "0", "--rows", "device")
+def test_time_that_is_gone_is_told_and_a_run_without_a_row_reaches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = written(tmp_path, monkeypatch, "--limit-s", "0", "--rows", "device", exit_code=1)
 
     assert result["notes"]["not_run"]["device"].startswith("OUT_OF_TIME")
