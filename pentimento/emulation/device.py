@@ -103,10 +103,6 @@ class EmulatedDevice(Generic[Owner]):
         return self._next[0].model if self._next is not None else self.costs.model
 
     @property
-    def job_count(self) -> int:
-        return len(self._jobs)
-
-    @property
     def running_count(self) -> int:
         """Attempts that are being denoised."""
         return sum(job.running for job in self._jobs.values())

@@ -40,26 +40,6 @@ class ProductionRequest:
     loras: tuple[tuple[str, float], ...]
 
 
-@dataclass(frozen=True)
-class AdapterLatency:
-    """One measured request of Katz's artefact: SDXL with so many ControlNets and LoRAs. Where LoRAs load beside the
-    denoising nobody measured their loading."""
-
-    system: str
-    controlnets: int
-    loras: int
-    skipped_steps: int
-    lora_load_s: float | None
-    e2e_s: float
-
-
-@dataclass(frozen=True)
-class LoadLatency:
-    at_s: float
-    load_s: float
-    container: str
-
-
 def read_azure_times(path: Path) -> Times:
     """Arrivals of Azure's LLM inference trace (CSV with TIMESTAMP)."""
     return _from_first([_moment(line, "TIMESTAMP") for line in table_lines(path, ",")])
@@ -77,32 +57,6 @@ def read_production_requests(path: Path) -> tuple[ProductionRequest, ...]:
     lines = list(table_lines(path, ","))
     times = _from_first([_moment(line, "gmt_create") for line in lines])
     return tuple(_production_request(line, float(at)) for at, line in zip(times, lines, strict=True))
-
-
-def read_load_latencies(path: Path) -> tuple[LoadLatency, ...]:
-    """gentd26's load times by container. The publisher scaled them: use ratios."""
-    lines = list(table_lines(path, ","))
-    times = [line.number("ts") for line in lines]
-    first = min(times, default=0.0)
-    return tuple(
-        LoadLatency(at - first, line.number("value") / 1000.0, line.text("container"))
-        for at, line in zip(times, lines, strict=True)
-    )
-
-
-def read_adapter_latencies(path: Path) -> tuple[AdapterLatency, ...]:
-    """Katz's seconds per image of diffusers, Katz and step skipping."""
-    return tuple(
-        AdapterLatency(
-            line.text("system"),
-            line.count("controlnets"),
-            line.count("loras"),
-            line.count("skipped_steps"),
-            line.number("lora_load_s") if line.text("lora_load_s") else None,
-            line.number("e2e_s"),
-        )
-        for line in table_lines(path, ",")
-    )
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

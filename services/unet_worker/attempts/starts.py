@@ -36,6 +36,7 @@ from pentimento.domain.generation import (
     Route,
 )
 from pentimento.stores.objects import ObjectStore
+from services.unet_worker import metrics
 from services.unet_worker.cache.donors import DonorReader, UnusableDonor
 
 T = TypeVar("T")
@@ -74,6 +75,7 @@ class StartResolver:
         except UnusableDonor as unusable:
             if route.replay_of:
                 raise unusable.of_replay(route) from None
+            metrics.SKIPPED_DONORS.inc()
             return ResolvedStart(NoiseStart(), note=str(unusable), bad_donor_reason=unusable.bad_donor_reason)
         return ResolvedStart(NoiseStart())
 

@@ -362,6 +362,7 @@ class EmulatedBackend:
         except UnusableDonor as unusable:
             if route.replay_of:
                 raise unusable.of_replay(route) from None
+            metrics.SKIPPED_DONORS.inc()
             return EmulatedStart(note=str(unusable), bad_donor_reason=unusable.bad_donor_reason)
         return EmulatedStart()
 

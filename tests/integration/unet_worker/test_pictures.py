@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from pentimento.domain.execution import AttemptResult, Started, StepProgress
@@ -30,6 +31,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest.fixture
 def worker(shared_worker: Served) -> Served:
     return shared_worker
+
+
+def skipped_donors() -> float:
+    return REGISTRY.get_sample_value("pentimento_worker_skipped_donors_total") or 0.0
 
 
 async def test_a_prompt_becomes_a_picture_with_its_account(worker: Served) -> None:
@@ -159,10 +164,13 @@ async def test_a_missing_donor_costs_the_saving_and_not_the_picture(worker: Serv
     start = from_latent(plain, 5)
     worker.objects.delete(start.latent.key)
 
+    before = skipped_donors()
+
     result = await result_of(execute(worker, attempt=attempt(2), start=start))
 
     assert result.image == plain.image
     assert (result.steps_run, result.steps_saved) == (8, 0)
+    assert skipped_donors() == before + 1
     assert result.notes[0].startswith("cache skipped: OBJECT_MISSING")
     assert result.bad_donor_reason == "OBJECT_MISSING"
 

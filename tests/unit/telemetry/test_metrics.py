@@ -1,10 +1,33 @@
 """Names and labels that metrics may have, and their listener."""
 
+import ast
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 from pentimento.telemetry import counter, histogram, start_metrics_server
+
+ROOT = Path(__file__).parents[3]
+
+
+def names_read(path: Path) -> set[str]:
+    """Return what the file reads, by itself or as an attribute."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute | ast.Name)]
+    reads = [node for node in nodes if isinstance(node.ctx, ast.Load)]
+    return {node.attr if isinstance(node, ast.Attribute) else node.id for node in reads}
+
+
+def names_assigned(path: Path) -> set[str]:
+    targets = [node.targets[0] for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "services").glob("*/metrics.py")), ids=lambda page: page.parent.name)
+def test_every_metric_of_a_service_is_used_by_it(page: Path) -> None:
+    used = set().union(*map(names_read, page.parent.rglob("*.py")))
+
+    assert names_assigned(page) - used == set()
 
 
 @pytest.mark.parametrize(

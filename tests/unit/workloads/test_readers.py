@@ -8,10 +8,8 @@ import pytest
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.workloads.readers import (
-    read_adapter_latencies,
     read_azure_times,
     read_embeddings,
-    read_load_latencies,
     read_mooncake,
     read_production_requests,
     read_prompts,
@@ -64,29 +62,6 @@ def test_production_requests_have_adapters_and_gaps(tmp_path: Path) -> None:
     assert not second.succeeded
 
 
-def test_load_latencies_are_seconds(tmp_path: Path) -> None:
-    path = written(tmp_path / "l.csv", "ts,value,container", "100,2639,a", "107,500,b")
-
-    assert [(row.at_s, row.load_s, row.container) for row in read_load_latencies(path)] == [
-        (0.0, 2.639, "a"),
-        (7.0, 0.5, "b"),
-    ]
-
-
-def test_adapter_latencies_may_lack_the_loading(tmp_path: Path) -> None:
-    path = written(
-        tmp_path / "k.csv",
-        "system,controlnets,loras,skipped_steps,request,lora_load_s,e2e_s",
-        "diffusers,1,2,0,0,4.5,7.29",
-        "katz,1,2,0,0,,1.89",
-    )
-
-    theirs, ours = read_adapter_latencies(path)
-
-    assert (theirs.system, theirs.controlnets, theirs.loras, theirs.lora_load_s) == ("diffusers", 1, 2, 4.5)
-    assert (ours.lora_load_s, ours.e2e_s) == (None, 1.89)
-
-
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
@@ -112,7 +87,6 @@ def test_a_file_of_no_prompts_is_refused_by_its_name(tmp_path: Path) -> None:
         (read_azure_times, ["TIMESTAMP", "yesterday"], r":2: TIMESTAMP: must be a time like"),
         (read_azure_times, ["TIME", "2023-11-16 18:15:46"], r":2: TIMESTAMP: is missing"),
         (read_azure_times, ["TIMESTAMP,a", "2023-11-16 18:15:46"], r":2: must have 2 fields, got 1"),
-        (read_load_latencies, ["ts,value,container", "1,nan,a"], r":2: value: must be a number of at least 0"),
         (read_mooncake, ['{"timestamp": 1, "hash_ids": "x"}'], r":1: hash_ids: must be a list of whole numbers"),
         (read_mooncake, ["timestamp"], r":1: must be a JSON object"),
         (

@@ -57,7 +57,6 @@ class _TensorTransportEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tenso
     TENSOR_TRANSPORT_CHUNKS: _TensorTransport.ValueType  # 2
     TENSOR_TRANSPORT_SHARED_MEMORY: _TensorTransport.ValueType  # 3
     TENSOR_TRANSPORT_CUDA_IPC: _TensorTransport.ValueType  # 4
-    TENSOR_TRANSPORT_OBJECT: _TensorTransport.ValueType  # 5
 
 class TensorTransport(_TensorTransport, metaclass=_TensorTransportEnumTypeWrapper): ...
 
@@ -66,7 +65,6 @@ TENSOR_TRANSPORT_INLINE: TensorTransport.ValueType  # 1
 TENSOR_TRANSPORT_CHUNKS: TensorTransport.ValueType  # 2
 TENSOR_TRANSPORT_SHARED_MEMORY: TensorTransport.ValueType  # 3
 TENSOR_TRANSPORT_CUDA_IPC: TensorTransport.ValueType  # 4
-TENSOR_TRANSPORT_OBJECT: TensorTransport.ValueType  # 5
 Global___TensorTransport: _TypeAlias = TensorTransport  # noqa: Y015
 
 @_typing.final
@@ -528,12 +526,10 @@ class TensorTransportOffer(_message.Message):
 
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     SHARED_MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
-    HOST_ID_FIELD_NUMBER: _builtins.int
     DEVICE_MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
     KEPT_REGION_IDS_FIELD_NUMBER: _builtins.int
     shared_memory_domain: _builtins.str
     """Ends with equal ids see one directory of shared memory and may exchange slots; empty: this end has none."""
-    host_id: _builtins.str
     device_memory_domain: _builtins.str
     """Ends with equal ids compute on one device of one host and may exchange its memory; empty: this end has no such device."""
     @_builtins.property
@@ -547,13 +543,12 @@ class TensorTransportOffer(_message.Message):
         *,
         transports: _abc.Iterable[Global___TensorTransport.ValueType] | None = ...,
         shared_memory_domain: _builtins.str = ...,
-        host_id: _builtins.str = ...,
         device_memory_domain: _builtins.str = ...,
         kept_region_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_memory_domain", b"device_memory_domain", "host_id", b"host_id", "kept_region_ids", b"kept_region_ids", "shared_memory_domain", b"shared_memory_domain", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_memory_domain", b"device_memory_domain", "kept_region_ids", b"kept_region_ids", "shared_memory_domain", b"shared_memory_domain", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
