@@ -169,18 +169,27 @@ class Journal(EpochLedger):
     def start_attempt(self, attempt: Attempt, worker_id: str, cascade_stage: int = 0) -> "Future[bool]":
         """Add an attempt; True when repeated.
 
-        False, and nothing changed, when the request is terminal or unknown, or a newer token or epoch has been there.
+        False, and nothing changed, when the request is terminal or unknown, a newer token has been there, or a newer
+        epoch than the attempt's was claimed.
         """
         row = row_of_attempt(attempt, worker_id, cascade_stage, self._clock.wall())
-        return self._submit(lambda connection: _start_attempt(connection, attempt, row))
+
+        def work(connection: Connection) -> bool:
+            # Whoever took over may follow the attempt before this one: its picture could not be committed any more.
+            return not _is_superseded(connection, attempt.frontdoor_epoch) and _start_attempt(connection, attempt, row)
+
+        return self._submit(work)
 
     def route_and_start(
         self, attempt: Attempt, worker_id: str, route: bytes, cascade_stage: int = 0
     ) -> "Future[tuple[bytes, bool]]":
-        """Do as `record_route` and then `start_attempt`, in one commit; return what both would."""
+        """Do as `record_route` and then `start_attempt`, in one commit; return what both would. Where a newer epoch was
+        claimed, `route` and False, and nothing is pinned."""
         row = row_of_attempt(attempt, worker_id, cascade_stage, self._clock.wall())
 
         def work(connection: Connection) -> tuple[bytes, bool]:
+            if _is_superseded(connection, attempt.frontdoor_epoch):
+                return route, False
             pinned = _pin_route(connection, attempt.request_id, route, cascade_stage)
             return pinned, _start_attempt(connection, attempt, row)
 
@@ -190,13 +199,19 @@ class Journal(EpochLedger):
         """Complete the request if `attempt` holds its newest token and it is not terminal; True when repeated."""
         return self._submit(lambda connection: _commit_result(connection, attempt, result))
 
-    def finish(self, request_id: str, state: RequestState, reason: str, message: str) -> "Future[bool]":
-        """End a request as FAILED, CANCELLED or EXPIRED. False when it was terminal already, or is unknown."""
+    def finish(
+        self, request_id: str, state: RequestState, reason: str, message: str, frontdoor_epoch: int = 0
+    ) -> "Future[bool]":
+        """End a request as FAILED, CANCELLED or EXPIRED. False when it was terminal already, is unknown, or a newer
+        epoch than that was claimed (0: of no epoch): whoever holds it goes on with the request."""
         if not state.terminal or state is RequestState.COMPLETED:
             raise InvalidArgument.of("state", f"must be failed, cancelled or expired, got {state.value}")
         values = {"id": request_id, "state": state.value, "error_reason": reason, "error_message": message, "body": b""}
         return self._submit(
-            lambda connection: _FINISH.changed_count(connection, {**values, "finished_at": self._clock.wall()}) == 1
+            lambda connection: (
+                not _is_superseded(connection, frontdoor_epoch)
+                and _FINISH.changed_count(connection, {**values, "finished_at": self._clock.wall()}) == 1
+            )
         )
 
     def get(self, request_id: str, tenant: str) -> "Future[JournalledRequest | None]":
@@ -251,8 +266,7 @@ def _new_journal_id() -> str:
 
 
 def _accept(connection: Connection, record: AcceptedRequest, webhook: AskedWebhook | None) -> AcceptOutcome:
-    # Shared lock: no epoch is claimed between this look and the commit.
-    if record.frontdoor_epoch and _newest_epoch(connection) > record.frontdoor_epoch:
+    if _is_superseded(connection, record.frontdoor_epoch):
         raise superseded()
     if _ADD_REQUEST.first(connection, row_of_request(record)) is not None:
         if webhook is not None:
@@ -263,10 +277,12 @@ def _accept(connection: Connection, record: AcceptedRequest, webhook: AskedWebho
     return held
 
 
-def _newest_epoch(connection: Connection) -> int:
-    row = _NEWEST_EPOCH.first(connection, {})
+def _is_superseded(connection: Connection, epoch: int) -> bool:
+    """Whether a newer epoch than that was claimed; no epoch (0) is superseded by none. Until the commit none is
+    claimed: the lock is shared."""
+    row = _NEWEST_EPOCH.first(connection, {}) if epoch else (0,)
     assert row is not None
-    return int(row[0])
+    return int(row[0]) > epoch
 
 
 def _outcome(holder: tuple[Any, ...] | None, tenant: str, body_hash: str) -> AcceptOutcome | None:

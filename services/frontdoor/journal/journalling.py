@@ -195,7 +195,7 @@ async def _until_stored(parts: FrontdoorParts, job: Job, execution: Execution) -
 
 
 async def _end(parts: FrontdoorParts, job: Job, effect: PersistEnd) -> None:
-    end = (STATE_OF[effect.end], effect.reason, effect.message)
+    end = (STATE_OF[effect.end], effect.reason, effect.message, parts.identity.epoch)
     won = await _until_durable(lambda: parts.journal.finish(effect.request_id, *end))
     if won:
         parts.retention.keep(job.request.tenant, 0)

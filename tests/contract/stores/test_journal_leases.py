@@ -9,13 +9,14 @@ from sqlalchemy import text
 
 from pentimento.domain.epochs import LeaseState
 from pentimento.domain.errors import Unavailable
+from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.records import (
     AcceptKind,
 )
 from pentimento.testing.clocks import SetClock
-from tests.contract.stores.journal_records import NOW_MS, NOW_S, attempt, request
+from tests.contract.stores.journal_records import NOW_MS, NOW_S, attempt, request, result
 
 
 @pytest.fixture
@@ -166,3 +167,35 @@ def test_the_ledger_names_who_is_active(journal: Journal, ledger_url: str) -> No
 
 def test_epochs_are_the_systems_time_where_no_clock_is_given(journal: Journal) -> None:
     assert journal.claim_epoch("f1").result() > NOW_MS - 10**12
+
+
+def test_a_superseded_frontdoor_ends_no_request(journal: Journal) -> None:
+    """Whoever superseded it goes on with what was not ended by then."""
+    epoch = journal.claim_epoch("f1").result()
+    journal.accept(request(frontdoor_epoch=epoch)).result()
+    newer = journal.claim_epoch("f2").result()
+
+    assert not journal.finish("r1", RequestState.CANCELLED, "CLIENT_LEFT", "", epoch).result()
+    assert journal.finish("r1", RequestState.EXPIRED, "DEADLINE_EXCEEDED", "", newer).result()
+
+
+def test_a_superseded_frontdoor_starts_no_attempt(journal: Journal) -> None:
+    """Whoever superseded it may follow the attempt before: its picture could not be committed any more."""
+    epoch = journal.claim_epoch("f1").result()
+    journal.accept(request(frontdoor_epoch=epoch)).result()
+    journal.start_attempt(attempt(1, epoch=epoch), "w1").result()
+    journal.claim_epoch("f2").result()
+
+    assert not journal.start_attempt(attempt(2, epoch=epoch), "w2").result()
+    assert journal.route_and_start(attempt(2, epoch=epoch), "w2", b"route").result() == (b"route", False)
+    assert journal.commit_result(attempt(1, epoch=epoch), result()).result()
+
+
+def test_a_superseded_frontdoor_pins_no_route(journal: Journal) -> None:
+    epoch = journal.claim_epoch("f1").result()
+    journal.accept(request(frontdoor_epoch=epoch)).result()
+    newer = journal.claim_epoch("f2").result()
+
+    journal.route_and_start(attempt(1, epoch=epoch), "w1", b"old").result()
+
+    assert journal.route_and_start(attempt(2, epoch=newer), "w2", b"new").result() == (b"new", True)

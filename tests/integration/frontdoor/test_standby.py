@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from pentimento.domain.errors import Unavailable
 from pentimento.domain.image_request import Completed
 from pentimento.rpc import open_channel
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of, until
 from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.process import Frontdoor
 from services.frontdoor.wiring import wire
@@ -132,4 +132,24 @@ async def test_who_waits_for_a_picture_is_sent_to_the_frontdoor_that_took_over(
                 [event async for event in stream]
         assert sent_away.value.reason == "SUPERSEDED"
         assert [left.request.idempotency_key for left in await asyncio.wrap_future(journal.unfinished())] == ["key"]
+    worker.hold.set()
+
+
+async def test_a_frontdoor_that_was_taken_over_from_cancels_nobody_s_request_although_its_client_left(
+    folder: Path, worker: PacedWorker
+) -> None:
+    """It was stopped for a while, and finds its connections broken before it hears of the newer epoch: the client
+    waits for its picture elsewhere."""
+    worker.hold.clear()
+    with closing(open_journal(f"sqlite:///{folder / 'journal.sqlite'}")) as journal:
+        async with running_suite(folder, lease_s=3600.0) as suite:
+            stream = suite.client.generate(REQUEST, "key")
+            request_id = await suite.accepted(stream)
+            await worker.wait_until(lambda: worker.running)
+            await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
+
+            await stream.aclose()
+            await until(lambda: suite.frontdoor.parts.jobs.find(request_id) is None)
+
+        assert [left.request.request_id for left in await asyncio.wrap_future(journal.unfinished())] == [request_id]
     worker.hold.set()
