@@ -1,6 +1,6 @@
 """Who is to be told that a job has ended: kept with the request, from its acceptance until that is done or given up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -82,9 +82,11 @@ class JournalWebhooks:
     def __init__(self, writer: GroupCommitWriter) -> None:
         self._writer = writer
 
-    def due(self, now: float, limit_count: int) -> "Future[list[DueWebhook]]":
-        """Return up to so many that are to be called by that time, those first that wait longest."""
-        is_now = and_(_webhooks.c.next_at <= now, _due_at <= now)
+    def due(self, now: float, limit_count: int, but_hosts: Sequence[str] = ()) -> "Future[list[DueWebhook]]":
+        """Return up to so many that are to be called by that time, those first that wait longest. `but_hosts`: none of
+        these hosts, each with its port where the address has one."""
+        others = [~_is_at(host) for host in but_hosts]
+        is_now = and_(_webhooks.c.next_at <= now, _due_at <= now, *others)
         statement = _select_due().where(is_now).order_by(_webhooks.c.next_at).limit(limit_count)
         return self._submit(lambda connection: [_due_of(connection, row) for row in connection.execute(statement)])
 
@@ -127,6 +129,12 @@ def is_untold() -> ColumnElement[bool]:
     of_several = select(_webhooks.c.told_id + "-").where(_IS_PENDING, _webhooks.c.last_id != "")
     without_number = func.rtrim(_requests.c.request_id, "0123456789")
     return or_(_requests.c.request_id.in_(of_one), without_number.in_(of_several))
+
+
+def _is_at(host: str) -> ColumnElement[bool]:
+    # An address may end with its host.
+    address = _webhooks.c.url + "/"
+    return or_(*(address.startswith(f"{scheme}://{host}/", autoescape=True) for scheme in ("https", "http")))
 
 
 def _select_due() -> Select[Any]:

@@ -92,9 +92,9 @@ class Webhooks:
         """Changes state: calls begin. Returns for how many seconds nothing else is due."""
         looked_at = self._clock.wall()
         try:
-            due = await asyncio.wrap_future(self._journal.due(looked_at, _LOOKED_AT_ONCE))
-            for one in due:
-                self._begin(one)
+            # Those of a host that is called already may be more than are looked at: the next look is without them.
+            while await self._begin_some(looked_at):
+                pass
             next_at = await asyncio.wrap_future(self._journal.next_at(looked_at))
         except PentimentoError as error:
             logger.warning("webhooks cannot be read", extra={"reason": error.reason})
@@ -102,15 +102,23 @@ class Webhooks:
         # What was due then is under way, or waits for those: their ends wake this up. The next may be due by now.
         return _LONGEST_WAIT_S if next_at is None else min(next_at - self._clock.wall(), _LONGEST_WAIT_S)
 
-    def _begin(self, due: DueWebhook) -> None:
+    async def _begin_some(self, now: float) -> bool:
+        """Changes state: calls begin. Whether any did, and there is room for more."""
+        full_hosts = [host for host, count in self._hosts.items() if count >= _AT_ONCE_PER_HOST]
+        due = await asyncio.wrap_future(self._journal.due(now, _LOOKED_AT_ONCE, full_hosts))
+        begun = [one for one in due if self._begin(one)]
+        return bool(begun) and len(self._calls) < _AT_ONCE
+
+    def _begin(self, due: DueWebhook) -> bool:
         host = due.url.split("/")[2]
         full = len(self._calls) >= _AT_ONCE or self._hosts[host] >= _AT_ONCE_PER_HOST
         if full or due.request_id in self._calls:
-            return
+            return False
         self._hosts[host] += 1
         call = asyncio.get_running_loop().create_task(self._call(due))
         self._calls[due.request_id] = call
         call.add_done_callback(lambda _: self._end(due.request_id, host))
+        return True
 
     def _end(self, request_id: str, host: str) -> None:
         del self._calls[request_id]

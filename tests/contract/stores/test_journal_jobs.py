@@ -230,3 +230,21 @@ def test_several_are_kept_until_somebody_was_told_of_their_job(journal: Journal)
     assert journal.webhooks.delivery("p3-a-0", "p3-a").result() == told
     assert journal.webhooks.delivery("p3-a-0").result() is None
     assert len(journal.forget_finished(9e9, 5).result()) == 3
+
+
+def test_webhooks_of_hosts_that_are_named_are_passed_over_and_no_others(journal: Journal) -> None:
+    urls = {
+        "plain": "http://hooks.example.com/done",
+        "bare": "https://hooks.example.com",
+        "port": "https://hooks.example.com:8443/done",
+        "below": "https://a.hooks.example.com/done",
+        "quoted": "https://other.example.com/?to=https://hooks.example.com/",
+    }
+    for number, (request_id, url) in enumerate(urls.items()):
+        accept(journal, request_id, float(number), webhook=AskedWebhook(url))
+        journal.finish(request_id, RequestState.CANCELLED, "", "").result()
+
+    found = journal.webhooks.due(600.0, 10, ["hooks.example.com"]).result()
+
+    assert {one.request_id for one in found} == {"port", "below", "quoted"}
+    assert len(journal.webhooks.due(600.0, 2, ["hooks.example.com"]).result()) == 2

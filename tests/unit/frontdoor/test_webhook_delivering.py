@@ -1,7 +1,7 @@
 """When webhooks are called, by a clock in the test's hands: the journal answers at once, the caller notes its calls."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import TypeVar, cast
@@ -26,17 +26,19 @@ def answered(value: T) -> "Future[T]":
 
 
 class Journal:
-    """When each address is to be called. Every look takes the clock `look_s` further."""
+    """When each address is to be called, those of one time in their order. Every look takes the clock `look_s`
+    further."""
 
     def __init__(self, clock: SetClock, times: dict[str, float], look_s: float = 0.0) -> None:
         self._clock = clock
         self._times = times
         self._look_s = look_s
 
-    def due(self, now: float, limit_count: int) -> "Future[list[DueWebhook]]":
+    def due(self, now: float, limit_count: int, but_hosts: Sequence[str] = ()) -> "Future[list[DueWebhook]]":
         self._clock.wall_s += self._look_s
-        due = [url for url, at in self._times.items() if at <= now]
-        return answered([DueWebhook(url, "acme", url, 0, RequestState.COMPLETED, "", 0.0, 0.0) for url in due])
+        due = [url for url, at in self._times.items() if at <= now and url.split("/")[2] not in but_hosts]
+        first = due[:limit_count]
+        return answered([DueWebhook(url, "acme", url, 0, RequestState.COMPLETED, "", 0.0, 0.0) for url in first])
 
     def next_at(self, after: float) -> "Future[float | None]":
         return answered(min((at for at in self._times.values() if at > after), default=None))
@@ -55,7 +57,7 @@ class Caller:
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
         self.called.put_nowait(url)
-        if url == SLOW:
+        if url.startswith(SLOW):
             await asyncio.Event().wait()
         return 204
 
@@ -91,3 +93,13 @@ async def test_a_call_under_way_keeps_no_later_one_waiting() -> None:
         clock.wall_s += 0.02
 
         assert (first, await asyncio.wait_for(called.get(), 10)) == (SLOW, FAST)
+
+
+async def test_many_calls_of_a_host_that_does_not_answer_keep_no_other_host_waiting() -> None:
+    clock = SetClock()
+    journal = Journal(clock, {**{f"{SLOW}{number}": 0.0 for number in range(1000)}, FAST: 0.0})
+
+    async with delivering(clock, journal) as called:
+        calls = [await asyncio.wait_for(called.get(), 10) for _ in range(3)]
+
+    assert calls == [f"{SLOW}0", f"{SLOW}1", FAST]
