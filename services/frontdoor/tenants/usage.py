@@ -16,6 +16,7 @@ from pentimento.domain.tenants import (
     refused_counter,
     usage_periods,
 )
+from pentimento.rpc import spawn_detached
 from pentimento.stores.ledger.tenant_ledger import TenantLedger
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,10 @@ class UsageMeter:
     async def flush(self) -> None:
         """Write what was counted; what cannot be written is kept for the next time. Changes state. Raises
         StoreUnavailable, StoreFull."""
+        # Whoever waits may go away meanwhile: what the ledger writes already would be counted again.
+        await asyncio.shield(spawn_detached(self._write(), "write usage"))
+
+    async def _write(self) -> None:
         async with self._flushing:
             counts, self._counts = self._counts, {}
             if not counts:

@@ -181,3 +181,53 @@ async def test_a_ledger_that_is_away_is_told_once_until_it_was_back(
 
 def test_how_much_waits_for_a_ledger_that_is_away() -> None:
     assert usage.MAX_WAITING == 100_000
+
+
+class Slow(TenantLedger):
+    """Writes what it was given once the test lets it."""
+
+    def __init__(self) -> None:
+        self.given: list[list[float]] = []
+        self.writes: asyncio.Queue[Future[None]] = asyncio.Queue()
+
+    def add_usage(self, rows: Sequence[UsageRow]) -> "Future[None]":
+        write: Future[None] = Future()
+        write.set_running_or_notify_cancel()
+        self.given.append([row.amount for row in rows])
+        self.writes.put_nowait(write)
+        return write
+
+
+async def write_of_a_cancelled_flush(meter: UsageMeter, ledger: Slow) -> "Future[None]":
+    """Whoever asked for it goes away while the ledger writes: a call that is given up, a process that stops."""
+    flushing = asyncio.create_task(meter.flush())
+    write = await ledger.writes.get()
+    flushing.cancel()
+    await asyncio.wait([flushing])
+    return write
+
+
+async def test_what_was_being_written_when_its_caller_went_is_counted_once() -> None:
+    ledger = Slow()
+    meter = UsageMeter(ledger, SetClock(wall_s=NOW_S))
+    meter.accepted("acme")
+    write = await write_of_a_cancelled_flush(meter, ledger)
+
+    write.set_result(None)
+    await asyncio.wait_for(meter.flush(), 10)
+
+    assert ledger.given == [[1.0]]
+
+
+async def test_what_could_not_be_written_when_its_caller_had_gone_is_kept() -> None:
+    ledger = Slow()
+    meter = UsageMeter(ledger, SetClock(wall_s=NOW_S))
+    meter.accepted("acme")
+    write = await write_of_a_cancelled_flush(meter, ledger)
+
+    write.set_exception(StoreUnavailable("ledger", "away"))
+    again = asyncio.create_task(meter.flush())
+    (await ledger.writes.get()).set_result(None)
+    await asyncio.wait_for(again, 10)
+
+    assert ledger.given == [[1.0], [1.0]]
