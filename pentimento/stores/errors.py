@@ -4,6 +4,7 @@ NotFound             ObjectMissing       no object under that key
 Internal             ObjectCorrupt       the bytes are not those that were stored
 ResourceExhausted    StoreFull           disk or quota full; nothing was stored
 Unavailable          StoreUnavailable    the backend cannot be reached or does not answer in time
+                     UnansweredCommit    it went away while it committed: what was written may be in or not
 FailedPrecondition   SchemaMismatch      the data on disk was written by another version or for other settings
 
 Their messages may reach clients: they name neither keys nor digests, paths or addresses.
@@ -40,6 +41,10 @@ class StoreUnavailable(Unavailable):
 
     def __init__(self, store: str, detail: str) -> None:
         super().__init__("STORE_UNAVAILABLE", f"{store} cannot be reached: {detail}")
+
+
+class UnansweredCommit(StoreUnavailable):
+    """The store went away while it committed: nobody knows whether what was written is in."""
 
 
 class SchemaMismatch(FailedPrecondition):

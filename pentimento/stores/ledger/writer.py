@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine
 
-from pentimento.stores.errors import StoreFull, StoreUnavailable
+from pentimento.stores.errors import StoreFull, StoreUnavailable, UnansweredCommit
 from pentimento.stores.ledger.database import LedgerContention, typed_errors
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class GroupCommitWriter:
         writer's thread calls.
 
         It fails with what `work` raised, and only its own changes are undone then; or with StoreFull or
-        StoreUnavailable when the group was not committed (unless the connection broke during the commit itself).
+        StoreUnavailable when the group was not committed; or with UnansweredCommit when nobody knows whether it was.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -146,16 +146,30 @@ class GroupCommitWriter:
 
     def _run_once(self, group: list[_Job]) -> list[tuple[Any, Exception | None]]:
         try:
-            with typed_errors(), self._engine.begin() as connection:
-                return [(job.work(connection), None) for job in group]
+            return self._committed(lambda connection: [(job.work(connection), None) for job in group])
         except (StoreFull, StoreUnavailable):
             raise
         except Exception:
             if len(group) == 1:
                 raise
         # Savepoints cost as much as the work, and are needed only now: one job failed and undid its neighbours'.
-        with typed_errors(), self._engine.begin() as connection:
-            return [_run_on_savepoint(connection, job.work) for job in group]
+        return self._committed(lambda connection: [_run_on_savepoint(connection, job.work) for job in group])
+
+    def _committed(self, work: Callable[[Connection], T]) -> T:
+        """Return what the work returned, once it is committed."""
+        has_run = False
+        try:
+            with typed_errors(), self._engine.begin() as connection:
+                outcome = work(connection)
+                has_run = True
+            return outcome
+        except LedgerContention:
+            raise
+        except StoreUnavailable as error:
+            # SQLite undoes what it cannot commit; a server may have, and its answer is lost.
+            if has_run and self._engine.dialect.name != "sqlite":
+                raise UnansweredCommit("ledger", "it went away in a commit") from error
+            raise
 
 
 def _run_on_savepoint(connection: Connection, work: Callable[[Connection], Any]) -> tuple[Any, Exception | None]:

@@ -22,9 +22,10 @@ from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt
 from pentimento.domain.image_request import Completed
+from pentimento.stores.errors import StoreUnavailable, UnansweredCommit
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal_webhooks import AskedWebhook
-from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, ResultRecord
+from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, AcceptOutcome, ResultRecord
 from pentimento.wire.generation import route_from_bytes, route_to_bytes
 from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_to_bytes
 from services.frontdoor.answers.delivery import drop_job, hand_over
@@ -92,12 +93,11 @@ async def _accept(parts: FrontdoorParts, job: Job) -> None:
     request = job.request
     try:
         await parts.inputs.store(job)
-        accepting = parts.journal.accept(_row_of(request, parts.identity), _webhook_of(request))
-        outcome = await asyncio.wrap_future(accepting)
+        outcome = await _outcome_of_accepting(parts, request)
     except PentimentoError as error:
         _refuse(parts, job, error)
         return
-    if outcome.kind is AcceptKind.NEW:
+    if outcome.kind is AcceptKind.NEW or outcome.request_id == request.request_id:
         job.time_stage("accept", request.arrived_at, parts.clock.monotonic())
         parts.submit(AcceptPersisted(request.request_id))
     elif outcome.kind is AcceptKind.EXISTING:
@@ -105,6 +105,21 @@ async def _accept(parts: FrontdoorParts, job: Job) -> None:
         hand_over(parts, job, outcome.request_id)
     else:
         _refuse(parts, job, key_reused())
+
+
+async def _outcome_of_accepting(parts: FrontdoorParts, request: ClientRequest) -> AcceptOutcome:
+    """The journal's answer; it is asked again where the row may be in already: nobody would ever run that."""
+    may_be_in, delays_s = False, _RETRIES.delays_s()
+    while True:
+        try:
+            accepting = parts.journal.accept(_row_of(request, parts.identity), _webhook_of(request))
+            return await asyncio.wrap_future(accepting)
+        except StoreUnavailable as error:
+            may_be_in = may_be_in or isinstance(error, UnansweredCommit)
+            if not may_be_in:
+                raise
+            logger.error("whether a request was accepted is not known; asking again", extra={"reason": error.reason})
+        await asyncio.sleep(next(delays_s))
 
 
 def _row_of(request: ClientRequest, identity: Identity) -> AcceptedRequest:

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, text
 
-from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.errors import StoreUnavailable, UnansweredCommit
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.records import AcceptedRequest
@@ -29,6 +30,39 @@ def test_a_broken_connection_costs_nothing_but_the_commit_it_broke(postgresql: P
 
     assert journal.get("r1", "tenant").result() is not None
     journal.close()
+
+
+def test_of_a_commit_that_was_not_answered_nobody_knows_whether_it_is_in(
+    postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(postgresql.new_database())
+    writer = GroupCommitWriter(engine, "test")
+    writer.submit(lambda connection: connection.execute(text("CREATE TABLE t (x BIGINT)"))).result()
+
+    def commit_without_answer(connection: psycopg.Connection[object]) -> None:
+        connection.commit()
+        raise psycopg.OperationalError("the connection is lost")
+
+    with monkeypatch.context() as patch, pytest.raises(UnansweredCommit):
+        patch.setattr(engine.dialect, "do_commit", commit_without_answer)
+        writer.submit(lambda connection: connection.execute(text("INSERT INTO t (x) VALUES (1)"))).result()
+
+    counted = writer.submit(lambda connection: connection.execute(text("SELECT count(*) FROM t")).scalar_one())
+    assert counted.result() == 1
+    writer.close()
+
+
+def test_what_a_server_ends_before_the_commit_is_surely_not_in(postgresql: PostgresqlServer) -> None:
+    writer = GroupCommitWriter(open_engine(postgresql.new_database()), "test")
+
+    def fails(connection: Connection) -> None:
+        connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    with pytest.raises(StoreUnavailable) as failed:
+        writer.submit(fails).result()
+
+    assert not isinstance(failed.value, UnansweredCommit)
+    writer.close()
 
 
 def test_a_server_that_is_away_is_unavailable() -> None:

@@ -1,5 +1,6 @@
 """Journal and object store that fail for a while; the stores themselves are the real ones."""
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from pentimento.domain.errors import Unavailable
-from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.errors import StoreUnavailable, UnansweredCommit
 from pentimento.testing.frontdoor_suite import FrontdoorSuite
 
 
@@ -49,3 +50,28 @@ async def test_a_request_that_cannot_be_journalled_is_not_accepted(
     assert caught.value.reason == "STORE_UNAVAILABLE"
     assert (await suite.operator.status()).accepted_count == 0
     assert (await suite.paint()).image
+
+
+async def test_a_request_that_may_have_been_journalled_is_asked_after_until_that_is_known(
+    suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused, it would lie there with its key, and nobody would paint it."""
+    journal = suite.frontdoor.parts.journal
+    accept, lost = journal.accept, [UnansweredCommit("ledger", "away"), StoreUnavailable("ledger", "away")]
+
+    def accept_without_answer(*arguments: Any) -> "Future[Any]":
+        if not lost:
+            return accept(*arguments)
+        error = lost.pop(0)
+        if isinstance(error, UnansweredCommit):
+            accept(*arguments).result()
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        return failed
+
+    monkeypatch.setattr(journal, "accept", accept_without_answer)
+
+    painted = await suite.paint(idempotency_key="key")
+
+    assert (await suite.paint(idempotency_key="key")).request_id == painted.request_id
+    assert await asyncio.wrap_future(journal.unfinished()) == []

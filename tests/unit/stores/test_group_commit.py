@@ -1,6 +1,7 @@
 """The writer thread: one commit for many, and nobody harmed by a neighbour."""
 
 import resource
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from pentimento.domain.errors import Internal, InvalidArgument
-from pentimento.stores.errors import StoreFull, StoreUnavailable
+from pentimento.stores.errors import StoreFull, StoreUnavailable, UnansweredCommit
 from pentimento.stores.ledger.database import LedgerContention, open_engine
 from pentimento.stores.ledger.writer import GroupCommitWriter, JobPart
 
@@ -118,6 +119,20 @@ def test_a_long_job_ends_between_two_parts_when_the_writer_closes(engine: Engine
 
     with pytest.raises(StoreUnavailable, match="closed"):
         job.result(60)
+
+
+def test_what_sqlite_cannot_commit_is_surely_not_in(
+    writer: GroupCommitWriter, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(connection: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patch, pytest.raises(StoreUnavailable) as failed:
+        patch.setattr(engine.dialect, "do_commit", fail)
+        writer.submit(lambda connection: insert(connection, 1)).result()
+
+    assert not isinstance(failed.value, UnansweredCommit)
+    assert writer.submit(rows).result() == []
 
 
 def test_a_job_that_fails_undoes_only_itself(writer: GroupCommitWriter) -> None:
