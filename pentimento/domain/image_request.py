@@ -5,6 +5,7 @@ from enum import Enum
 
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import (
+    CascadeStage,
     GenerationSpec,
     InitImage,
     PlanVersion,
@@ -101,13 +102,24 @@ class Replay:
 
 
 @dataclass(frozen=True)
+class AdmittedStages:
+    """The stages that a request was admitted to, in their order, at least one. `cascade`: the plan's that they are of,
+    empty where they are of none; `planned`: the plan sent it there, and not its own wish."""
+
+    stages: tuple[CascadeStage, ...]
+    cascade: str = ""
+    planned: bool = False
+
+
+@dataclass(frozen=True)
 class ResolvedRequest:
     """A request with nothing left open. `quality` None means the deployment's; `cost` in pixel steps.
 
     `inputs`: the bytes of `spec` that are kept apart from it. `replay` None: the cache and the plan decide its route.
     `pin_ms`: for how long its picture is to stay replayable; 0 for no longer than others. `may_thin`: steps may be left
     out of it, as far as its model's profile allows. `image_index`: of several pictures of one call which one it is.
-    `encoding_quality`: how much of it a JPEG or WebP file keeps, 0 to 100; None is the encoder's own.
+    `encoding_quality`: how much of it a JPEG or WebP file keeps, 0 to 100; None is the encoder's own. `admitted`: where
+    the journal says that it was admitted to; None for its model's own pool alone.
     """
 
     spec: GenerationSpec
@@ -122,6 +134,7 @@ class ResolvedRequest:
     may_thin: bool = False
     image_index: int = 0
     encoding_quality: int | None = None
+    admitted: AdmittedStages | None = None
 
     @property
     def cost(self) -> float:

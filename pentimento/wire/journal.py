@@ -7,7 +7,7 @@ from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.image.v1 import image_service_pb2 as image_pb
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import Scheduler
-from pentimento.domain.image_request import Replay, ResolvedRequest
+from pentimento.domain.image_request import AdmittedStages, Replay, ResolvedRequest
 from pentimento.domain.reasons import Reason
 from pentimento.wire.enumerations import CACHE_MODES, IMAGE_FORMATS, SCHEDULERS
 from pentimento.wire.generation import (
@@ -17,6 +17,8 @@ from pentimento.wire.generation import (
     route_to_proto,
     spec_from_proto,
     spec_to_proto,
+    stage_from_proto,
+    stage_to_proto,
 )
 
 # Formats of a journalled body. 0, before there were formats: the public request with every field filled in.
@@ -37,6 +39,7 @@ def journalled_to_proto(resolved: ResolvedRequest) -> pb.JournalledRequest:
         may_thin=resolved.may_thin,
         image_index=resolved.image_index,
         encoding_quality=resolved.encoding_quality,
+        admitted=_admitted_to_proto(resolved.admitted) if resolved.admitted is not None else None,
     )
 
 
@@ -54,6 +57,7 @@ def journalled_from_proto(message: pb.JournalledRequest) -> ResolvedRequest:
         may_thin=message.may_thin,
         image_index=message.image_index,
         encoding_quality=message.encoding_quality if message.HasField("encoding_quality") else None,
+        admitted=_admitted_from_proto(message.admitted) if message.HasField("admitted") else None,
     )
 
 
@@ -63,6 +67,15 @@ def _replay_to_proto(replay: Replay) -> pb.Replay:
 
 def _replay_from_proto(message: pb.Replay) -> Replay:
     return Replay(route_from_proto(message.route), message.image_digest)
+
+
+def _admitted_to_proto(admitted: AdmittedStages) -> pb.AdmittedStages:
+    stages = [stage_to_proto(stage) for stage in admitted.stages]
+    return pb.AdmittedStages(stages=stages, cascade=admitted.cascade, planned=admitted.planned)
+
+
+def _admitted_from_proto(message: pb.AdmittedStages) -> AdmittedStages:
+    return AdmittedStages(tuple(map(stage_from_proto, message.stages)), message.cascade, message.planned)
 
 
 def resolved_to_bytes(resolved: ResolvedRequest) -> bytes:

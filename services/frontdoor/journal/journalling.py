@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TypeVar
 
 from pentimento.dataplane.effects import CommitResult, Drop, End, PersistAccepted, PersistAttempt, PersistEnd
@@ -36,6 +37,7 @@ from services.frontdoor.metrics import DEGRADED, QUEUE_SECONDS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import ClientRequest, Execution, Job
 from services.frontdoor.routing.cache_writes import reserve_entries
+from services.frontdoor.routing.stages import admitted_stages
 
 logger = logging.getLogger(__name__)
 
@@ -123,10 +125,11 @@ async def _outcome_of_accepting(parts: FrontdoorParts, request: ClientRequest) -
 
 
 def _row_of(request: ClientRequest, identity: Identity) -> AcceptedRequest:
+    admitted = admitted_stages(request.stages, request.resolved.spec.model)
     return AcceptedRequest(
         request_id=request.request_id,
         tenant=request.tenant,
-        body=resolved_to_bytes(request.resolved),
+        body=resolved_to_bytes(replace(request.resolved, admitted=admitted)),
         body_format=JOURNALLED_REQUEST,
         body_hash=request.body_hash,
         accepted_at=request.accepted_at,

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import random
 
 from pentimento.dataplane.events import Recovered, RecoveredRequest
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import StartThreshold
 from pentimento.domain.generation import Route
+from pentimento.domain.image_request import ResolvedRequest
 from pentimento.domain.requests import RequestState
 from pentimento.policies.adapter_needs import needs_of
 from pentimento.policies.serving.entry import NOISE, Stage
@@ -18,6 +20,7 @@ from pentimento.wire.journal import resolved_from_bytes, unreadable
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.requests.jobs import ClientRequest, Job, Jobs, JobTerms, RoutedStage
+from services.frontdoor.routing.stages import stages_admitted_to
 from services.frontdoor.routing.starts import kind_of, work_left
 
 logger = logging.getLogger(__name__)
@@ -74,11 +77,22 @@ def _pool_of(job: Job, number: int, route: Route | None) -> str:
     """The pool of its stage, unless the route is to another model than that stage's."""
     stages = job.request.stages
     if route is None:
-        return job.request.resolved.spec.model
+        return stages[number].pool
     return stages[number].pool if number < len(stages) and stages[number].model == route.model else route.model
 
 
-def _stages_of(route: Route) -> tuple[Stage, ...]:
+def _stages_of(resolved: ResolvedRequest, route: Route | None) -> tuple[Stage, ...]:
+    """Those of its route; before it has one those that it was admitted to."""
+    model = route.model if route is not None else resolved.spec.model
+    admitted = stages_admitted_to(resolved.admitted) if resolved.admitted is not None else ()
+    if route is None:
+        return admitted or (Stage(model, model),)
+    # A route without stages is of one model, which may have several pools.
+    own = admitted if [stage.model for stage in admitted] == [model] else (Stage(model, model),)
+    return _routed_stages(route) or own
+
+
+def _routed_stages(route: Route) -> tuple[Stage, ...]:
     start = kind_of(route.start)
     return tuple(
         Stage(
@@ -98,17 +112,17 @@ def _job_of(record: JournalledRequest, clock: Clock, default_deadline_s: float) 
     deadline_at = accepted.deadline_at or accepted.accepted_at + default_deadline_s
     route: Route | None = route_from_bytes(record.route) if record.route is not None else None
     resolved = resolved_from_bytes(accepted.body, accepted.body_format)
-    model = route.model if route else resolved.spec.model
     request = ClientRequest(
         request_id=accepted.request_id,
         tenant=accepted.tenant,
         resolved=resolved,
-        stages=(_stages_of(route) if route else ()) or (Stage(model, model),),
+        stages=_stages_of(resolved, route),
         arrived_at=now - max(wall - accepted.accepted_at, 0.0),
         accepted_at=accepted.accepted_at,
         # The wall clock may have been set back meanwhile: that gives nobody more time than was theirs at first.
         deadline=now + deadline_at - max(wall, accepted.accepted_at),
         deadline_at=deadline_at,
+        draw=random.random(),
         idempotency_key=accepted.idempotency_key,
         body_hash=accepted.body_hash,
         # Whom to tell of its end the journal knows.

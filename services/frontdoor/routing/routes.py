@@ -166,7 +166,7 @@ def _stages_from(parts: FrontdoorParts, job: Job, entered: PoolOption) -> tuple[
     plan, request = parts.dataplane.state.plan, job.request
     start, quota = kind_of(entered.route.start), parts.tenants.quota_of(request.tenant)
     stages = stages_from(plan, request.stages, entered.pool, entered.held.model, start, request.draw, quota)
-    return allowed_stages(known_stages(stages, parts.catalogue), quota)
+    return allowed_stages(known_stages(stages, parts.catalogue, request.resolved.admitted), quota)
 
 
 def _may_be_paired(parts: FrontdoorParts, option: PoolOption) -> bool:

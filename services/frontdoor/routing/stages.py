@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import HeldModel, Plan
 from pentimento.domain.generation import CascadeStage, FromImage, Route, Scheduler, noise_form_of
-from pentimento.domain.image_request import ImageRequest, ResolvedRequest
+from pentimento.domain.image_request import AdmittedStages, ImageRequest, ResolvedRequest
 from pentimento.domain.tenants import TenantQuota
 from pentimento.policies.serving.entry import NO_QUOTA, Stage, request_stages, scaled_start_step
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
@@ -72,9 +72,13 @@ def as_started_by(option: PoolOption, pool: str, resolved: ResolvedRequest, held
     return PoolOption(pool, held, resolved, route)
 
 
-def known_stages(stages: Sequence[Stage], catalogue: Catalogue) -> tuple[Stage, ...]:
-    """Those whose models were ever held: a cascade goes as far as that."""
-    return tuple(stage for stage in stages if catalogue.known(stage.model) is not None)
+def known_stages(
+    stages: Sequence[Stage], catalogue: Catalogue, admitted: AdmittedStages | None = None
+) -> tuple[Stage, ...]:
+    """Those whose models were ever held: a cascade goes as far as that. `admitted`: of a request of an earlier start,
+    where they were held already; not all of its workers may have told yet."""
+    held_then = {stage.model for stage in admitted.stages} if admitted is not None else set()
+    return tuple(stage for stage in stages if stage.model in held_then or catalogue.known(stage.model) is not None)
 
 
 def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) -> tuple[CascadeStage, ...]:
@@ -95,6 +99,23 @@ def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) ->
             for index, stage in enumerate(scored)
         ),
         CascadeStage(last.model, pool=last.pool),
+    )
+
+
+def admitted_stages(stages: Sequence[Stage], model: str) -> AdmittedStages | None:
+    """The stages that a request of that model was admitted to, as the journal has them; None where they are the
+    model's own pool alone."""
+    if tuple(stages) == (Stage(model, model),):
+        return None
+    told = tuple(CascadeStage(stage.model, stage.discriminator, pool=stage.pool) for stage in stages)
+    return AdmittedStages(told, stages[0].cascade, stages[0].planned)
+
+
+def stages_admitted_to(admitted: AdmittedStages) -> tuple[Stage, ...]:
+    """The stages that the journal has; what a plan says of them beside is read from the plan in force."""
+    return tuple(
+        Stage(stage.pool, stage.model, admitted.cascade, stage.discriminator, planned=admitted.planned)
+        for stage in admitted.stages
     )
 
 

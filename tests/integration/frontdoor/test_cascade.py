@@ -149,6 +149,25 @@ async def test_a_light_attempt_that_outlives_its_frontdoor_is_known_as_what_the_
     assert (last.provenance.spec.model, last.provenance.spec.num_inference_steps) == ("light", 2)
 
 
+async def test_a_request_that_waits_for_the_light_model_waits_for_it_in_the_next_start_too(folder: Path) -> None:
+    async with running_parts(folder, 0.9) as parts:
+        parts.light.hold.clear()
+        async with running_suite(folder, **parts.settings) as suite:
+            await suite.wait_for_workers(2)
+            first = suite.client.generate(UNNAMED)
+            await suite.accepted(first)
+            await parts.light.wait_until(lambda: parts.light.running)
+            waiting = suite.client.generate(UNNAMED, "key")
+            request_id = await suite.accepted(waiting)
+
+        async with running_suite(folder, **parts.settings) as successor:
+            parts.light.hold.set()
+            last = await ended(successor, request_id)
+
+    assert (last.provenance.spec.model, last.provenance.discriminator_confidence) == ("light", 0.9)
+    assert not parts.heavy.executed
+
+
 async def ended(suite: FrontdoorSuite, request_id: str) -> Completed:
     *_, last = [event async for event in suite.client.generate(UNNAMED, "key")]
     assert isinstance(last, Completed) and last.request_id == request_id

@@ -7,19 +7,23 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.generation import (
+    CascadeStage,
     ControlNetSelection,
+    FromNoise,
     GenerationSpec,
     LoraSelection,
     ObjectReference,
+    Route,
     Scheduler,
     SpecInput,
 )
-from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
+from pentimento.domain.image_request import AdmittedStages, CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.stores.objects import open_objects
 from pentimento.testing.clocks import SetClock
+from pentimento.wire.generation import route_to_bytes
 from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_to_bytes
 from services.frontdoor.journal.recovery import recover
 from services.frontdoor.objects.inputs import Inputs
@@ -93,6 +97,69 @@ async def test_of_a_recovered_request_it_is_known_whether_it_came_with_images(
     )
 
     assert [request.has_inputs for request in recovered.requests] == [bool(parts)]
+
+
+POOLS = {
+    "its model's own": (None, ("tiny",), ""),
+    "a cascade": (
+        AdmittedStages((CascadeStage("light", "d", pool="l"), CascadeStage("tiny", pool="t")), "c", planned=True),
+        ("l", "t"),
+        "c",
+    ),
+    "one of its model's": (AdmittedStages((CascadeStage("tiny", pool="t2"),)), ("t2",), ""),
+}
+
+
+@pytest.mark.parametrize(("admitted", "pools", "cascade"), POOLS.values(), ids=POOLS.keys())
+async def test_a_recovered_request_waits_where_it_was_admitted_to(
+    journal: Journal, inputs: Inputs, admitted: AdmittedStages | None, pools: tuple[str, ...], cascade: str
+) -> None:
+    accept(journal, body=resolved_to_bytes(replace(RESOLVED, admitted=admitted)))
+
+    (request,) = (
+        await recover(journal, Jobs(lambda event: None), inputs, SetClock(ACCEPTED_AT, NOW), default_deadline_s=600.0)
+    ).requests
+
+    assert (request.pool, request.cascade, request.cascade_name) == (pools[0], pools, cascade)
+
+
+ROUTED = {
+    "one of its model's pools": (AdmittedStages((CascadeStage("tiny", pool="t2"),)), "tiny", "t2"),
+    "another model alone": (AdmittedStages((CascadeStage("tiny", pool="t2"),)), "small", "small"),
+    "no cascade any more": (
+        AdmittedStages((CascadeStage("light", pool="l"), CascadeStage("tiny", pool="t")), "c", planned=True),
+        "light",
+        "light",
+    ),
+}
+
+
+@pytest.mark.parametrize(("admitted", "model", "pool"), ROUTED.values(), ids=ROUTED.keys())
+async def test_a_recovered_request_with_a_route_waits_for_the_route_s_model_alone(
+    journal: Journal, inputs: Inputs, admitted: AdmittedStages, model: str, pool: str
+) -> None:
+    accept(journal, body=resolved_to_bytes(replace(RESOLVED, admitted=admitted)))
+    journal.record_route("r1", route_to_bytes(Route("route", FromNoise(), model, "sha256:m"))).result()
+
+    (request,) = (
+        await recover(journal, Jobs(lambda event: None), inputs, SetClock(ACCEPTED_AT, NOW), default_deadline_s=600.0)
+    ).requests
+
+    assert (request.pool, request.cascade) == (pool, (pool,))
+
+
+async def test_recovered_requests_are_drawn_each_for_itself(
+    journal: Journal, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a plan's shares would send all of them the same way."""
+    for request_id in ("r1", "r2"):
+        accept(journal, request_id)
+    jobs, draws = Jobs(lambda event: None), iter((0.25, 0.75))
+    monkeypatch.setattr("services.frontdoor.journal.recovery.random.random", lambda: next(draws))
+
+    await recover(journal, jobs, inputs, SetClock(ACCEPTED_AT, NOW), default_deadline_s=600.0)
+
+    assert sorted(job.request.draw for job in jobs) == [0.25, 0.75]
 
 
 @pytest.mark.parametrize("route", [None, b"\xff", b""], ids=["request", "route", "route of a newer kind"])

@@ -40,6 +40,7 @@ class JournalledRequest(_message.Message):
     MAY_THIN_FIELD_NUMBER: _builtins.int
     IMAGE_INDEX_FIELD_NUMBER: _builtins.int
     ENCODING_QUALITY_FIELD_NUMBER: _builtins.int
+    ADMITTED_FIELD_NUMBER: _builtins.int
     cache: _image_service_pb2.CacheMode.ValueType
     format: _image_service_pb2.ImageFormat.ValueType
     quality: _builtins.float
@@ -66,6 +67,10 @@ class JournalledRequest(_message.Message):
     def replay(self) -> Global___Replay:
         """Of a replay."""
 
+    @_builtins.property
+    def admitted(self) -> Global___AdmittedStages:
+        """Absent: it waits in its model's own pool, and goes nowhere from there."""
+
     def __init__(
         self,
         *,
@@ -81,17 +86,22 @@ class JournalledRequest(_message.Message):
         may_thin: _builtins.bool = ...,
         image_index: _builtins.int = ...,
         encoding_quality: _builtins.int | None = ...,
+        admitted: Global___AdmittedStages | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_encoding_quality", b"_encoding_quality", "_quality", b"_quality", "_replay", b"_replay", "encoding_quality", b"encoding_quality", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_admitted", b"_admitted", "_encoding_quality", b"_encoding_quality", "_quality", b"_quality", "_replay", b"_replay", "admitted", b"admitted", "encoding_quality", b"encoding_quality", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_encoding_quality", b"_encoding_quality", "_quality", b"_quality", "_replay", b"_replay", "cache", b"cache", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "format", b"format", "image_index", b"image_index", "inputs", b"inputs", "may_thin", b"may_thin", "pin_ms", b"pin_ms", "preview_interval_steps", b"preview_interval_steps", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_admitted", b"_admitted", "_encoding_quality", b"_encoding_quality", "_quality", b"_quality", "_replay", b"_replay", "admitted", b"admitted", "cache", b"cache", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "format", b"format", "image_index", b"image_index", "inputs", b"inputs", "may_thin", b"may_thin", "pin_ms", b"pin_ms", "preview_interval_steps", b"preview_interval_steps", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__admitted: _TypeAlias = _typing.Literal["admitted"]  # noqa: Y015
+    _WhichOneofArgType__admitted: _TypeAlias = _typing.Literal["_admitted", b"_admitted"]  # noqa: Y015
     _WhichOneofReturnType__encoding_quality: _TypeAlias = _typing.Literal["encoding_quality"]  # noqa: Y015
     _WhichOneofArgType__encoding_quality: _TypeAlias = _typing.Literal["_encoding_quality", b"_encoding_quality"]  # noqa: Y015
     _WhichOneofReturnType__quality: _TypeAlias = _typing.Literal["quality"]  # noqa: Y015
     _WhichOneofArgType__quality: _TypeAlias = _typing.Literal["_quality", b"_quality"]  # noqa: Y015
     _WhichOneofReturnType__replay: _TypeAlias = _typing.Literal["replay"]  # noqa: Y015
     _WhichOneofArgType__replay: _TypeAlias = _typing.Literal["_replay", b"_replay"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__admitted) -> _WhichOneofReturnType__admitted | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__encoding_quality) -> _WhichOneofReturnType__encoding_quality | None: ...
     @_typing.overload
@@ -100,6 +110,38 @@ class JournalledRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__replay) -> _WhichOneofReturnType__replay | None: ...
 
 Global___JournalledRequest: _TypeAlias = JournalledRequest  # noqa: Y015
+
+@_typing.final
+class AdmittedStages(_message.Message):
+    """The stages that a request was admitted to, of those that the deployment had then."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGES_FIELD_NUMBER: _builtins.int
+    CASCADE_FIELD_NUMBER: _builtins.int
+    PLANNED_FIELD_NUMBER: _builtins.int
+    cascade: _builtins.str
+    """The plan's cascade that they are of; empty for none."""
+    planned: _builtins.bool
+    """The plan sent it there, and not its own wish."""
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.CascadeStage]:
+        """In their order; without what only a start decides."""
+
+    def __init__(
+        self,
+        *,
+        stages: _abc.Iterable[_generation_pb2.CascadeStage] | None = ...,
+        cascade: _builtins.str = ...,
+        planned: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "planned", b"planned", "stages", b"stages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdmittedStages: _TypeAlias = AdmittedStages  # noqa: Y015
 
 @_typing.final
 class Replay(_message.Message):
