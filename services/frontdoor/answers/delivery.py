@@ -101,6 +101,12 @@ def _count(parts: FrontdoorParts, job: Job, state: RequestState) -> None:
     REQUEST_SECONDS.labels(state.value).observe(parts.clock.monotonic() - job.request.arrived_at)
 
 
+def elsewhere() -> Unavailable:
+    """Return what the client of a request hears that is not under way here and has not ended."""
+    message = "the request is under way in another frontdoor"
+    return Unavailable(Reason.REQUEST_ELSEWHERE, message, retry_after_ms=ELSEWHERE_RETRY_MS)
+
+
 async def recorded_events(parts: FrontdoorParts, request_id: str, tenant: str) -> list[GenerateEvent]:
     """What the journal says of a request that is not under way here. Raises the error that it ended with, or
     Unavailable while it is under way elsewhere."""
@@ -108,8 +114,7 @@ async def recorded_events(parts: FrontdoorParts, request_id: str, tenant: str) -
     if record is None:
         raise Internal("UNEXPECTED", "the request was not accepted because of a defect of the frontdoor")
     if not record.state.terminal:
-        message = "the request is under way in another frontdoor"
-        raise Unavailable(Reason.REQUEST_ELSEWHERE, message, retry_after_ms=ELSEWHERE_RETRY_MS)
+        raise elsewhere()
     if record.state is not RequestState.COMPLETED:
         raise end_error(record.state, record.error_reason, record.error_message, None)
     routed: list[GenerateEvent] = [Routed(route_from_bytes(record.route))] if record.route else []

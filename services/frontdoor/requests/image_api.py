@@ -31,7 +31,7 @@ from pentimento.policies.serving.entry import Stage, allowed_stages, request_sta
 from pentimento.stores.ledger.journal import superseded
 from pentimento.wire.image import job_to_bytes, replay_to_bytes, request_to_bytes
 from services.frontdoor.answers.audience import Listener
-from services.frontdoor.answers.delivery import recorded_events
+from services.frontdoor.answers.delivery import elsewhere, recorded_events
 from services.frontdoor.answers.several_pictures import SeveralPictures, picture_ids, status_of
 from services.frontdoor.objects.inputs import input_digests
 from services.frontdoor.parts import FrontdoorParts
@@ -89,6 +89,8 @@ class ImageApi:
         self.stopping = self._superseded = True
         for job in self._parts.jobs:
             job.audience.end(superseded())
+            # Who cancels it waits for that.
+            job.ended.set()
 
     def generate(
         self,
@@ -257,14 +259,17 @@ class ImageApi:
 
     async def cancel(self, tenant: str, request_id: str) -> RequestState:
         """The state it ends in, which is another than CANCELLED when the cancel came too late. Of several pictures all
-        are cancelled."""
+        are cancelled. Raises Unavailable REQUEST_ELSEWHERE for what another frontdoor paints."""
         found = [self._arrivals.find_job(tenant, one) for one in picture_ids(request_id) or (request_id,)]
         jobs = [job for job in found if job is not None]
         for job in jobs:
             self._parts.submit(CancelRequested(job.request.request_id))
         for job in jobs:
             await job.ended.wait()
-        return (await self.get_request(tenant, request_id, omit_image=True)).state
+        state = (await self.get_request(tenant, request_id, omit_image=True)).state
+        if not state.terminal:
+            raise elsewhere()
+        return state
 
     async def get_request(self, tenant: str, request_id: str, omit_image: bool = False) -> RequestStatus:
         """What became of a request; of several pictures of each, without its bytes."""

@@ -11,6 +11,7 @@ import pytest
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.image_request import Completed
+from pentimento.domain.requests import RequestState
 from pentimento.rpc import open_channel
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of, until
@@ -152,4 +153,36 @@ async def test_a_frontdoor_that_was_taken_over_from_cancels_nobody_s_request_alt
             await until(lambda: suite.frontdoor.parts.jobs.find(request_id) is None)
 
         assert [left.request.request_id for left in await asyncio.wrap_future(journal.unfinished())] == [request_id]
+    worker.hold.set()
+
+
+async def test_a_standby_does_not_pretend_to_cancel_what_another_one_paints(folder: Path, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with running_suite(folder) as suite, running_standby(folder, lease_s=3600.0) as standby:
+        stream = suite.client.generate(REQUEST, "key")
+        request_id = await suite.accepted(stream)
+        await worker.wait_until(lambda: worker.running)
+
+        with pytest.raises(Unavailable) as refused:
+            await standby.client.cancel(request_id)
+
+        assert refused.value.reason == "REQUEST_ELSEWHERE"
+        assert await suite.client.cancel(request_id) is RequestState.CANCELLED
+
+
+async def test_who_cancels_at_a_frontdoor_that_was_taken_over_from_is_sent_to_the_other_one(
+    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.hold.clear()
+    async with running_until_superseded(folder, monkeypatch) as (suite, journal, asked_to_stop):
+        stream = suite.client.generate(REQUEST, "key")
+        request_id = await suite.accepted(stream)
+        await worker.wait_until(lambda: worker.running)
+        await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
+        await asked_to_stop.wait()
+
+        with pytest.raises(Unavailable) as sent_away:
+            await asyncio.wait_for(suite.client.cancel(request_id), 10)
+
+        assert sent_away.value.reason == "REQUEST_ELSEWHERE"
     worker.hold.set()
