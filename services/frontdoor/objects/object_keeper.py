@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import TypeVar
 
 from pentimento.domain.backoff import Backoff
@@ -60,7 +61,7 @@ class ObjectKeeper:
         self._waiting_bytes = 0
         self._tenant_waiting_bytes: Counter[str] = Counter()
         self._largest_bytes = 0
-        # From the first failure until everything that waits has been moved nothing new is tried on the store.
+        # From the first failure until something that waited was moved in time nothing new is tried on the store.
         self._away = asyncio.Event()
 
     async def recover(self) -> None:
@@ -152,6 +153,7 @@ class ObjectKeeper:
                 logger.warning("the object store is back")
                 continue
             except PentimentoError as error:
+                self._away.set()
                 logger.info("the object store is away", extra={"reason": error.reason})
             await asyncio.sleep(next(delays_s))
 
@@ -168,7 +170,11 @@ class ObjectKeeper:
             self._publish()
 
     async def _move(self, reference: ObjectReference, data: bytes) -> None:
+        began_at = monotonic()
         await self._on_store(lambda store: store.put(reference.key, data), _MOVE_TIMEOUT_S)
+        if monotonic() - began_at <= self._limits.put_timeout_s:
+            # What comes faster than what waits is moved would keep the store away for good.
+            self._away.clear()
         await asyncio.wrap_future(self._journal.unspool(reference.key))
 
     async def _spool(self, waiting: SpooledObject, data: bytes) -> None:

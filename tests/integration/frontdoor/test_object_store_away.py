@@ -55,6 +55,36 @@ async def test_what_waited_is_moved_once_the_store_is_back(suite: FrontdoorSuite
     assert (await suite.client.get_request(completed.request_id)).completed == completed
 
 
+async def test_what_comes_while_others_are_moved_waits_no_more(
+    suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where more comes than is moved, it would never be over."""
+    put, let_go = FilesystemObjectStore.put, threading.Event()
+    calls: list[object] = []
+
+    def hang_the_second(*arguments: object, **options: object) -> object:
+        calls.append(arguments)
+        if len(calls) == 2:
+            let_go.wait(60)
+        return put(*arguments, **options)  # type: ignore[arg-type]
+
+    def waiting_count() -> int:
+        return len(suite.frontdoor.parts.journal.objects.spooled().result())
+
+    with store_away(suite.folder):
+        for _ in range(3):
+            await suite.paint()
+        monkeypatch.setattr(FilesystemObjectStore, "put", hang_the_second)
+    await until(lambda: len(calls) == 2)
+
+    await suite.paint()
+
+    assert waiting_count() == 2
+    let_go.set()
+    await until(lambda: waiting_count() == 0)
+    assert len(stored_pictures(suite.folder)) == 4
+
+
 async def test_a_store_that_hangs_holds_up_a_picture_for_a_bounded_time_only(
     folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
