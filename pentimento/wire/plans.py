@@ -2,7 +2,10 @@
 
 from dataclasses import asdict
 
+from google.protobuf.message import DecodeError
+
 from pentimento.api.controller.v1 import controller_service_pb2 as pb
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import (
     AdapterPlacement,
     CachePlan,
@@ -67,7 +70,11 @@ def plan_to_bytes(plan: Plan) -> bytes:
 
 
 def plan_from_bytes(data: bytes) -> Plan:
-    return plan_from_proto(pb.Plan.FromString(data))
+    """Return what `plan_to_bytes` was given. Raises InvalidArgument for what is no known plan."""
+    try:
+        return plan_from_proto(pb.Plan.FromString(data))
+    except DecodeError as error:
+        raise InvalidArgument.of("plan", "must be a saved plan") from error
 
 
 def _assignment_from_proto(message: pb.WorkerAssignment) -> WorkerAssignment:

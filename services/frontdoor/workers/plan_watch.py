@@ -8,7 +8,7 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.clock import Clock
 from pentimento.domain.epochs import latest_believable
-from pentimento.domain.errors import PentimentoError
+from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.stores.ledger import Journal
 from pentimento.wire.plans import plan_from_bytes, plan_to_bytes
@@ -30,9 +30,14 @@ class PlanWatch:
         self.plan: Plan | None = None
 
     async def load(self) -> Plan | None:
-        """Changes state: the plan that was last saved."""
+        """Changes state: the plan that was last saved; None where there is none that is understood."""
         saved = await asyncio.wrap_future(self._journal.load_plan())
-        plan = plan_from_bytes(saved) if saved else None
+        try:
+            plan = plan_from_bytes(saved) if saved else None
+        except InvalidArgument as error:
+            # A newer version's, perhaps; the controller's next one takes its place.
+            logger.error("the saved plan is not understood", extra={"reason": error.reason, "error": error.message})
+            plan = None
         self.plan = plan if plan is not None and self._is_believable(plan) else None
         return self.plan
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.wire.plans import plan_to_bytes
+from pentimento.wire.plans import plan_to_bytes, plan_to_proto
 from services.frontdoor.workers.plan_watch import PlanWatch
 
 NOW_MS = int(time.time() * 1000)
@@ -38,3 +39,17 @@ async def test_nor_does_one_that_was_saved_once(journal: Journal, saved: Plan, l
     journal.save_plan(plan_to_bytes(saved)).result()
 
     assert await PlanWatch(None, journal, "frontdoor", SystemClock()).load() == loaded
+
+
+def plan_of_a_newer_version() -> bytes:
+    message = plan_to_proto(SOUND)
+    message.endpoints.add(kind=max(pb.ReplicaKind.values()) + 1, instance_id="e1", address="unix:e1")  # type: ignore[arg-type]
+    return message.SerializeToString()
+
+
+@pytest.mark.parametrize("saved", [plan_of_a_newer_version(), b"\xff"], ids=["newer", "broken"])
+async def test_a_saved_plan_that_is_not_understood_is_none(journal: Journal, saved: bytes) -> None:
+    """Whoever starts over it goes on until its controller has a plan."""
+    journal.save_plan(saved).result()
+
+    assert await PlanWatch(None, journal, "frontdoor", SystemClock()).load() is None
