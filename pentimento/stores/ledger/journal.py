@@ -49,6 +49,7 @@ from pentimento.stores.ledger.journal_rows import (
 from pentimento.stores.ledger.journal_webhooks import AskedWebhook, JournalWebhooks, add_webhook, is_untold
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.prepared_write import PreparedWrite
+from pentimento.stores.ledger.reader import LedgerReader
 from pentimento.stores.ledger.records import (
     AcceptedRequest,
     AcceptKind,
@@ -127,7 +128,8 @@ class Journal(EpochLedger):
         super().__init__(GroupCommitWriter(engine, "journal"), _epoch)
         self.objects = JournalObjects(self._writer, engine.url, clock)
         self.pins = JournalPins(self._writer, clock)
-        self.listing = JournalListing(self._writer)
+        self._reader = LedgerReader(engine, "journal")
+        self.listing = JournalListing(self._reader)
         self.webhooks = JournalWebhooks(self._writer)
         self.tenants = TenantLedger(self._writer, clock)
         self._clock = clock
@@ -247,6 +249,7 @@ class Journal(EpochLedger):
 
     def close(self) -> None:
         """Commit what is queued and let go of the database."""
+        self._reader.close()
         self._writer.close()
 
     def _claim(self, holder_id: str) -> ReturningUpdate[int]:

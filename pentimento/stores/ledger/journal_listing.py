@@ -14,8 +14,8 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
 from pentimento.stores.ledger.journal_rows import request_of_row, select_requests
+from pentimento.stores.ledger.reader import LedgerReader
 from pentimento.stores.ledger.records import JournalledRequest
-from pentimento.stores.ledger.writer import GroupCommitWriter
 
 _requests = tables.requests
 _MAX_TOKEN_CHARS = 200
@@ -52,10 +52,11 @@ class PagePlace:
 
 
 class JournalListing:
-    """The lists of a journal. Changes nothing; futures are as the journal's."""
+    """The lists of a journal. Changes nothing; futures are as the journal's. Read beside the writer: of a tenant with
+    many requests all may have to be looked through."""
 
-    def __init__(self, writer: GroupCommitWriter) -> None:
-        self._writer = writer
+    def __init__(self, reader: LedgerReader) -> None:
+        self._reader = reader
 
     def page(
         self,
@@ -68,7 +69,7 @@ class JournalListing:
         """Return up to so many requests of the tenant, newest first, behind that place. `states`: as journalled,
         RUNNING from the first attempt on; none for all."""
         statement = _of(tenant, states, jobs_only, behind).limit(limit_count)
-        return self._writer.submit(lambda connection: [request_of_row(row) for row in connection.execute(statement)])
+        return self._reader.submit(lambda connection: [request_of_row(row) for row in connection.execute(statement)])
 
 
 def _of(tenant: str, states: frozenset[RequestState], jobs_only: bool, behind: PagePlace | None) -> Select[Any]:

@@ -1,0 +1,37 @@
+"""One thread that reads beside the writer: what takes long to find keeps no commit waiting."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from sqlalchemy import Connection, Engine
+
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.ledger.database import typed_errors
+
+T = TypeVar("T")
+
+
+class LedgerReader:
+    """A thread with a connection of its own, which sees whatever was committed before. It begins with the first
+    read."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine = engine
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-reader")
+
+    def submit(self, work: Callable[[Connection], T]) -> "Future[T]":
+        """Run `work`, which changes nothing, inside a transaction. The future fails with what it raised, or with
+        StoreUnavailable. Raises that of one that is closed."""
+        try:
+            return self._threads.submit(self._read, work)
+        except RuntimeError:
+            raise StoreUnavailable("ledger", "it is closed") from None
+
+    def close(self) -> None:
+        """Finish what is asked for already, then stop the thread."""
+        self._threads.shutdown()
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        with typed_errors(), self._engine.connect().execution_options(reads_only=True) as connection:
+            return work(connection)
