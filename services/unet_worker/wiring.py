@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -125,24 +126,36 @@ class CheckpointLoader:
             self._loop.call_soon_threadsafe(self._identity.changed)
 
     async def load(self, name: str) -> LoadedModel:
-        """Return the model, ready to serve."""
+        """Return the model, ready to serve. Of one that does not get so far nothing goes on running."""
         loaded = await asyncio.to_thread(self._load, self._models[name])
-        await warm_up(loaded.runner, loaded.held)
+        try:
+            await warm_up(loaded.runner, loaded.held)
+        except BaseException:
+            await asyncio.to_thread(loaded.close)
+            raise
         return loaded
 
     def _load(self, settings: UnetWorkerSettings) -> LoadedModel:
         objects = open_objects(settings.objects_url)
         torch.set_num_threads(settings.threads)
         logger.info("loading the model")
-        return self._assemble(self._source.load(settings), objects, settings)
+        with ExitStack() as begun:
+            loaded = self._assemble(self._source.load(settings), objects, settings, begun)
+            begun.pop_all()
+        return loaded
 
-    def _assemble(self, model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings) -> LoadedModel:
+    def _assemble(
+        self, model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings, begun: ExitStack
+    ) -> LoadedModel:
+        """What runs once this has begun is ended by `begun`."""
         held = held_model(model.info, settings, self._identity.generation)
         denoiser = denoiser_for(model, settings.compile, halves=settings.compile_halves)
         traced = TracedDenoiser(denoiser, SpanLog(settings.trace_file)) if settings.trace_file else denoiser
         engine = self._start_engine(model, traced, settings)
+        begun.callback(engine.close)
         measurement = _measure(engine, model, denoiser, default_batch_key(held), settings)
         store_threads = started_pool(STORE_THREADS, "objects")
+        begun.callback(store_threads.shutdown, wait=False)
         known = self._source.loras(model, held, settings)
         uploaded = _uploaded_loras(model, objects, settings)
         loras = LoraShelf(known, settings.lora_memory_mib * 2**20, lambda: self._news_of_loras(engine), uploaded)
@@ -150,6 +163,8 @@ class CheckpointLoader:
         shared_device = model.device if settings.share_device_memory else None
         directory = region_directory(settings.shared_memory_dir, shared_device)
         energy = _energy_meter(model.device)
+        if energy is not None:
+            begun.callback(energy.close)
         replicas = _replicas(settings, self._source.summing, directory, engine.waiting)
         model_runner = EngineModelRunner(
             self._identity.instance_id,

@@ -171,8 +171,8 @@ class ModelSwitch:
     async def _run_switch(self) -> None:
         try:
             await self._drain()
-            before = await self._let_go()
-            loaded = self._backend = await self._next(before)
+            between = await self._let_go()
+            loaded = self._backend = await self._next(between)
         except Exception:
             logger.exception("neither another model nor the one before can be loaded; this worker goes")
             signal.raise_signal(signal.SIGTERM)
@@ -188,24 +188,20 @@ class ModelSwitch:
             self._idle.clear()
             await self._idle.wait()
 
-    async def _let_go(self) -> str:
-        """Nothing may refer to the model any more: the next one needs its memory. Its name."""
+    async def _let_go(self) -> SwitchingBackend:
+        """Nothing may refer to the model any more: the next one needs its memory."""
         backend = self.loaded
-        self._backend = SwitchingBackend(backend.held, backend.noise_form, backend.capabilities, backend.torch_device)
-        for gauge in (metrics.QUEUE, metrics.RUNNING):
-            gauge.set_function(lambda: 0.0)
+        self._backend = between = SwitchingBackend(
+            backend.held, backend.noise_form, backend.capabilities, backend.torch_device
+        )
         await asyncio.to_thread(backend.close)
-        on_cuda = backend.torch_device.type == "cuda"
         del backend
-        gc.collect()
-        await asyncio.to_thread(trim_heap)
-        if on_cuda:
-            torch.cuda.empty_cache()
-        return self._backend.held.model
+        await _give_memory_back(between.torch_device)
+        return between
 
-    async def _next(self, before: str) -> LoadedModel:
+    async def _next(self, between: SwitchingBackend) -> LoadedModel:
         """The model that is wanted, or the one before where that cannot be loaded."""
-        wanted = self._target
+        wanted, before = self._target, between.held.model
         try:
             return await self._load(wanted)
         except Exception:
@@ -213,4 +209,15 @@ class ModelSwitch:
         self._unloadable.add(wanted)
         if self._target == wanted:
             self._target = before
+        await _give_memory_back(between.torch_device)
         return await self._load(before)
+
+
+async def _give_memory_back(device: torch.device) -> None:
+    """What a model took, once nothing else refers to it: its device's memory and this process's."""
+    for gauge in (metrics.QUEUE, metrics.RUNNING):  # they ask its engine
+        gauge.set_function(lambda: 0.0)
+    gc.collect()
+    await asyncio.to_thread(trim_heap)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -10,10 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.execution import AttemptResult, WorkerCredits
 from pentimento.domain.generation import FromNoise, Route
+from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.models import model_switch
 from services.unet_worker.models.loaded import LoadedModel
@@ -136,6 +139,45 @@ async def test_a_model_that_cannot_be_loaded_costs_the_switch_and_is_not_tried_a
         worker.switch.assign("broken", 8)
         assert (held.model, worker.switch.target_model) == ("tiny", "tiny")
         assert (await paint(worker, "after")).model_digest == held.model_digest
+
+
+def without_numbers(checkpoint: Path) -> Path:
+    """The checkpoint with a denoiser that makes NaN of everything: it loads, and fails at its first picture."""
+    file = checkpoint / "unet" / "diffusion_pytorch_model.safetensors"
+    weights = {name: torch.full_like(weight, torch.nan) for name, weight in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
+    return checkpoint
+
+
+def engine_count() -> int:
+    return [thread.name for thread in threading.enumerate()].count("step-engine")
+
+
+@pytest.mark.parametrize("fails_at", ["its LoRAs", "its first picture"])
+async def test_nothing_goes_on_running_of_a_model_that_fails_once_its_engine_runs(
+    checkpoint: Path, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str
+) -> None:
+    other, bounds = write_checkpoint(tmp_path / "other", prediction_type="epsilon"), tmp_path / LORA_BOUNDS_FILE
+    async with serve(checkpoint, directory, other_models=(other,), adapters_dir=tmp_path) as worker:
+        engines_beside, running, load = engine_count() - 1, [], worker.switch._load
+        if fails_at == "its LoRAs":
+            bounds.write_text("no bounds")
+        else:
+            without_numbers(other)
+
+        async def loading(model: str) -> LoadedModel:
+            running.append(engine_count() - engines_beside)
+            if model == "tiny":
+                bounds.unlink(missing_ok=True)
+            return await load(model)
+
+        monkeypatch.setattr(worker.switch, "_load", loading)
+        worker.switch.assign("other", 8)
+        while worker.switch.target_model == "other":  # noqa: ASYNC110 - another thread loads it
+            await asyncio.sleep(0.01)
+        await credits_where(worker, served=True, model="tiny")
+
+        assert running == [0, 0]
 
 
 async def test_a_plan_bounds_its_batches_and_never_widens_them(worker: Served) -> None:
