@@ -137,8 +137,7 @@ class NetworkScorer:
 
     async def _run_passes(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._queue:
-            batch = self._next_batch()
+        while batch := self._next_batch():
             network = self._networks[batch[0].cascade]
             began_s = time.monotonic()
             try:
@@ -154,11 +153,12 @@ class NetworkScorer:
                     entry.scored.set_result(confidence)
 
     def _next_batch(self) -> list[_WaitingPicture]:
-        """The oldest picture, and of those of its cascade as many as fit, in their order. Whoever left is left out."""
-        first = self._queue[0]
-        chosen = [entry for entry in self._queue if entry.cascade == first.cascade][: self._limits.max_batch_size]
+        """The oldest picture, and of those of its cascade as many as fit, in their order; none where none waits.
+        Whoever left is left out."""
+        waiting = [entry for entry in self._queue if not entry.scored.done()]
+        chosen = [entry for entry in waiting if entry.cascade == waiting[0].cascade][: self._limits.max_batch_size]
         taken = set(map(id, chosen))
-        self._queue = deque(entry for entry in self._queue if id(entry) not in taken)
+        self._queue = deque(entry for entry in waiting if id(entry) not in taken)
         return chosen
 
     def _count(self, size: int, seconds: float) -> None:

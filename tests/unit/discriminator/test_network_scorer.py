@@ -1,0 +1,87 @@
+"""Pictures that wait for a discriminator's pass, and those whose callers have left."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from pentimento.diffusion.discriminators import PictureDiscriminator
+from pentimento.pictures.png_text import flat_png
+from services.discriminator.network_scorer import NetworkScorer, ScoringLimits
+from services.discriminator.scoring import PictureToScore
+
+CASCADE = "light>heavy"
+
+
+class HeldNetwork:
+    """Its passes wait until they may; the confidence in a picture is its red, which is noted."""
+
+    def __init__(self) -> None:
+        self.passes: list[list[int]] = []
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.image_size_px = 1
+        self.digest, self.head = "sha256:held", None
+
+    def pixels(self, image: Image.Image) -> NDArray[np.float32]:
+        return np.asarray(image, dtype=np.float32)[:1, :1]
+
+    def confidences(self, pixels: Sequence[NDArray[np.float32]]) -> list[float]:
+        reds = [int(one[0, 0, 0]) for one in pixels]
+        self.passes.append(reds)
+        assert self.goes_on.wait(60)
+        return [red / 255 for red in reds]
+
+
+@pytest.fixture
+def network() -> HeldNetwork:
+    return HeldNetwork()
+
+
+@pytest.fixture
+async def scorer(network: HeldNetwork) -> AsyncIterator[NetworkScorer]:
+    served = {CASCADE: cast("PictureDiscriminator", network)}
+    scorer = NetworkScorer([CASCADE], lambda: served, ScoringLimits(max_batch_size=2, queue_limit=8), lambda s: None)
+    await scorer.open()
+    network.passes.clear()
+    yield scorer
+    network.goes_on.set()
+    await scorer.close()
+
+
+def call(scorer: NetworkScorer, *reds: int) -> "asyncio.Task[Any]":
+    return asyncio.create_task(scorer.score(CASCADE, [PictureToScore(flat_png(1, 1, (red, 0, 0))) for red in reds]))
+
+
+def waiting_count(scorer: NetworkScorer) -> int:
+    """Of pictures that somebody still wants."""
+    return sum(not entry.scored.done() for entry in scorer._queue)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - the pass runs on another thread
+            await asyncio.sleep(0.001)
+
+
+async def test_pictures_of_a_caller_who_left_are_in_no_pass(scorer: NetworkScorer, network: HeldNetwork) -> None:
+    network.goes_on.clear()
+    first = call(scorer, 1)
+    await until(lambda: network.passes == [[1]])
+    left = call(scorer, 2, 3)
+    await until(lambda: waiting_count(scorer) == 2)
+    left.cancel()
+    await until(lambda: waiting_count(scorer) == 0)
+    later = call(scorer, 4, 5)
+    await until(lambda: waiting_count(scorer) == 2)
+
+    network.goes_on.set()
+
+    assert (await first).confidences == [1 / 255]
+    assert (await later).confidences == [4 / 255, 5 / 255]
+    assert network.passes == [[1], [4, 5]]
