@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pentimento.diffusion.loras.lora import AdapterSet, BadLora, Lora, WeightedLora
-from pentimento.domain.errors import Unavailable
+from pentimento.domain.errors import PentimentoError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -88,13 +88,16 @@ class LoraLoader:
         for attempt in range(1, ATTEMPT_COUNT + 1):
             try:
                 return self._read(digest)
-            except BadLora:
-                raise
+            except BadLora as error:
+                refusal: PentimentoError = BadLora(error.message, error.reason)
+                break
             except Exception as error:
-                logger.warning("a LoRA could not be loaded (attempt %d): %s", attempt, type(error).__name__)
-                lost = error
-        message = f"a LoRA could not be loaded in {ATTEMPT_COUNT} attempts ({type(lost).__name__})"
-        raise Unavailable("LORA_UNAVAILABLE", message)
+                kind = type(error).__name__
+                logger.warning("a LoRA could not be loaded (attempt %d): %s", attempt, kind)
+                message = f"a LoRA could not be loaded in {ATTEMPT_COUNT} attempts ({kind})"
+                refusal = Unavailable("LORA_UNAVAILABLE", message)
+        # Made anew: errors are kept for long, and one that comes from the reading keeps the file's bytes with it.
+        raise refusal
 
     def _ended(self, _: "Future[Lora]") -> None:
         with self._lock:

@@ -1,6 +1,8 @@
 """LoRAs on their way: loaded once, kept while they are used, tried again, and lost with a reason."""
 
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -123,6 +125,30 @@ def test_a_lost_load_says_why_and_the_next_request_loads_anew(
     assert raised.value.reason == reason
     assert len(desk.disk.reads) == reads + 1
     assert again.take(0) is not None
+
+
+class ReadBytes(bytearray):
+    """A file's bytes, whose end can be seen."""
+
+
+@pytest.mark.parametrize("kind", [BadLora, MemoryError])
+def test_of_a_file_that_is_refused_no_byte_is_kept(kind: type[Exception]) -> None:
+    read, ended = [], threading.Event()
+
+    def refuse(digest: str) -> Lora:
+        data = ReadBytes(SIZE)
+        read.append(weakref.ref(data))
+        raise kind("what it holds is not to be used")
+
+    loader = LoraLoader(refuse, 10 * SIZE, ended.set)
+    source = loader.ask([("a", 0.5)], 0)
+    assert ended.wait(120)
+    with pytest.raises(PentimentoError) as told:
+        source.take(0)
+    gc.collect()
+
+    assert told.value.reason in ("BAD_LORA", "LORA_UNAVAILABLE")
+    assert [data() for data in read] == [None] * len(read)
 
 
 def test_a_replay_has_them_at_its_step_and_no_sooner(desk: Desk) -> None:
