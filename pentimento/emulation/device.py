@@ -244,7 +244,7 @@ class EmulatedDevice(Generic[Owner]):
         while self._jobs:
             self._candidates = [job for job in self._jobs.values() if not job.ready_s]
             batch = self._turns.choose(self._candidates, self.limit, preempt=self._settings.preempt)
-            late = [] if self._settings.drop_after is None else self._late(batch)
+            late = self._late(batch) if batch and self._settings.drop_after is not None else []
             if not late:
                 return batch
             for job in late:

@@ -82,6 +82,15 @@ def test_who_waits_for_a_lora_holds_up_nobody() -> None:
     assert ended_at([PLAIN, NEON]) == pytest.approx([10.0, 13.5])
 
 
+def test_a_device_that_drops_late_pictures_waits_for_one_whose_lora_is_loaded() -> None:
+    world = World(costs(1.0), adapter_costs=COSTS, steps=False, drop_after=100.0)
+    before, picture = world.submit(1), world.submit(1, adapters=NEON)
+
+    world.timers.run_until(100)
+
+    assert (before.finished_at, picture.finished_at) == (1.0, 4.5)
+
+
 def test_one_that_is_stopped_while_its_lora_is_loaded_never_begins() -> None:
     world = World(costs(1.0), adapter_costs=COSTS)
     picture = world.submit(10, adapters=NEON)
