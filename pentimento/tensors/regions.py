@@ -15,8 +15,9 @@ import re
 import secrets
 import stat
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -112,7 +113,8 @@ class DeviceRegions(Protocol):
 @dataclass
 class SharedRegion:
     """A mapped region. Tensors over its slots keep the mapping alive; `close` gives up the name, the lock and, where no
-    such tensor is left, the mapping."""
+    such tensor is left, the mapping. Nobody has to close it: one that was made for a caller who left meanwhile is
+    nobody's."""
 
     region_id: str
     size: RegionSize
@@ -120,7 +122,12 @@ class SharedRegion:
     _path: Path = field(repr=False)
     transport: ClassVar[str] = "shared_memory"
     # The maker's descriptor, which holds the lock; -1 at the other end.
-    _descriptor: int = field(default=-1, repr=False)
+    descriptor: InitVar[int] = -1
+    _give_up: Callable[[], object] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self, descriptor: int) -> None:
+        is_maker = descriptor >= 0
+        self._give_up = weakref.finalize(self, _unlocked, self._path, descriptor) if is_maker else lambda: None
 
     def slot(self, index: int) -> memoryview:
         """Return the memory of a slot, writable."""
@@ -138,10 +145,7 @@ class SharedRegion:
 
     def close(self) -> None:
         """Let go of it; twice does no harm."""
-        if self._descriptor >= 0:
-            self._path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._give_up()
         # Somebody still looks at a slot: the mapping goes with the last who does.
         with contextlib.suppress(BufferError):
             self.memory.close()
@@ -244,6 +248,12 @@ def release(region: Region, kept: KeptRegions | None) -> None:
 def is_region_id(name: str) -> bool:
     """Return whether a name is such as regions and lines have, and no path."""
     return _REGION_ID.fullmatch(name) is not None
+
+
+def _unlocked(path: Path, descriptor: int) -> None:
+    """Give up a region's name, and with its descriptor its lock."""
+    path.unlink(missing_ok=True)
+    os.close(descriptor)
 
 
 def _map(descriptor: int, size: RegionSize) -> mmap.mmap:

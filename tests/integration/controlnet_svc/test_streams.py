@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from pentimento.domain.fleet import ComponentPlacement, Plan, ReplicaKind
 from pentimento.domain.generation import Attempt, PlanVersion
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.tensors.device import outgoing_tensor
+from pentimento.tensors.regions import RegionDirectory, RegionSize, SharedRegion
 from pentimento.testing.frontdoor_suite import until
 from pentimento.wire.tensors import UNBOUND, Binding
 from tests.integration.controlnet_svc.conftest import (
@@ -111,6 +113,31 @@ async def test_no_region_outlives_its_stream(service: Service) -> None:
 
     await asyncio.wait_for(service.process.drain(), 120)
     assert service.process.controlnets.open_count == 0
+
+
+async def test_no_region_is_left_of_a_stream_whose_caller_leaves_while_it_is_made(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, begun, goes_on, made = RegionDirectory.create, threading.Event(), threading.Event(), threading.Event()
+
+    def slowly(directory: RegionDirectory, size: RegionSize) -> SharedRegion:
+        begun.set()
+        assert goes_on.wait(60)
+        region = create(directory, size)
+        made.set()
+        return region
+
+    monkeypatch.setattr(RegionDirectory, "create", slowly)
+    opening = asyncio.create_task(service.client.open_stream(request_for(), 1, OPEN_S))
+    async with asyncio.timeout(60):
+        await until(begun.is_set)
+        opening.cancel()
+        await until(lambda: not service.process.controlnets.open_count)
+
+        goes_on.set()
+
+        await until(made.is_set)
+        await until(lambda: not service.directory.region_count())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Shared memory: made, mapped by another process, and gone whoever dies."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -45,10 +46,20 @@ def test_a_region_that_nobody_opened_goes_with_its_maker(directory: RegionDirect
     assert directory.region_count() == 0
 
 
+def test_a_region_that_its_maker_loses_gives_up_name_and_descriptor(directory: RegionDirectory) -> None:
+    descriptors = set(Path("/proc/self/fd").iterdir())
+
+    directory.create(SIZE)
+    gc.collect()
+
+    assert directory.region_count() == 0
+    assert set(Path("/proc/self/fd").iterdir()) == descriptors
+
+
 def test_what_a_killed_maker_left_is_removed_by_the_next(tmp_path: Path, directory: RegionDirectory) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path; from pentimento.tensors.regions import *; "
-        "RegionDirectory(Path(sys.argv[1])).create(RegionSize(100, 3)); os.kill(os.getpid(), signal.SIGKILL)"
+        "region = RegionDirectory(Path(sys.argv[1])).create(RegionSize(100, 3)); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "shared")], check=False)
     assert directory.region_count() == 1
