@@ -49,6 +49,8 @@ def evict(
 ) -> tuple[int, JobPart | None]:
     """Doom the lowest entry of the tenant that `who` names, until it names none or the part is full; return the number
     doomed. Entries whose number is above `new_after` go after all others."""
+    # What another gateway lets go of between the count and the choice would be counted still, and others go for it.
+    take_ticks(connection, 0)
     held, evicted = holdings(connection), 0
     while chosen := _choose_entries(connection, held, who, new_after):
         evicted += doom(connection, chosen, now, delete_after)

@@ -1,18 +1,23 @@
 """What only a server can do wrong."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from threading import Barrier
 
 import psycopg
 import pytest
 from sqlalchemy import Connection, text
 
+from pentimento.domain.cache import CacheHolding
+from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.stores.errors import StoreUnavailable, UnansweredCommit
 from pentimento.stores.ledger import open_journal
+from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.stores.ledger.writer import GroupCommitWriter
+from tests.contract.stores.cache_records import add, live
 from tests.postgresql import PostgresqlServer
 
 
@@ -130,4 +135,39 @@ def test_a_process_that_stopped_in_a_transaction_does_not_keep_its_rows(postgres
     held.invalidate()
     held.close()
     for engine in (stopped, standby):
+        engine.dispose()
+
+
+@pytest.mark.parametrize("of_items", [False, True])
+@pytest.mark.parametrize("kept_count", [0, 6])
+def test_of_two_gateways_that_evict_at_once_one_lets_go_of_what_is_too_much(
+    postgresql: PostgresqlServer, of_items: bool, kept_count: int
+) -> None:
+    url = postgresql.new_database()
+    with closing(open_cache_ledger(url)) as ours, closing(open_cache_ledger(url)) as theirs:
+        entry_ids = [add(ours, f"g{number}", (5,)) for number in range(10)]
+        limits = CacheLimits(100, 10_000, tenant_bytes={"tenant": kept_count * 10})
+        others: list[Future[int]] = []
+
+        def beside_another(held: Mapping[str, CacheHolding]) -> str | None:
+            if not others:
+                evict = theirs.evict_items if of_items else theirs.evict
+                others.append(evict(lambda held: gives_way(held, limits), grace_s=0))
+                while not (others[0].done() or somebody_waits(url)):
+                    pass
+            return gives_way(held, limits)
+
+        evicted = (ours.evict_items if of_items else ours.evict)(beside_another, grace_s=0).result()
+
+        assert evicted + others[0].result() == 10 - kept_count
+        assert len(live(ours, entry_ids)) == kept_count
+
+
+def somebody_waits(url: str) -> bool:
+    """Whether a transaction waits for another one's lock."""
+    engine = open_engine(url)
+    try:
+        with engine.connect() as connection:
+            return connection.execute(text("SELECT 1 FROM pg_locks WHERE NOT granted")).first() is not None
+    finally:
         engine.dispose()
