@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,7 +172,11 @@ class ShardProcess:
         delay = self._timing.first_restart_s
         while not self._closing.is_set():
             started = time.monotonic()
-            self._run_child()
+            try:
+                self._run_child()
+            except OSError as error:
+                # Memory, processes or descriptors are short: it is as if it had died at once.
+                logger.error("the index process cannot be started: %s", error)
             if not self._restarts:
                 return
             if time.monotonic() - started > self._timing.max_restart_s:
@@ -180,12 +185,9 @@ class ShardProcess:
             delay = min(2 * delay, self._timing.max_restart_s)
 
     def _run_child(self) -> None:
-        """Start the child and read its replies until it is gone."""
-        ours, theirs = socket.socketpair()
-        our_searches, their_searches = socket.socketpair()
+        """Start the child and read its replies until it is gone. Raises OSError where it cannot be started."""
+        child, ours, our_searches = self._started_child()
         with ours:
-            with theirs, their_searches:
-                child = self._spawn(theirs, their_searches)
             ours.settimeout(self._timing.send_s)
             with self._lock:
                 self._wire, self.pid = ours, child.pid
@@ -194,6 +196,17 @@ class ShardProcess:
             self._read_replies(ours, child)
             self._forget_calls()
             self._reap(child)
+
+    def _started_child(self) -> "tuple[subprocess.Popen[bytes], socket.socket, socket.socket]":
+        """A child, and our ends of its connections: for calls, and for searches from the event loop."""
+        with ExitStack() as started:
+            ours, theirs = map(started.enter_context, socket.socketpair())
+            our_searches, their_searches = map(started.enter_context, socket.socketpair())
+            child = self._spawn(theirs, their_searches)
+            started.pop_all()
+        theirs.close()
+        their_searches.close()
+        return child, ours, our_searches
 
     def _spawn(self, theirs: socket.socket, searches: socket.socket) -> "subprocess.Popen[bytes]":
         wires = (theirs.fileno(), searches.fileno())

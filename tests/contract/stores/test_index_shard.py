@@ -1,6 +1,7 @@
 """The embedded index's child process: it dies, hangs, is shared and is broken, and the index goes on."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +24,7 @@ from pentimento.stores.vectors import Space, VectorPoint, VectorQuery
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.frames import Frame, send_frame
 from pentimento.stores.vectors.index_shard import IndexShard, _serve
-from pentimento.stores.vectors.shard_process import ShardTiming
+from pentimento.stores.vectors.shard_process import ShardProcess, ShardTiming
 
 ONE = struct.pack("<2f", 1, 0)
 QUERY = VectorQuery(Space.TEXT, ONE, ("t",), ("k",), 5)
@@ -66,6 +68,25 @@ def test_a_killed_child_is_replaced_and_nothing_acknowledged_is_lost(index: Edge
     index.prepare(2)
 
     assert set(index.entry_ids()) == {each.entry_id for each in points}
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(index: EdgeVectorIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.upsert([point()])
+    spawn, refused = ShardProcess._spawn, list[int]()
+
+    def without_memory_once(*arguments: Any) -> "subprocess.Popen[bytes]":
+        if not refused:
+            refused.append(errno.ENOMEM)
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return spawn(*arguments)
+
+    monkeypatch.setattr(ShardProcess, "_spawn", without_memory_once)
+    child_of(index).kill()
+
+    wait_until(lambda: bool(refused))
+    assert index.process is not None
+    index.process.wait_ready(TIMEOUT_S)
+    assert len(index.search(QUERY, TIMEOUT_S)) == 1
 
 
 def test_searches_fail_at_once_while_the_child_is_away(index: EdgeVectorIndex) -> None:
