@@ -58,6 +58,7 @@ class EdgeVectorIndex:
         self._generations: Generations | None = None
         self._schedule: RebuildSchedule | None = None
         self._dimension_count = 0
+        self._closed = False
 
     @property
     def process(self) -> ShardProcess | None:
@@ -132,12 +133,15 @@ class EdgeVectorIndex:
     def entry_ids(self, after: str = "", until: str | None = None) -> Iterator[str]:
         """Yield the ids above `after` up to `until` (None: to the end), in ascending order."""
         first = after
-        while self._serving is not None:
-            page = self._serving.read({"op": "ids", "from": first}).header
+        while (serving := self._serving) is not None:
+            page = serving.read({"op": "ids", "from": first}).header
             yield from ids_between(page["ids"], after, until)
             first = page["next"]
             if first is None or (until is not None and first > until):
                 return
+        if self._closed:
+            # Ids that are not told any more must not look like points that are not there.
+            raise StoreUnavailable("vector index", "it is closed")
 
     def snapshot(self, target: Path) -> SnapshotManifest:
         """Take a snapshot into a new directory, as `take_snapshot` does. Raises SchemaMismatch before `prepare`."""
@@ -148,6 +152,7 @@ class EdgeVectorIndex:
     def close(self) -> None:
         """End the child, which flushes first, and a build that is under way."""
         with self._lock:
+            self._closed = True
             serving, self._serving = self._serving, None
             schedule, self._schedule = self._schedule, None
             generations, self._generations = self._generations, None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import EntryVectors
 from pentimento.stores.vectors import VectorIndex, VectorPoint, open_vectors
@@ -82,6 +83,21 @@ def test_doomed_entries_and_such_that_wait_are_not_missing(stores: tuple[CacheLe
     add(ledger, "waits")
 
     assert found(ledger, index) == ([], [])
+
+
+def test_an_index_that_is_closed_meanwhile_is_not_taken_for_an_empty_one(
+    stores: tuple[CacheLedger, VectorIndex],
+) -> None:
+    ledger, index = stores
+    entry_ids = indexed(ledger, index, 9)
+    differences = index_differences.index_differences(ledger, index)
+
+    assert list(next(differences).missing) == []
+    index.close()
+    with pytest.raises(StoreUnavailable):
+        next(differences)
+
+    assert ledger.indexed_ids(entry_ids) == set(entry_ids)
 
 
 @pytest.mark.parametrize("seed", range(10))
