@@ -50,6 +50,14 @@ class EncoderGuard:
                 self._index.prepare(self._binding.dimension_count)
                 self._prepared = True
 
+    def prepare_again(self) -> None:
+        """Make the index ready whether it was or not: a server may have lost what was made there. Blocks; raises like
+        `open`."""
+        if self._binding is not None and self._prepared:
+            # Without the lock: commits do not wait for it.
+            self._index.prepare(self._binding.dimension_count)
+        self.prepare_index()
+
     def check(self, embedding: Embedding, field: str) -> None:
         """Raises InvalidArgument unless it is a unit vector of the cache's encoder, or of any while there is none."""
         if not embedding.encoder_digest:

@@ -63,8 +63,15 @@ class Indexing:
         self._lock = _InTurn()
         # How often entries were taken out.
         self._removals = 0
+        # How often the index had been started when it was last compared.
+        self._compared_start = 0
         self._thread = started_pool(1, "indexing")
         self._reader = started_pool(1, "indexing-reader")
+
+    @property
+    def may_lack_points(self) -> bool:
+        """Return whether the index was started since it was last compared: what it could not read then is not there."""
+        return self._index.starts_count != self._compared_start
 
     async def make_findable(self) -> None:
         """`index_newest`, waited for a second at most: raises TimeoutError then, and the work goes on."""
@@ -118,11 +125,13 @@ class Indexing:
         """Make up for an index that was lost, replaced or restored: compare ids, both ways."""
         if not self._guard.bound:
             return
-        self._guard.prepare_index()
+        starts_count = self._index.starts_count
+        self._guard.prepare_again()
         # Without the lock: a million entries take seconds, and commits go on.
         for differences in index_differences(self._ledger, self._index):
             self._mark_missing(differences.missing)
             self._delete_unknown(differences.unknown)
+        self._compared_start = starts_count
 
     def close(self) -> None:
         """Let go of the threads."""

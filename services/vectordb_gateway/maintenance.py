@@ -47,7 +47,8 @@ class Maintenance:
         self._watch = watch
         self._uses = uses
         self._quality = quality
-        self._reconciled_at: float | None = None
+        self._swept_at: float | None = None
+        self._compared_at: float | None = None
         self._failing: set[str] = set()
         self._task_since: float | None = None
 
@@ -70,11 +71,15 @@ class Maintenance:
     def run_round(self) -> None:
         """One round, blocking. Never raises for a store that is away."""
         self._try("expire_grants", self._expire_grants)
-        if self._reconciliation_is_due():
+        # Each for itself: nobody goes through the objects again because the index is away.
+        if self._is_due(self._swept_at):
             self._try("sweep_uploads", self._sweep_uploads)
             self._try("measure_store", self._capacity.measure_store)
-            if self._try("reconcile", self._reconcile):
-                self._reconciled_at = time.monotonic()
+            if self._try("delete_orphans", self._delete_orphans):
+                self._swept_at = time.monotonic()
+        compares = self._is_due(self._compared_at) or self._indexing.may_lack_points
+        if compares and self._try("reconcile", self._indexing.reconcile):
+            self._compared_at = time.monotonic()
         if self._uses is not None:
             self._try("write_uses", self._uses.write)
         self._try("follow_rule", self.follow_rule)
@@ -92,20 +97,15 @@ class Maintenance:
 
     def request_reconciliation(self) -> None:
         """Compare index, objects and ledger in the next round."""
-        self._reconciled_at = None
+        self._swept_at = self._compared_at = None
 
-    def _reconciliation_is_due(self) -> bool:
-        last = self._reconciled_at
+    def _is_due(self, last: float | None) -> bool:
         return last is None or time.monotonic() - last >= self._settings.reconcile_interval_s
 
     def _expire_grants(self) -> None:
         released = self._ledger.expire_grants().result()
         if released:
             metrics.GRANTS.labels("expired").inc(released)
-
-    def _reconcile(self) -> None:
-        self._delete_orphans()
-        self._indexing.reconcile()
 
     def _delete_orphans(self) -> None:
         """Objects that no row knows: uploads that came after their grant was gone."""

@@ -66,6 +66,11 @@ class EdgeVectorIndex:
         return None if self._serving is None else self._serving.process
 
     @property
+    def starts_count(self) -> int:
+        """How often the child was started."""
+        return 0 if self._serving is None else self._serving.process.start_count
+
+    @property
     def counts(self) -> IndexCounts:
         """How many points there are, and how many were written since the last build."""
         return IndexCounts(0, 0) if self._serving is None else self._serving.counts

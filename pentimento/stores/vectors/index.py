@@ -79,6 +79,11 @@ class VectorIndex(Protocol):
     def backend(self) -> str:
         """The kind of index: `qdrant-edge` or `qdrant`."""
 
+    @property
+    def starts_count(self) -> int:
+        """How often what holds the points was started, as far as the index knows: after another start some of them may
+        not be there."""
+
     def prepare(self, dimension_count: int) -> None:
         """Make or open the index for vectors of that size. Raises SchemaMismatch when it holds vectors of another."""
 

@@ -27,6 +27,8 @@ class QdrantVectorIndex:
     """One collection of points with two named vectors; a search waits whole seconds at least on the wire."""
 
     backend = "qdrant"
+    # The server does not say.
+    starts_count = 0
 
     def __init__(self, client: QdrantClient, collection: str, layout: QdrantLayout = DEFAULT_LAYOUT) -> None:
         self._client = client

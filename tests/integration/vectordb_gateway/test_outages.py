@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -11,9 +11,11 @@ import pytest
 
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.domain.retrieval import CandidateStart
+from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.shard_process import ShardProcess
-from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
+from pentimento.testing.qdrant_double import running_qdrant_double
+from tests.gateways import DIMENSION_COUNT, RunningGateway, attempt, embedding, running_gateway, scope
 
 TIMEOUT_S = 120.0
 
@@ -111,6 +113,63 @@ async def test_a_lost_index_is_filled_again_from_the_ledger(tmp_path: Path) -> N
     async with running_gateway(tmp_path) as gateway:
         assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
         assert gateway.problems() == []
+
+
+async def test_an_index_that_was_unreadable_after_a_kill_is_filled_again_by_the_next_round(
+    gateway: RunningGateway, tmp_path: Path
+) -> None:
+    await gateway.store(embedding(1))
+    gateway.process.maintenance.run_round()
+    child = index_process(gateway)
+    child.suspend()
+    for path in (tmp_path / "index" / f"v1-d{DIMENSION_COUNT}").rglob("*.json"):
+        path.write_bytes(b"torn")
+    child.kill()
+    await until_back(gateway)
+
+    gateway.process.maintenance.run_round()
+
+    assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
+    assert gateway.problems() == []
+
+
+async def test_a_collection_that_a_server_lost_is_made_and_filled_again(tmp_path: Path) -> None:
+    with running_qdrant_double() as (url, server):
+        async with running_gateway(tmp_path, "--index-url", f"{url}?collection=cache") as gateway:
+            await gateway.store(embedding(1))
+            server.collections.pop("cache").close()
+
+            gateway.maintain()
+
+            assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
+            assert gateway.problems() == []
+
+
+async def test_the_object_store_is_not_gone_through_again_because_the_index_is_away(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gateway.store(embedding(1))
+    objects, listed, refused = gateway.process.stores.objects, list[str](), list[str]()
+    keys = objects.keys
+
+    def list_keys(prefix: str) -> Iterator[str]:
+        listed.append(prefix)
+        return keys(prefix)
+
+    def away(after: str, until: str | None) -> Iterator[str]:
+        refused.append(after)
+        raise StoreUnavailable("vector index", "away")
+
+    monkeypatch.setattr(objects, "keys", list_keys)
+    monkeypatch.setattr(gateway.process.stores.index, "entry_ids", away)
+    gateway.maintain()
+    seen_count = len(listed)
+
+    gateway.process.maintenance.run_round()
+
+    assert seen_count > 0
+    assert len(listed) == seen_count
+    assert len(refused) == 2
 
 
 async def test_points_that_no_entry_knows_leave_the_index(tmp_path: Path) -> None:

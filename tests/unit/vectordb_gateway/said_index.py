@@ -40,6 +40,7 @@ class SaidIndex:
     """Answers with `said`, whoever asks for what; `error` is raised instead, `gate` waited for before."""
 
     backend = "said"
+    starts_count = 0
 
     def __init__(self) -> None:
         self.said: dict[Space, list[VectorMatch]] = {}
