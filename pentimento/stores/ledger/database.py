@@ -48,7 +48,7 @@ def open_engine(url: str) -> Engine:
     """
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise InvalidArgument.of("ledger_url", "must be a database url") from None
     if parsed.drivername == "sqlite" and parsed.database and Path(parsed.database).is_absolute():
         return _open_sqlite(parsed)

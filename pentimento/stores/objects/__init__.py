@@ -18,6 +18,14 @@ def open_objects(url: str, signer: PathSigner | None = None, *, read_only: bool 
     objects have addresses as files have, for a store that clients do not reach. Its credentials come from boto3's own
     chain (environment, files, instance role).
     """
+    try:
+        return _open_objects(url, signer, read_only)
+    except ValueError as error:
+        # What parses urls, paths and endpoints raises nothing else.
+        raise InvalidArgument.of("objects_url", f"must be one that can be opened, got {url!r}: {error}") from None
+
+
+def _open_objects(url: str, signer: PathSigner | None, read_only: bool) -> ObjectStore:
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.path and not parts.netloc and not parts.query:
         from pentimento.stores.objects.filesystem import FilesystemObjectStore

@@ -90,7 +90,10 @@ class S3ObjectStore:
         if unknown := set(options) - _OPTIONS:
             raise InvalidArgument.of("objects_url", f"s3 urls take {sorted(_OPTIONS)}, got {sorted(unknown)}")
         region = options.get("region", "us-east-1")
-        client = boto3.client("s3", endpoint_url=options.get("endpoint"), region_name=region, config=_CONFIG)
+        try:
+            client = boto3.client("s3", endpoint_url=options.get("endpoint"), region_name=region, config=_CONFIG)
+        except (BotoCoreError, ValueError) as error:
+            raise InvalidArgument.of("objects_url", f"S3 cannot be reached as it is configured: {error}") from None
         store = cls(client, bucket, prefix, _part_bytes(options), signer, _address_server(options, signer))
         if options.get("create_bucket") == "true":
             store._create_bucket()

@@ -26,6 +26,14 @@ def open_vectors(url: str, building: IndexBuilding | None = None) -> VectorIndex
     `shard_groups` (groups of tenants, a shard key each) and `replicas`. `building` says when the embedded index
     is built anew; a server has its own optimiser.
     """
+    try:
+        return _open_vectors(url, building)
+    except ValueError as error:
+        # What parses urls and ports raises nothing else.
+        raise InvalidArgument.of("index_url", f"must be one that can be opened, got {url!r}: {error}") from None
+
+
+def _open_vectors(url: str, building: IndexBuilding | None) -> VectorIndex:
     parts = urlsplit(url)
     if parts.scheme == "edge" and parts.path and not parts.netloc and not parts.query:
         from pentimento.stores.vectors.edge import EdgeVectorIndex

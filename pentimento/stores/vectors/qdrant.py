@@ -41,7 +41,10 @@ class QdrantVectorIndex:
         """Build an index from the query of a `qdrant:` url. Nothing is connected yet."""
         if unknown := set(options) - _OPTIONS:
             raise InvalidArgument.of("index_url", f"qdrant urls take {sorted(_OPTIONS)}, got {sorted(unknown)}")
-        api_key = Path(options["api_key_file"]).read_text().strip() if "api_key_file" in options else None
+        try:
+            api_key = Path(options["api_key_file"]).read_text().strip() if "api_key_file" in options else None
+        except OSError as error:
+            raise InvalidArgument.of("index_url", f"api_key_file cannot be read: {error.strerror}") from None
         client = QdrantClient(
             host=host,
             grpc_port=port,

@@ -198,7 +198,20 @@ def test_free_bytes_are_those_of_the_volume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "/tmp/x", "http://x/y", "file:", "file://host/x", "file:///x?fsync=off", "s3:///x"]
+    "url",
+    [
+        "",
+        "/tmp/x",
+        "http://x/y",
+        "file:",
+        "file://host/x",
+        "file:///x?fsync=off",
+        "file:///x%00y",
+        "s3:///x",
+        "s3://[/x",
+        "s3://bucket/x?endpoint=minio:9000",
+        "s3://bucket/x?region=no%20region",
+    ],
 )
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidArgument):

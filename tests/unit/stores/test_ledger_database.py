@@ -134,7 +134,17 @@ def waits(engine: Engine) -> tuple[object, ...]:
     return tuple(seen.get(name) for name in ("connect_timeout", "tcp_user_timeout", "options"))
 
 
-@pytest.mark.parametrize("url", ["", "nonsense", "sqlite:///relative.sqlite", "sqlite://", "mysql://host/name"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "nonsense",
+        "sqlite:///relative.sqlite",
+        "sqlite://",
+        "mysql://host/name",
+        "postgresql+psycopg://host:port/name",
+    ],
+)
 def test_other_databases_are_refused(url: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         open_engine(url)

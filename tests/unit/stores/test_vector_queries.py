@@ -64,7 +64,20 @@ def test_normalised_vectors_pass(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "edge:", "edge://host/x", "edge:///x?y=z", "qdrant://", "/tmp/x", "qdrant://h?x=y"]
+    "url",
+    [
+        "",
+        "edge:",
+        "edge://host/x",
+        "edge:///x?y=z",
+        "qdrant://",
+        "/tmp/x",
+        "qdrant://h?x=y",
+        "qdrant://h:port",
+        "qdrant://h:65536",
+        "qdrant://[",
+        "qdrant://h?api_key_file=/nowhere/key",
+    ],
 )
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidArgument):
