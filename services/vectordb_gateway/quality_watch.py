@@ -97,7 +97,8 @@ class QualityWatch:
     def _publish(self, row: FollowedRow) -> None:
         model_digest = row.watched.model_digest
         quality = self._quality(row, self.of(model_digest, row.watched.encoder_digest))
-        metrics.publish_quality(model_digest, quality)
+        if quality is not None:
+            metrics.publish_quality(model_digest, quality)
 
     def _rows(self, model_digest: str, encoder_digest: str) -> tuple[FollowedRow, ...]:
         return followed_rows(self._reuse.of(model_digest, encoder_digest), model_digest, encoder_digest)
@@ -107,12 +108,16 @@ class QualityWatch:
         if encoder_digest is None:
             return ()
         now = self.of(model_digest, encoder_digest)
-        return tuple(self._quality(row, now) for row in self._rows(model_digest, encoder_digest))
+        found = (self._quality(row, now) for row in self._rows(model_digest, encoder_digest))
+        return tuple(quality for quality in found if quality is not None)
 
-    def _quality(self, row: FollowedRow, now: ModelReuse) -> ReuseQuality:
+    def _quality(self, row: FollowedRow, now: ModelReuse) -> ReuseQuality | None:
+        """None where a plan has taken the row away meanwhile."""
         table = now.images if row.watched.from_image else now.latents
         share = row.threshold.saved_share
-        similarity = next(each.min_similarity for each in table.thresholds if each.saved_share == share)
+        similarity = next((each.min_similarity for each in table.thresholds if each.saved_share == share), None)
+        if similarity is None:
+            return None
         samples = self._ledger.quality_samples(row.watched)
         return ReuseQuality(
             from_image=row.watched.from_image,

@@ -1,14 +1,17 @@
 """Hits that were painted again, reported to a gateway: counted once, and thresholds that follow them and stay."""
 
 import asyncio
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import FromLatent, FromNoise
-from pentimento.domain.online_quality import PaintedAgain, ReuseQuality
+from pentimento.domain.fleet import CachePlan, Plan
+from pentimento.domain.generation import FromLatent, FromNoise, PlanVersion
+from pentimento.domain.online_quality import PaintedAgain, ReuseQuality, ThresholdPosition
 from pentimento.policies.online_quality import HIGHEST
 from pentimento.policies.selector_profiles import ProfiledStep
 from tests.gateways import ENCODER, RunningGateway, at_similarity, embedding, running_gateway, scope
@@ -163,3 +166,22 @@ async def test_what_is_no_report_is_refused_by_its_field(
 async def test_an_empty_cache_has_no_thresholds_to_show(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
         assert await rows(gateway) == ()
+
+
+async def test_a_hit_counts_whose_row_a_plan_takes_away_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        ledger = gateway.process.stores.ledger
+        note_quality = ledger.note_quality
+
+        def beside_a_plan(*arguments: Any) -> "Future[ThresholdPosition | None]":
+            gateway.process.planned.take(Plan(PlanVersion(7, 1), cache=CachePlan(bias=1)))
+            return note_quality(*arguments)
+
+        monkeypatch.setattr(ledger, "note_quality", beside_a_plan)
+
+        counted = await asyncio.wait_for(gateway.client.report_quality(HIT), 60)
+
+    assert counted
