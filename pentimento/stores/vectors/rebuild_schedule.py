@@ -67,6 +67,9 @@ class RebuildSchedule:
     def _build(self) -> None:
         rebuild = self._new_rebuild()
         with self._lock:
+            # Whoever closes has looked for what runs already, and waits for the thread.
+            if self._closing.is_set():
+                return
             self._running = rebuild
         try:
             rebuild.run()

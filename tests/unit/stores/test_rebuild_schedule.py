@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from pentimento.domain.errors import Unavailable
 from pentimento.stores.vectors.index_building import IndexBuilding, IndexCounts
 from pentimento.stores.vectors.rebuild_schedule import RebuildSchedule
@@ -86,3 +88,27 @@ def test_a_build_that_failed_is_tried_again() -> None:
     assert builds.one_more.wait(LONG_S)
     builds.schedule.close()
     assert builds.schedule.failures_count == 1
+
+
+def test_a_build_that_was_about_to_begin_does_not_outlive_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    builds, closer_waits = Builds(settle), threading.Event()
+    closer = threading.Thread(target=builds.schedule.close)
+    join = builds.schedule._thread.join
+
+    def wait() -> None:
+        closer_waits.set()
+        join()
+
+    def closed_meanwhile() -> Builds:
+        closer.start()
+        assert closer_waits.wait(LONG_S)
+        return builds
+
+    monkeypatch.setattr(builds.schedule._thread, "join", wait)
+    monkeypatch.setattr(builds.schedule, "_new_rebuild", closed_meanwhile)
+
+    builds.schedule.start()
+
+    assert closer_waits.wait(LONG_S)
+    closer.join()
+    assert builds.begun == 0
