@@ -5,7 +5,8 @@
     python -m services.vectordb_gateway.index_copies rebuild  --index-url edge:///cache/index --ledger-url …
 
 `restore` puts a snapshot in the place of the index; the gateway's first round makes up for what came and went since.
-`rebuild` throws the index away and fills it from the ledger. Both change nothing when they fail.
+`rebuild` throws the index away and fills it from the ledger. What fails changes nothing and says so; a rebuild that
+ends half way says that, and the gateway's first round fills the rest.
 """
 
 import argparse
@@ -22,10 +23,17 @@ from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.indexing import Indexing
 
 
+class RebuildUnfinished(Exception):
+    """The index was thrown away, and not all of the ledger's entries are in the new one; the message says why."""
+
+
 def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         print(arguments.run(arguments))
+    except RebuildUnfinished as error:
+        print(f"the index was thrown away and is not whole yet, the gateway fills the rest: {error}", file=sys.stderr)
+        return 1
     except (PentimentoError, OSError) as error:
         print(f"nothing was changed: {error}", file=sys.stderr)
         return 1
@@ -57,6 +65,8 @@ def rebuild(arguments: argparse.Namespace) -> str:
         index = EdgeVectorIndex(directory, building=NO_BUILD)
         try:
             return f"{fill_from(ledger, index)} points were written from the ledger"
+        except (PentimentoError, OSError) as error:
+            raise RebuildUnfinished(str(error)) from error
         finally:
             index.close()
     finally:

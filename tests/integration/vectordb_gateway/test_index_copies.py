@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.vectors.edge import EdgeVectorIndex
 from services.vectordb_gateway.index_copies import main
 from tests.gateways import at_similarity, embedding, running_gateway
 
@@ -44,6 +46,26 @@ async def test_a_rebuilt_index_holds_what_the_ledger_says(tmp_path: Path, capsys
     async with running_gateway(tmp_path) as gateway:
         assert set(gateway.process.stores.index.entry_ids()) == ids
         assert gateway.problems() == []
+
+
+async def test_a_rebuild_that_ends_half_way_says_so_and_the_gateway_fills_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        entry_id = await gateway.store(embedding(1))
+
+    def refuse(*arguments: object) -> None:
+        raise StoreUnavailable("vector index", "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EdgeVectorIndex, "upsert", refuse)
+        assert command("rebuild", tmp_path, *ledger_of(tmp_path)) == 1
+
+    told = capsys.readouterr().err
+    assert "nothing was changed" not in told
+    assert "no space left" in told
+    async with running_gateway(tmp_path) as gateway:
+        assert list(gateway.process.stores.index.entry_ids()) == [entry_id]
 
 
 def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
