@@ -103,8 +103,10 @@ class Planner:
         mismatched = self._held.mismatched(self.registered)
         context = without_mismatched(context, mismatched)
         self._note_unplanned(context, as_unplanned(mismatched))
+        asked = self._policy.name
         decision = await self._decide(replace(context, last=last))
-        if decision is None:
+        if decision is None or self._policy.name != asked:
+            # A policy that took over meanwhile could not read what another one remembers.
             return None
         self._before, self._decision = last, decision
         plan = self._as_plan(self._placing(decision, context.replicas), context.replicas)

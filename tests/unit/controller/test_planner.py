@@ -1,5 +1,6 @@
 """Plans are numbered when they change, and stand when an allocator fails."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -140,6 +141,25 @@ async def test_an_allocator_finds_again_what_it_decided_last():
     planner = planner_of(counting)
 
     assert [(await planner.look(ONE)).admission_rate for _ in range(3)] == [0.0, 0.1, 0.2]
+
+
+async def test_a_policy_that_takes_over_while_another_decides_finds_nothing_of_that_one():
+    deciding, may_end = threading.Event(), threading.Event()
+
+    def slow(context: AllocationContext) -> AllocationDecision:
+        deciding.set()
+        may_end.wait(60)
+        return AllocationDecision(memory=(7.0,))
+
+    planner = planner_of(slow, "before")
+    looking = asyncio.create_task(planner.look(ONE))
+    await asyncio.to_thread(deciding.wait, 60)
+
+    planner.follow(ServingPolicy("after", counting))
+    may_end.set()
+
+    assert await looking is None
+    assert (await planner.look(ONE)).admission_rate == 0.0
 
 
 async def test_looking_again_at_another_fleet_remembers_nothing_twice():
