@@ -24,6 +24,7 @@ from pentimento.stores.ledger.fleet_ledger import FleetLedger
 from pentimento.stores.objects import ObjectStore
 from pentimento.stores.objects.store import digest_of
 from services.controller.adapters.checks import check_upload
+from services.controller.whole_changes import wholly
 
 logger = logging.getLogger(__name__)
 
@@ -94,12 +95,15 @@ class UploadedAdapters:
             async with self._turn:
                 self._check_room_for(adapter)
                 await asyncio.to_thread(self._objects.put, self._key_of(upload.digest), data)
-                if not await asyncio.wrap_future(self._ledger.register(_row_of(upload))):
-                    raise _name_taken(upload.name)
-                self._known[upload.name] = adapter
-                self._changed(self.adapters)
-        logger.info("a LoRA was added", extra={"lora": upload.name, "digest": upload.digest})
+                await wholly(self._name(upload, adapter))
         return adapter
+
+    async def _name(self, upload: LoraUpload, adapter: Adapter) -> None:
+        if not await asyncio.wrap_future(self._ledger.register(_row_of(upload))):
+            raise _name_taken(upload.name)
+        self._known[upload.name] = adapter
+        self._changed(self.adapters)
+        logger.info("a LoRA was added", extra={"lora": upload.name, "digest": upload.digest})
 
     def _check_room_for(self, adapter: Adapter) -> None:
         known = self._known.get(adapter.name)
@@ -123,10 +127,13 @@ class UploadedAdapters:
     async def remove(self, name: str) -> None:
         """Changes state. Raises NotFound."""
         async with self._turn:
-            there = await asyncio.wrap_future(self._ledger.unregister(KIND, name))
-            if self._known.pop(name, None) is None and not there:
-                raise NotFound("UNKNOWN_LORA", f"name: no LoRA {name[:80]!r} was uploaded")
-            self._changed(self.adapters)
+            await wholly(self._unname(name))
+
+    async def _unname(self, name: str) -> None:
+        there = await asyncio.wrap_future(self._ledger.unregister(KIND, name))
+        if self._known.pop(name, None) is None and not there:
+            raise NotFound("UNKNOWN_LORA", f"name: no LoRA {name[:80]!r} was uploaded")
+        self._changed(self.adapters)
         logger.info("a LoRA was removed", extra={"lora": name})
 
     async def run(self) -> None:

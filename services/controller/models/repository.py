@@ -11,6 +11,7 @@ from pentimento.domain.models import CascadeVariant, DeviceCost, Handover, Model
 from pentimento.files.json_values import from_json, to_json
 from pentimento.policies.profiled_cascades import ReusePromise, with_profiled_shares
 from services.controller.models.checks import check_cascade, check_name, check_variant
+from services.controller.whole_changes import wholly
 
 if TYPE_CHECKING:
     from pentimento.stores.ledger.fleet_ledger import FleetLedger
@@ -77,9 +78,7 @@ class ModelRepository:
         """Changes state. FailedPrecondition NAME_TAKEN where the name stands for another variant."""
         check_variant(variant)
         async with self._turn:
-            await self._register(MODEL, variant, variant.digest)
-            self._models[variant.name] = variant
-        self._on_change()
+            await self._register(self._models, MODEL, variant, variant.digest)
 
     async def remove_model(self, name: str) -> None:
         """Changes state. NotFound; FailedPrecondition MODEL_IN_USE while a cascade names it."""
@@ -87,9 +86,7 @@ class ModelRepository:
         async with self._turn:
             if users := [cascade.name for cascade in self._cascades.values() if name in cascade.models]:
                 raise FailedPrecondition("MODEL_IN_USE", f"name: {name} is a model of {', '.join(sorted(users))}")
-            await self._remove(MODEL, name)
-            self._models.pop(name, None)
-        self._on_change()
+            await self._remove(self._models, MODEL, name)
 
     async def register_cascade(self, cascade: CascadeVariant, handover_profiles: Sequence[str] = ()) -> CascadeVariant:
         """Changes state. Return the cascade as it is registered, with the shares that the profiles' texts allow.
@@ -101,9 +98,7 @@ class ModelRepository:
                     "MODEL_NOT_REGISTERED", f"cascade.models: {', '.join(lacking)} must be registered first"
                 )
             cascade = with_profiled_shares(cascade, handover_profiles, self.digests, self._promise)
-            await self._register(CASCADE, cascade, "")
-            self._cascades[cascade.name] = cascade
-        self._on_change()
+            await self._register(self._cascades, CASCADE, cascade, "")
         return cascade
 
     async def remove_cascade(self, name: str) -> None:
@@ -111,26 +106,38 @@ class ModelRepository:
         for index, model in enumerate(name.split(">")):
             check_name(f"name[{index}]", model)
         async with self._turn:
-            await self._remove(CASCADE, name)
-            self._cascades.pop(name, None)
-        self._on_change()
+            await self._remove(self._cascades, CASCADE, name)
 
-    async def _register(self, kind: str, one: ModelVariant | CascadeVariant, digest: str) -> None:
-        known = self._models if kind == MODEL else self._cascades
+    async def _register(self, known: dict[str, T], kind: str, one: T, digest: str) -> None:
         if one.name not in known and len(known) >= MAX_REGISTERED:
             raise ResourceExhausted("REPOSITORY_FULL", f"at most {MAX_REGISTERED} of a kind are registered")
         row = RegisteredRow(kind, one.name, digest, json.dumps(to_json(one), sort_keys=True))
-        if not await asyncio.wrap_future(self._writable().register(row)):
-            message = (
-                f"{kind}.name: {one.name} is registered with {_other(known.get(one.name), one)}; remove that first"
-            )
-            raise FailedPrecondition("NAME_TAKEN", message)
-        logger.info("registered", extra={"kind": kind, "model": one.name})
+        ledger = self._writable()
 
-    async def _remove(self, kind: str, name: str) -> None:
-        if not await asyncio.wrap_future(self._writable().unregister(kind, name)):
-            raise NotFound("NOT_REGISTERED", f"name: no {kind} {name} is registered")
-        logger.info("removed", extra={"kind": kind, "model": name})
+        async def change() -> None:
+            if not await asyncio.wrap_future(ledger.register(row)):
+                message = (
+                    f"{kind}.name: {one.name} is registered with {_other(known.get(one.name), one)}; remove that first"
+                )
+                raise FailedPrecondition("NAME_TAKEN", message)
+            known[one.name] = one
+            logger.info("registered", extra={"kind": kind, "model": one.name})
+            self._on_change()
+
+        await wholly(change())
+
+    async def _remove(self, known: dict[str, T], kind: str, name: str) -> None:
+        ledger = self._writable()
+
+        async def change() -> None:
+            there = await asyncio.wrap_future(ledger.unregister(kind, name))
+            # One that the ledger has lost already was removed by a call that never heard of it.
+            if known.pop(name, None) is None and not there:
+                raise NotFound("NOT_REGISTERED", f"name: no {kind} {name} is registered")
+            logger.info("removed", extra={"kind": kind, "model": name})
+            self._on_change()
+
+        await wholly(change())
 
     def _writable(self) -> "FleetLedger":
         if self._ledger is None:

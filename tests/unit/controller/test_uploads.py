@@ -18,6 +18,7 @@ from pentimento.stores.objects.store import digest_of
 from pentimento.testing.lora_files import write_tensors
 from services.controller.adapters.uploads import UploadedAdapters
 from services.controller.placements import uploaded_placements
+from tests.unit.controller.left_callers import cancelled_once_committed
 
 MAX_BYTES = 10_000
 
@@ -262,6 +263,21 @@ async def test_of_two_files_under_way_for_one_name_the_first_that_is_there_has_i
         await late
     assert uploads.adapters == (added,)
     assert added.object is not None and list(objects.keys()) == [added.object.key]
+
+
+async def test_what_was_added_or_removed_for_a_caller_who_left_is_known(
+    ledger: FleetLedger, objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = lora_bytes(tmp_path)
+    uploads, told = await opened(ledger, objects)
+
+    await cancelled_once_committed(ledger, "register", lambda: uploads.add(upload_of(data), sent(data)), monkeypatch)
+    await uploads.sweep(await uploads.sweep(frozenset()))
+
+    assert told.names == ["ink"]
+    assert uploads.adapters[0].object is not None and objects.get(uploads.adapters[0].object) == data
+    await cancelled_once_committed(ledger, "unregister", lambda: uploads.remove("ink"), monkeypatch)
+    assert (uploads.adapters, told.names) == ((), [])
 
 
 def test_every_worker_that_fetches_is_where_an_uploaded_lora_is() -> None:
