@@ -54,10 +54,12 @@ class ControllerProcess(ServiceProcess):
         if self.leadership is not None:
             begun = await self.leadership.begin(self.standby)
             await self.repository.load()
+            if self.uploads is not None:
+                # Whoever leads takes uploads: it has to know by then where they lie, and which there are.
+                await self.uploads.load()
             self.controller.lead(*begun)
             self.run_beside(self.leadership.hold(lambda: self.epoch.value, self._on_superseded), "leading")
         if self.uploads is not None:
-            await self.uploads.load()
             self.run_beside(self.uploads.run(), "uploads")
         self.run_beside(self.controller.run(), "planning")
 

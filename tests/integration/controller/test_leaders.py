@@ -38,12 +38,13 @@ def folder() -> "AsyncIterator[Path]":  # type: ignore[misc]
 
 
 @asynccontextmanager
-async def running(folder: Path, name: str) -> AsyncIterator[Member]:
+async def running(folder: Path, name: str, objects_url: str = "") -> AsyncIterator[Member]:
     """Left as a killed process would leave it: without a drain, and without another beat."""
     ledger = open_fleet_ledger(f"sqlite:///{folder / 'fleet.sqlite'}")
     settings = ControllerSettings(
         RpcServerSettings(listen=(f"unix:{folder / name}",), instance_id=name),
         ledger_url=f"sqlite:///{folder / 'fleet.sqlite'}",
+        objects_url=objects_url,
         standby=True,
         leader_lease_s=LEASE_S,
     )
@@ -119,3 +120,24 @@ async def test_what_the_leader_planned_last_is_what_the_next_one_serves(folder: 
     assert (served.plan, served.replicas) == (saved, ())
     assert served.leader_epoch > saved.version.leader_epoch
     assert not fenced
+
+
+async def test_who_does_not_know_the_uploaded_loras_yet_does_not_lead(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(folder, "c0", objects_url=f"file://{folder / 'objects'}") as member:
+        uploads = member.process.uploads
+        assert uploads is not None
+        load, refusals = uploads.load, []
+
+        async def load_watched() -> None:
+            with pytest.raises(Unavailable) as refused:
+                member.process.controller.check_leading()
+            refusals.append(refused.value.reason)
+            await load()
+
+        monkeypatch.setattr(uploads, "load", load_watched)
+        await member.leading
+        member.process.controller.check_leading()
+
+    assert refusals == ["STANDBY"]
