@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.edge.metrics import CONNECTIONS, CUT_OFF
 from services.edge.settings import HttpSettings
@@ -61,6 +61,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes = self._body_bytes = 0
         self._unread: Unread | None = None
         self._refused = False
+        # The request that is answered now; `cycle` is the one that came last.
+        self._answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -73,6 +75,10 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
         self._idle.pop(self, None)
         CONNECTIONS.set(len(self.connections))
+        # Where others wait behind it, uvicorn tells the last of these alone.
+        if (answered := self._answered) is not None and not answered.response_complete:
+            answered.disconnected = True
+            answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -104,6 +110,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._enter(ConnectionPhase.BODY)
         self._idle.pop(self, None)
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

@@ -219,6 +219,18 @@ async def test_a_client_that_closes_its_half_of_a_connection_is_gone(edge: EdgeU
     await assert_paints(edge)
 
 
+async def test_a_client_that_leaves_behind_pipelined_requests_frees_the_worker(edge: EdgeUnderTest) -> None:
+    edge.worker.hold.clear()
+    async with connection(edge) as (_, writer):
+        writer.write(with_body(GOOD) * 2)
+        await edge.worker.wait_until(lambda: edge.worker.running)
+    async with asyncio.timeout(10):
+        await edge.worker.wait_until(lambda: not edge.worker.running)
+
+    edge.worker.hold.set()
+    await assert_paints(edge)
+
+
 @pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/images/edits", "/console/data/generate"])
 async def test_a_reader_of_events_that_leaves_frees_the_worker(edge: EdgeUnderTest, path: str) -> None:
     edge.worker.hold.clear()
