@@ -31,7 +31,7 @@ class OriginRule:
             # Browsers leave Origin out of plain navigation, and say here whose page asked.
             if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
                 raise wrong_origin()
-        elif origin not in self.origins and urlsplit(origin).netloc != host:
+        elif origin not in self.origins and host_of_origin(origin) != host:
             raise wrong_origin()
 
     def allows(self, origin: str | None) -> bool:
@@ -41,6 +41,14 @@ class OriginRule:
 
 def wrong_origin() -> PermissionDenied:
     return PermissionDenied("WRONG_ORIGIN", "pages of other origins may not call this API")
+
+
+def host_of_origin(origin: str) -> str | None:
+    """Return host:port of an origin, "" where it names none; None for what no browser sends."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def host_name(host: str) -> str:

@@ -42,6 +42,7 @@ def test_ours_may_call(listen: str, hosts: tuple[str, ...], headers: dict[str, s
         ("127.0.0.1:1", (), {"host": "localhost:1", "origin": "http://localhost:2"}, "WRONG_ORIGIN"),
         ("127.0.0.1:1", (), {"host": "localhost:1", "origin": "null"}, "WRONG_ORIGIN"),
         ("127.0.0.1:1", (), {"host": "localhost:1", "origin": ""}, "WRONG_ORIGIN"),
+        ("127.0.0.1:1", (), {"host": "localhost:1", "origin": "http://["}, "WRONG_ORIGIN"),
         ("127.0.0.1:1", (), {"host": "localhost:1", "origin": "https://app.example.evil"}, "WRONG_ORIGIN"),
         (
             "127.0.0.1:1",
