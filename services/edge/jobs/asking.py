@@ -57,6 +57,10 @@ def webhook_url_of(given: Any) -> str:
     if not isinstance(given, dict) or set(given) != {"url"} or not isinstance(given["url"], str) or not given["url"]:
         raise no_webhook()
     url: str = given["url"]
+    try:
+        url.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        raise no_webhook() from None
     return url
 
 

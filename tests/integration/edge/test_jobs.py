@@ -202,6 +202,7 @@ async def test_a_job_starts_from_an_image_and_its_mask(edge: EdgeUnderTest) -> N
         ({"stream": "true"}, 400, "stream"),
         ({"webhook": "https://a.example"}, 400, "webhook"),
         ({"webhook": '{"url": 1}'}, 400, "webhook"),
+        ({"webhook": '{"url": "\\ud800"}'}, 400, "webhook"),
         ({"webhook": '{"url": "https://a.example"}'}, 409, None),
         ({"other": "1"}, 400, "other"),
     ],
