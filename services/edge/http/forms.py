@@ -1,5 +1,6 @@
 """Multipart bodies of strangers: parsed as they arrive, in memory, within bounds; nothing is written to a disk."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ MAX_NAME_BYTES = 128
 MAX_BOUNDARY_BYTES = 70
 MAX_PART_HEADERS = 8
 MAX_PART_HEADER_BYTES = 1024
+
+# It warns of each form that is none: whoever wants could fill the log.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)

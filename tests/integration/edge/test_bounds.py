@@ -271,6 +271,13 @@ async def test_a_form_that_is_none_is_refused(edge: EdgeUnderTest) -> None:
     await assert_paints(edge)
 
 
+async def test_a_form_that_is_none_is_not_written_down(edge: EdgeUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+    answer = await answer_to(edge, with_body(b"no form", FORM_HEAD + b"Connection: close\r\n"))
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert [record.name for record in caplog.records if record.name.startswith("python_multipart")] == []
+
+
 @limited(max_body_bytes=4096, max_bodies_bytes=4096)
 async def test_bodies_are_bounded_together(edge: EdgeUnderTest) -> None:
     async with connection(edge) as (_, writer):
