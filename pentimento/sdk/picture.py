@@ -43,12 +43,20 @@ class Picture:
         return Image.open(io.BytesIO(self.data))
 
     def save(self, path: str | Path) -> Path:
-        """Write the file whole or not at all. A PNG carries its provenance; its pixels stay what they were."""
+        """Write the file whole or not at all. A PNG carries its provenance; its pixels stay what they were. What is no
+        file but a device or a pipe is written to, and not replaced."""
         target = Path(path)
         data = with_provenance(self.data, self.provenance) if self.format is ImageFormat.PNG else self.data
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return target
         fresh = target.with_name(target.name + ".tmp")
-        fresh.write_bytes(data)
-        fresh.replace(target)
+        try:
+            fresh.write_bytes(data)
+            fresh.replace(target)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
         return target
 
 

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,35 @@ def test_save_leaves_nothing_but_the_file(tmp_path: Path) -> None:
 
     assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
     assert picture.to_pil().size == (16, 8)
+
+
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    picture = Picture(png(), ImageFormat.PNG, 16, 8, provenance())
+
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        picture.save(pipe)
+        written = os.read(reader, 1 << 16)
+    finally:
+        os.close(reader)
+
+    assert pipe.is_fifo() and without_provenance(written) == png()
+
+
+def test_a_picture_for_which_there_is_no_room_leaves_nothing(tmp_path: Path) -> None:
+    picture = Picture(png(), ImageFormat.PNG, 16, 8, provenance())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            picture.save(tmp_path / "picture.png")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("data", [b"", b"GIF89a", png()])
