@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 
 import grpc
 
+from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc.context import remaining_s
 from pentimento.rpc.credentials import channel_credentials
 from pentimento.rpc.metadata import AUTHORIZATION, BEARER, REQUEST_ID
@@ -37,22 +38,24 @@ def open_channel(
     """A channel to "unix:/path" or "host:port"; connects with its first call. `token` stands in for
     `service_token_file`; `own_connection`: no other channel's calls are on its connection.
 
-    SettingsError when the token or the certificates cannot be read.
+    SettingsError when the token or the certificates cannot be read, InvalidArgument for a `token` that can be none.
     """
+    shown = GivenToken(token) if token is not None else open_token(settings.service_token_file)
     options = channel_options(settings.channel_max_message_bytes) + ((OWN_CONNECTION,) if own_connection else ())
     credentials = None if is_unix(address) else channel_credentials(settings)
     if credentials is None:
         plain = grpc.aio.insecure_channel(address, options=options)
     else:
         plain = grpc.aio.secure_channel(address, credentials, options=options)
-    shown = GivenToken(token) if token is not None else open_token(settings.service_token_file)
     return KitChannel(plain, shown, settings.default_deadline_ms / 1000)
 
 
 class GivenToken:
-    """A token that stays the same."""
+    """A token that stays the same. InvalidArgument for what no header carries."""
 
     def __init__(self, token: str) -> None:
+        if not (token.isascii() and token.isprintable()):
+            raise InvalidArgument.of("token", "must be of printable ASCII characters")
         self._value = BEARER + token
 
     def authorization(self) -> str | None:

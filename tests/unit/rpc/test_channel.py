@@ -8,8 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
+from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc import context, watched_file
-from pentimento.rpc.channel import FileToken, GivenToken, KitCall, KitChannel, NoToken, Token, open_token
+from pentimento.rpc.channel import FileToken, GivenToken, KitCall, KitChannel, NoToken, Token, open_channel, open_token
+from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.settings import SettingsError
 from pentimento.telemetry.request_id import request_id
 
@@ -63,6 +65,12 @@ def test_a_call_carries_what_it_was_given_the_token_and_the_request_id() -> None
 
     assert found["metadata"] == [("own", "value"), ("authorization", "Bearer secret"), ("x-request-id", "req-1")]
     assert (found["request"], found["wait_for_ready"]) == ("request", True)
+
+
+@pytest.mark.parametrize("token", ["ü", "a\nb", "\udcff"])
+def test_a_given_token_that_no_header_carries_is_refused_by_name(token: str) -> None:
+    with pytest.raises(InvalidArgument, match="token: must be of printable ASCII characters"):
+        open_channel("127.0.0.1:1", RpcChannelSettings(), token)
 
 
 def test_without_token_and_id_nothing_is_added() -> None:
