@@ -32,6 +32,9 @@ SUBCOMMANDS = {
 }
 
 
+SHOWN_CHARS = 40
+
+
 class LazyGroup(click.Group):
     """Knows the subcommands by name and one line; `module:command` of each is `pentimento.cli.NAME:NAME`."""
 
@@ -72,7 +75,20 @@ def main() -> None:
     except SettingsError as error:
         click.echo(f"pentimento: {error}", err=True)
         sys.exit(2)
+    except UnicodeEncodeError as error:
+        # The shell may hand over bytes that are no UTF-8; Python keeps them as surrogates, which no message carries.
+        click.echo(f"pentimento: {error.object[:SHOWN_CHARS]!a} must be UTF-8 text", err=True)
+        sys.exit(2)
+    except OSError as error:
+        click.echo(f"pentimento: {words_of(error)}", err=True)
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def words_of(error: OSError) -> str:
+    """Return what the system refused, and of which file."""
+    words = error.strerror or str(error)
+    return f"{error.filename}: {words}" if error.filename else words
 
 
 def describe(error: PentimentoError) -> str:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from pentimento.cli.bench_report import check_folder, report_of
+from pentimento.cli.bench_report import report_of
+from pentimento.cli.folders import check_folder
 from pentimento.domain.errors import InvalidArgument
 from pentimento.reports import check_png, load_run, save_panels, sheet_svg
 from pentimento.reports.allocations import allocation_panels, read_samples

@@ -12,7 +12,8 @@ from typing import Any
 import click
 import numpy as np
 
-from pentimento.cli.bench_report import check_folder, check_forms, report_of, show
+from pentimento.cli.bench_report import check_forms, report_of, show
+from pentimento.cli.folders import check_folder
 from pentimento.devices.emulation import label_of
 from pentimento.domain.image_request import CacheMode, Completed
 from pentimento.loadgen import LoadSettings, play

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from pentimento.cli.folders import check_folder
 from pentimento.domain.errors import InvalidArgument
 from pentimento.reports import Report, Run, as_html, as_text, check_png, load_run, make_report, save_png
 from pentimento.reports import as_json as report_json
@@ -28,11 +29,6 @@ def check_forms(files: Sequence[Path], runs: int) -> None:
         check_folder("report", file)
         if file.suffix == ".png":
             check_png()
-
-
-def check_folder(field: str, file: Path) -> None:
-    if not file.parent.is_dir():
-        raise InvalidArgument.of(field, f"must be in a folder that exists, got {file}")
 
 
 def report_of(run: Run, warm_up_s: float) -> Report:

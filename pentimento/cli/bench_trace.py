@@ -10,8 +10,8 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from pentimento.cli.bench_report import check_folder
 from pentimento.cli.connection import read_token
+from pentimento.cli.folders import check_folder
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.domain.errors import InvalidArgument
 from pentimento.reports import check_png, save_panels, sheet_svg

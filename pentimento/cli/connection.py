@@ -43,8 +43,9 @@ def read_token(given: str) -> str:
         return given
     try:
         return Path(given[1:]).read_text().strip()
-    except OSError as error:
-        raise InvalidArgument.of("token", f"{given[1:]} cannot be read: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InvalidArgument.of("token", f"{given[1:]} cannot be read: {why}") from error
 
 
 def running_suite(state_dir: Path) -> Endpoint:

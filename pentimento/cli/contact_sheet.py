@@ -10,6 +10,7 @@ from pentimento.sdk.picture import Picture
 
 _CELL_PX = 256
 _GAP_PX = 8
+SHEET_FORMS = (".png", ".jpg", ".jpeg")
 
 
 def save_contact_sheet(pictures: Sequence[Picture | None], path: Path, column_count: int = 0) -> None:

@@ -13,7 +13,7 @@ def duration_ms(field: str, text: str) -> int:
     refused = InvalidArgument.of(field, f"must be a number and d, h, m or s, such as 30d, got {text[:40]!r}")
     if unit not in _UNITS_S or not number.replace(".", "", 1).isdecimal():
         raise refused
-    found = round(float(number) * _UNITS_S[unit] * 1000)
-    if not 0 < found <= _MOST_MS:
+    found_ms = float(number) * _UNITS_S[unit] * 1000
+    if not 0.5 < found_ms < _MOST_MS:
         raise refused
-    return found
+    return round(found_ms)

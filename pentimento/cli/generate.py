@@ -16,8 +16,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from pentimento.cli.asked_adapters import CONTROLNET_FORM, LORA_FORM, controlnet_of, lora_of
 from pentimento.cli.calls import ask_frontdoor, frontdoor_client
 from pentimento.cli.connection import connection_options
-from pentimento.cli.contact_sheet import save_contact_sheet
+from pentimento.cli.contact_sheet import SHEET_FORMS, save_contact_sheet
 from pentimento.cli.durations import duration_ms
+from pentimento.cli.folders import check_folder
 from pentimento.cli.json_output import json_option
 from pentimento.cli.many_pictures import Bars, Outcomes, Wish, paint_all, tell
 from pentimento.cli.numbers import FINITE
@@ -32,6 +33,7 @@ from pentimento.sdk.picture import Picture
 # What the contract can carry; the limits that count are the server's.
 INT64 = click.IntRange(-(2**63), 2**63 - 1)
 UINT64 = click.IntRange(0, 2**64 - 1)
+MOST_PX = 2**63 - 1
 
 
 @click.command()
@@ -129,6 +131,8 @@ def paint_one(
 ) -> None:
     """Save and describe the picture of one prompt."""
     request = request_from(prompt, options)
+    if output is not None:
+        check_folder("output", output)
     with frontdoor_client(options) as client:
         events = client.stream(
             request, idempotency_key=options["idempotency_key"], preview_interval_steps=options["preview"]
@@ -153,11 +157,15 @@ def all_prompts(given: tuple[str, ...], file: Iterable[str] | None) -> tuple[str
 
 
 def check_for_many(output: Path | None, options: dict[str, Any]) -> None:
-    """Raises UsageError for what only one picture can have."""
+    """Raise UsageError for what only one picture can have, InvalidArgument for a contact sheet that cannot be made."""
     if output is not None:
         raise click.UsageError("--output is for one picture; several go to --output-dir")
     if options["preview"]:
         raise click.UsageError("--preview is for one picture")
+    if (sheet := options["contact_sheet"]) is not None:
+        if sheet.suffix.lower() not in SHEET_FORMS:
+            raise InvalidArgument.of("contact-sheet", f"must end in one of {', '.join(SHEET_FORMS)}, got {sheet.name}")
+        check_folder("contact-sheet", sheet)
 
 
 def paint_many(
@@ -230,10 +238,15 @@ def parse_size(text: str | None) -> tuple[int | None, int | None]:
     if text is None:
         return None, None
     width, by, height = text.lower().partition("x")
+    refused = InvalidArgument.of("size", f"must be WIDTHxHEIGHT in pixels, got {text[:40]!r}")
     try:
-        return int(width), int(height if by else width)
+        found = int(width), int(height if by else width)
     except ValueError:
-        raise InvalidArgument.of("size", f"must be WIDTHxHEIGHT in pixels, got {text!r}") from None
+        raise refused from None
+    # What the contract can carry; the limit that counts is the server's.
+    if max(map(abs, found)) > MOST_PX:
+        raise refused
+    return found
 
 
 def deadline_ms(seconds: float | None) -> int | None:

@@ -11,6 +11,7 @@ import click
 
 from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
+from pentimento.cli.folders import check_folder
 from pentimento.cli.generate import generate, request_from, summary, watch
 from pentimento.cli.json_output import json_option
 from pentimento.domain.image_request import RequestStatus
@@ -104,6 +105,7 @@ def show(request_id: str, as_json: bool, **options: Any) -> None:
 def wait(request_id: str, output: Path | None, as_json: bool, **options: Any) -> None:
     """Waits for a job and saves its picture, of several each as PICTURE_ID.png. Ctrl-C leaves the job running."""
     target = output or Path(f"{request_id}.png")
+    check_folder("output", target)
     with frontdoor_client(options) as client:
         if client.get_request(request_id, omit_image=True).pictures:
             if output is not None:

@@ -104,7 +104,8 @@ class Bars:
 
 
 async def paint_all(client: AsyncClient, wishes: Sequence[Wish], parallel: int, outcomes: Outcomes, bars: Bars) -> None:
-    """Changes `outcomes`. Cancelling the task cancels every request that is under way."""
+    """Changes `outcomes`. Cancelling the task cancels every request that is under way. Raises what ends all of them: a
+    picture that cannot be saved."""
     places = asyncio.Semaphore(parallel)
 
     async def paint(wish: Wish) -> None:
@@ -118,9 +119,12 @@ async def paint_all(client: AsyncClient, wishes: Sequence[Wish], parallel: int, 
             except PentimentoError as error:
                 outcomes.fail(wish, error)
 
-    async with asyncio.TaskGroup() as group:
-        for wish in wishes:
-            group.create_task(paint(wish))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for wish in wishes:
+                group.create_task(paint(wish))
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
 
 
 def tell(wishes: Sequence[Wish], outcomes: Outcomes, describe: Describe, *, as_json: bool) -> None:

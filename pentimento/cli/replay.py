@@ -9,6 +9,7 @@ import click
 
 from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
+from pentimento.cli.folders import check_folder
 from pentimento.cli.generate import deadline_ms, summary, watch
 from pentimento.cli.json_output import json_option
 from pentimento.cli.numbers import FINITE
@@ -49,6 +50,8 @@ def replay(picture: Path, output: Path | None, as_json: bool, **options: Any) ->
     """
     png = read_file(picture)
     request = request_of(png, options)
+    if output is not None:
+        check_folder("output", output)
     with frontdoor_client(options) as client, closing(client.replay_stream(request)) as events:
         painted = watch(events, picture, quiet=as_json)
     saved = painted.save(output or picture.with_name(f"{picture.stem}-replay.png"))

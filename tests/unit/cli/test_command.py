@@ -180,6 +180,68 @@ def test_zoo_keeps_the_exit_status() -> None:
     assert "no-such-part" in done.stderr
 
 
+def test_text_that_no_message_carries_is_one_line() -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable.encode(), b"-m", b"pentimento.cli", b"jobs", b"show"),
+            b"\xff",
+            b"--address",
+            b"unix:/nobody",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stderr) == (2, "pentimento: '\\udcff' must be UTF-8 text\n")
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    done = run("generate", "a", "b", "--output-dir", str(tmp_path / "file" / "in-it"), "--address", "unix:/nobody")
+
+    assert (done.returncode, done.stderr) == (1, f"pentimento: {tmp_path / 'file' / 'in-it'}: Not a directory\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="it takes a device that is always full")
+def test_a_full_disk_behind_the_output_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pentimento.cli", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    assert (done.returncode, done.stderr) == (1, "pentimento: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "file"),
+    [("--output", "none/a.png"), ("--contact-sheet", "none/a.png"), ("--contact-sheet", "a.bmp.zip")],
+)
+def test_a_picture_that_could_not_be_saved_is_not_painted(option: str, file: str, tmp_path: Path) -> None:
+    done = run("generate", "a red circle", option, file, "--address", "unix:/nobody", cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"pentimento: {option.removeprefix('--')}: must ")
+
+
+def test_a_token_s_file_of_bytes_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xff")
+
+    done = run("jobs", "list", "--token", f"@{tmp_path / 'token'}", "--address", "unix:/nobody")
+
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"pentimento: token: {tmp_path / 'token'} cannot be read: it is no text\n",
+    )
+
+
 def test_new_token_matches_its_entry() -> None:
     done = run("token", "new", "--tenant", "acme", "--role", "admin")
 
@@ -205,7 +267,7 @@ def test_size(text: str | None, size: tuple[int | None, int | None]) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "x", "64x", "64x32x3", "wide"])
+@pytest.mark.parametrize("text", ["", "x", "64x", "64x32x3", "wide", "64x99999999999999999999"])
 def test_wrong_size_names_the_field(text: str) -> None:
     with pytest.raises(InvalidArgument) as wrong:
         parse_size(text)

@@ -111,6 +111,11 @@ async def test_as_json_each_picture_is_a_line(tmp_path: Path, capsys: pytest.Cap
     assert third["error"]["reason"] == "QUEUE_FULL"
 
 
+async def test_a_picture_that_cannot_be_saved_ends_all_by_the_system_s_own_word(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        await painted(tmp_path / "none", [TWO_OF_A, B], a=[completed(0, 7)], b=[completed(0, 5)])
+
+
 def test_prompts_are_those_of_the_command_line_and_then_the_lines_of_a_file() -> None:
     assert all_prompts(("a",), ["  b  \n", "\n", "c"]) == ("a", "b", "c")
 

@@ -1,0 +1,11 @@
+"""Whether what a command is to write has a place: asked before anything is done for it."""
+
+from pathlib import Path
+
+from pentimento.domain.errors import InvalidArgument
+
+
+def check_folder(field: str, file: Path) -> None:
+    """Raise InvalidArgument for a file in a folder that is not there."""
+    if not file.parent.is_dir():
+        raise InvalidArgument.of(field, f"must be in a folder that exists, got {file}")
