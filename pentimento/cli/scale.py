@@ -50,7 +50,9 @@ def wait_until_settled(
     not come up; DeadlineExceeded."""
     limit = time.monotonic() + timeout_s
     while time.monotonic() < limit:
-        status = files.there()[service]
+        status = files.there().get(service)
+        if status is None:
+            raise FailedPrecondition("NOT_SCALED", f"{service}: the suite has stopped")
         if status.failures and status.failures != before.failures:
             said = "; ".join(f"{name} {why}" for name, why in status.failures.items())
             raise FailedPrecondition("NOT_SCALED", f"{service}: {said}")
