@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.rpc.unix_sockets import locked
 
 MAX_REPLICAS = 64
 
@@ -34,8 +35,9 @@ class ReplicaFiles:
         self._there = state_directory / "replicas.json"
 
     def want(self, group: str, count: int) -> None:
-        """Write how many are wanted of a group, beside what is wanted of others."""
-        _replace(self._wanted, {**self.wanted(), group: count})
+        """Write how many are wanted of a group, beside what is wanted of others, by whoever else asks now too."""
+        with locked(self._wanted.parent):
+            _replace(self._wanted, {**self.wanted(), group: count})
 
     def wanted(self) -> dict[str, int]:
         """Return what is wanted by group; empty where nobody asked. Raises InvalidArgument for anything else."""

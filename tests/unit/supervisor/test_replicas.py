@@ -1,0 +1,31 @@
+"""What is wanted of a running suite's processes, written by several commands at once."""
+
+import threading
+from pathlib import Path
+
+from pentimento.supervisor.replicas import ReplicaFiles
+
+
+def test_of_two_who_want_something_at_once_neither_is_lost(tmp_path: Path) -> None:
+    files, together = ReplicaFiles(tmp_path), threading.Barrier(2)
+    failed: list[BaseException] = []
+
+    def ask(group: str) -> None:
+        try:
+            for count in range(1, 65):
+                together.wait(10)
+                files.want(group, count)
+                together.wait(10)
+                assert files.wanted()[group] == count
+        except BaseException as error:
+            failed.append(error)
+            together.abort()
+
+    asking = [threading.Thread(target=ask, args=(group,)) for group in ("embedder", "unet_worker")]
+    for one in asking:
+        one.start()
+    for one in asking:
+        one.join()
+
+    assert failed == []
+    assert files.wanted() == {"embedder": 64, "unet_worker": 64}
