@@ -1,5 +1,6 @@
 """A suite in the background: the same command again, in a session of its own, watched until it serves."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -10,33 +11,49 @@ from typing import Any
 import click
 
 from pentimento.cli.json_output import say
+from pentimento.supervisor.child import source_path
 from pentimento.supervisor.state import DEFAULT_STATE, Endpoint, StateDirectory
 
 LOOK_S = 0.1
 
 
 def start_detached(state: StateDirectory, *, as_json: bool) -> int:
-    """Runs this very command without `--detach`; 0 once all serve, its exit code when it ended before."""
+    """Runs this very command without `--detach`; 0 once all serve, its exit code when it ended before. An interrupt
+    stops what was started."""
     state.make()
     log = state.logs / "up.log"
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
     with log.open("w") as output:
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "pentimento.cli", *arguments, "--quiet"],
+            [sys.executable, "-P", "-m", "pentimento.cli", *arguments, "--quiet"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": source_path()},
             start_new_session=True,
         )
-    while (code := supervisor.poll()) is None:
+    try:
+        endpoint = await_serving(supervisor, state)
+    except KeyboardInterrupt:
+        supervisor.terminate()
+        supervisor.wait()
+        raise
+    if endpoint is None:
+        click.echo(log.read_text(), nl=False, err=True)
+        return supervisor.returncode or 1
+    words = f"serving at {endpoint.public or endpoint.frontdoor}; stop it with `{stopping(state.path)}`"
+    say(serving_document(endpoint, state), words, as_json=as_json)
+    return 0
+
+
+def await_serving(supervisor: "subprocess.Popen[bytes]", state: StateDirectory) -> Endpoint | None:
+    """Return where the suite of that supervisor serves, once all do; None where it ended before."""
+    while supervisor.poll() is None:
         endpoint = state.endpoint()
         if endpoint is not None and endpoint.supervisor_pid == supervisor.pid:
-            words = f"serving at {endpoint.public or endpoint.frontdoor}; stop it with `{stopping(state.path)}`"
-            say(serving_document(endpoint, state), words, as_json=as_json)
-            return 0
+            return endpoint
         time.sleep(LOOK_S)
-    click.echo(log.read_text(), nl=False, err=True)
-    return code or 1
+    return None
 
 
 def serving_document(endpoint: Endpoint, state: StateDirectory) -> dict[str, Any]:
