@@ -97,7 +97,8 @@ class AsyncClient:
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed; of several pictures the last three of each, with its index, and
         failed for one that will not come. `omit_progress`: not routed, and of the progress only what has a preview. A
-        retry goes on in the same stream. Close it (`aclose`) to cancel."""
+        retry goes on in the same stream; where it is another request, accepted comes again. Close it (`aclose`) to
+        cancel."""
         return self._retried(
             lambda key: self._images.generate(request, key, preview_interval_steps, omit_progress=omit_progress),
             idempotency_key=idempotency_key,
@@ -241,9 +242,10 @@ async def _picture_of(stream: AsyncGenerator[GenerateEvent, None]) -> Picture:
 
 class ReportedEvents:
     """The events that a stream has given, by kind and picture, so that a retry gives nothing but progress again, and
-    none of a picture that has ended."""
+    none of a picture that has ended; where it is another request, all else of that one."""
 
     def __init__(self) -> None:
+        self._request_id: str | None = None
         self._given: set[tuple[type[GenerateEvent], int]] = set()
         self._ended: set[int] = set()
         self._count = 1
@@ -256,14 +258,21 @@ class ReportedEvents:
 
     def is_new(self, event: GenerateEvent) -> bool:
         """Return whether the caller has not had such an event yet, and note that it now has."""
-        index = 0 if isinstance(event, Accepted) else event.image_index
-        key = (type(event), index)
-        if index in self._ended or (key in self._given and not isinstance(event, Progress)):
+        if isinstance(event, Accepted):
+            return self._begin(event)
+        key = (type(event), event.image_index)
+        if event.image_index in self._ended or (key in self._given and not isinstance(event, Progress)):
             return False
         self._given.add(key)
-        if isinstance(event, Accepted):
-            self._count = max(len(event.image_request_ids), 1)
         if isinstance(event, Completed | PictureFailed):
-            self._ended.add(index)
+            self._ended.add(event.image_index)
             self._has_picture |= isinstance(event, Completed)
+        return True
+
+    def _begin(self, accepted: Accepted) -> bool:
+        """Return whether it is another request than before."""
+        if accepted.request_id == self._request_id:
+            return False
+        self._request_id, self._given = accepted.request_id, set()
+        self._count = max(len(accepted.image_request_ids), 1)
         return True

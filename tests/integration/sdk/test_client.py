@@ -151,6 +151,18 @@ async def test_broken_connection_taken_for_a_cancel_begins_anew(tmp_path: Path) 
     assert service.keys[0] == service.keys[1] != service.keys[2]
 
 
+async def test_what_begins_anew_is_told_under_its_own_id(tmp_path: Path) -> None:
+    cancelled = Cancelled("CLIENT_LEFT", "cancelled by the client")
+    anew = pb.GenerateResponse(accepted=pb.Accepted(request_id="request-2"))
+    scripts = [plays(ACCEPTED, then=Unavailable("DOWN", "down")), plays(then=cancelled), plays(anew, COMPLETED)]
+    service = ScriptedImageService(scripts)
+
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
+        events = [event async for event in client.stream(ImageRequest("a circle"))]
+
+    assert [event.request_id for event in events if isinstance(event, Accepted)] == ["request-1", "request-2"]
+
+
 @pytest.mark.parametrize(("key", "reason"), [("order-7", "CLIENT_LEFT"), ("", "CANCELLED")])
 async def test_cancel_is_told_when_somebody_asked_or_the_key_is_the_callers(
     tmp_path: Path, key: str, reason: str
