@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -41,9 +41,15 @@ class Client:
         retries: RetryPolicy | None = None,
     ) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="pentimento-client", daemon=True)
+        # Whether no work is begun any more, and whether none of it is looked at.
+        self._closed = self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="pentimento-client", daemon=True)
         self._thread.start()
-        self._client = self._call(self._open(address, token, tls_ca_file, retries))
+        try:
+            self._client = self._call(self._open(address, token, tls_ca_file, retries))
+        except BaseException:
+            self._end()
+            raise
 
     def __enter__(self) -> "Client":
         return self
@@ -58,6 +64,16 @@ class Client:
         if self._loop.is_closed():
             return
         self._call(self._finish())
+        self._end()
+
+    def _run(self) -> None:
+        """Run the loop until it is stopped, then tell whoever came too late that their work does not begin."""
+        self._loop.run_forever()
+        self._closed = self._stopped = True
+        self._loop.call_soon(self._loop.stop)
+        self._loop.run_forever()
+
+    def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -177,6 +193,7 @@ class Client:
 
     async def _finish(self) -> None:
         """Close the channel and wait for the tasks of its calls, which must not find the loop closed."""
+        self._closed = True
         await self._client.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
@@ -191,6 +208,9 @@ class Client:
         ended: SimpleQueue[None] = SimpleQueue()
 
         def begin() -> None:
+            if self._closed:
+                ended.put(None)
+                return
             begun.append(self._loop.create_task(work))
             begun[0].add_done_callback(lambda _: ended.put(None))
 
@@ -201,16 +221,24 @@ class Client:
                 ended.put(None)
 
         try:
-            self._loop.call_soon_threadsafe(begin)
-            ended.get()
+            self._hand_over(begin, ended)
         except KeyboardInterrupt:
-            self._loop.call_soon_threadsafe(cancel)
-            ended.get()
+            self._hand_over(cancel, ended)
             raise
+        if not begun:
+            work.close()
+            raise RuntimeError("the client is closed")
         try:
             return begun[0].result()
         except asyncio.CancelledError as error:
             raise RuntimeError("the client was closed during the call") from error
+
+    def _hand_over(self, act: Callable[[], None], ended: "SimpleQueue[None]") -> None:
+        """Have the loop's thread act, and wait for the end that it leads to; not where it acts no more."""
+        self._loop.call_soon_threadsafe(act)
+        # What was handed over before is looked at: it is looked once more after this is set.
+        if not self._stopped:
+            ended.get()
 
 
 async def next_or_none(events: AsyncGenerator[T, None]) -> T | None:

@@ -3,12 +3,14 @@
 import _weakrefset
 import asyncio
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+import grpc.aio
 import pytest
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
@@ -19,6 +21,7 @@ from pentimento.domain.image_request import Accepted, Completed, ImageFormat, Im
 from pentimento.rpc.server import RpcServer
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.sdk import AsyncClient, Client, RetryPolicy
+from pentimento.settings import SettingsError
 from pentimento.wire.image import event_to_proto
 
 Script = Callable[[], AsyncIterator[pb.GenerateResponse]]
@@ -318,6 +321,34 @@ async def test_blocking_client_returns_the_picture(tmp_path: Path) -> None:
 
     async with serving(service, tmp_path) as address:
         assert await asyncio.to_thread(paint, address) == b"image"
+
+
+def test_closing_leaves_no_other_thread_waiting() -> None:
+    def ask_until_closed(client: Client) -> None:
+        with suppress(RuntimeError, grpc.aio.UsageError):
+            while True:
+                with suppress(Unavailable):
+                    client.list_models()
+
+    for _ in range(20):
+        client = Client("unix:/nobody", retries=RetryPolicy(tries=1))
+        asking = [threading.Thread(target=ask_until_closed, args=(client,), daemon=True) for _ in range(3)]
+        for thread in asking:
+            thread.start()
+        client.close()
+        for thread in asking:
+            thread.join(20)
+
+        assert [thread for thread in asking if thread.is_alive()] == []
+
+
+def test_a_client_that_could_not_be_made_leaves_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+
+    with pytest.raises(SettingsError):
+        Client("localhost:1", tls_ca_file=tmp_path / "none.pem")
+
+    assert threading.active_count() == before
 
 
 class InterruptAtLine:
