@@ -6,7 +6,7 @@ Times are on the machine's monotonic clock, so that spans of several processes o
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -41,9 +41,11 @@ class SpanLog:
                 self._write(Span(what, os.getpid(), began_s, monotonic(), row_count))
 
     def _write(self, span: Span) -> None:
-        """One write a line: those of several threads and processes do not mix."""
+        """One write a line: those of several threads and processes do not mix. Where there is no room the line is lost:
+        what it is of has been done."""
         assert self._file is not None
-        os.write(self._file, _line(span))
+        with suppress(OSError):
+            os.write(self._file, _line(span))
 
 
 def _line(span: Span) -> bytes:

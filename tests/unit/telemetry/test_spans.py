@@ -24,6 +24,16 @@ def test_spans_are_read_as_they_were_noted(tmp_path: Path) -> None:
     assert {span.process_id for span in spans} == {os.getpid()}
 
 
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="it takes a device that is always full")
+def test_a_full_disk_costs_the_span_and_not_what_it_is_of() -> None:
+    log, done = SpanLog("/dev/full"), []
+
+    with log.span("denoise"):
+        done.append("denoised")
+
+    assert done == ["denoised"]
+
+
 def test_two_logs_share_a_file(tmp_path: Path) -> None:
     path = str(tmp_path / "spans.jsonl")
 
