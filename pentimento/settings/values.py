@@ -88,7 +88,7 @@ def to_int(value: Any) -> int:
 def to_float(value: Any) -> float:
     try:
         number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
-    except ValueError:
+    except (ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"must be a finite number, got {value!r}")
@@ -98,7 +98,10 @@ def to_float(value: Any) -> float:
 def to_path(value: str) -> Path:
     if not value:
         raise ValueError("must be a path, got an empty text")
-    return Path(value).expanduser()
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError(f"no home of that name: {value}") from None
 
 
 def check_limits(setting: Setting, value: Any) -> None:
@@ -111,5 +114,15 @@ def check_limits(setting: Setting, value: Any) -> None:
             raise ValueError(f"must be at least {setting.minimum}, got {value}")
         if setting.maximum is not None and value > setting.maximum:
             raise ValueError(f"must be at most {setting.maximum}, got {value}")
-    if setting.must_exist and isinstance(value, Path) and not value.exists():
-        raise ValueError(f"no such file or directory: {value}")
+    if setting.must_exist and isinstance(value, Path):
+        check_there(value)
+
+
+def check_there(path: Path) -> None:
+    """ValueError unless there is something at the path, and it may be looked at."""
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise ValueError(f"{error.strerror}: {path}") from None
+    if not there:
+        raise ValueError(f"no such file or directory: {path}")

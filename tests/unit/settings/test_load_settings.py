@@ -147,7 +147,9 @@ def test_tables_and_variables_of_other_services_are_theirs(tmp_path: Path) -> No
         (["--timeout-s", "61"], {}, ["--timeout-s", "at most 60", "got 61"]),
         (["--device", "tpu"], {}, ["--device", "auto, cpu", "'tpu'"]),
         (["--weights", "/nonexistent/w"], {}, ["--weights", "no such file", "/nonexistent/w"]),
+        (["--weights", "a" * 300], {}, ["--weights", "File name too long"]),
         (["--model", "a\0b"], {}, ["--model", "NUL"]),
+        (["--model", "~nobody-of-that-name/m"], {}, ["--model", "no home", "~nobody-of-that-name/m"]),
         (["--name", "root"], {}, ["--name must not be root"]),
         ([], {"PENTIMENTO_EMBEDDER_TREADS": "1"}, ["PENTIMENTO_EMBEDDER_TREADS", "did you mean threads?"]),
         ([], {"PENTIMENTO_EMBEDDER_THREADS": "x"}, ["--threads", "PENTIMENTO_EMBEDDER_THREADS"]),
@@ -177,6 +179,7 @@ def test_what_is_wrong_is_one_line_that_names_it(argv: list[str], environ: dict[
         ("[embedder]\nname = 7\n", ["--name", "text"]),
         ("[embedder]\nlisten = 7\n", ["--listen", "list"]),
         ("[embedder]\ncompile = 1\n", ["--compile", "true or false"]),
+        (f"[embedder]\ntimeout_s = 1{'0' * 400}\n", ["--timeout-s", "finite number"]),
     ],
 )
 def test_what_is_wrong_in_the_file_is_one_line_that_names_it(tmp_path: Path, text: str, words: list[str]) -> None:
