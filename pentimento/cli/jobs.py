@@ -99,11 +99,12 @@ def show(request_id: str, as_json: bool, **options: Any) -> None:
 
 @jobs.command()
 @click.argument("request_id")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [REQUEST_ID.png]")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="file to write [REQUEST_ID.png]")
 @json_option
 @connection_options
 def wait(request_id: str, output: Path | None, as_json: bool, **options: Any) -> None:
-    """Waits for a job and saves its picture, of several each as PICTURE_ID.png. Ctrl-C leaves the job running."""
+    """Waits for a job and saves its picture, of several each as PICTURE_ID.png, or .jpeg or .webp where it is that.
+    Ctrl-C leaves the job running."""
     target = output or Path(f"{request_id}.png")
     check_folder("output", target)
     with frontdoor_client(options) as client:
@@ -114,17 +115,22 @@ def wait(request_id: str, output: Path | None, as_json: bool, **options: Any) ->
             return
         with closing(client.attach(request_id)) as events:
             picture = watch(events, target, quiet=as_json)
-    tell_saved(picture, picture.save(target), as_json=as_json)
+    tell_saved(picture, picture.save(output or file_of(request_id, picture)), as_json=as_json)
 
 
 def save_all(found: PictureSet, *, as_json: bool) -> None:
     """Save and describe the pictures of a job of several. Exits with 1 where one failed; the others are there."""
     for picture in found.pictures:
-        tell_saved(picture, picture.save(Path(f"{picture.provenance.request_id}.png")), as_json=as_json)
+        tell_saved(picture, picture.save(file_of(picture.provenance.request_id, picture)), as_json=as_json)
     for failed in found.failures:
         click.echo(f"{failed.request_id}: {failed.error.message}", err=True)
     if found.failures:
         sys.exit(1)
+
+
+def file_of(request_id: str, picture: Picture) -> Path:
+    """Return where a picture goes that no file was named for."""
+    return Path(f"{request_id}.{picture.format.value}")
 
 
 def tell_saved(picture: Picture, saved: Path, *, as_json: bool) -> None:
