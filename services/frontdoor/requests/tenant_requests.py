@@ -19,7 +19,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal_listing import PagePlace
 from pentimento.stores.ledger.records import JournalledRequest
-from services.frontdoor.answers.several_pictures import client_key, group_of
+from services.frontdoor.answers.several_pictures import client_key, group_of, picture_ids
 
 _MAX_ID_LENGTH = 64
 # What a request that is under way is to its client, by its phase.
@@ -42,9 +42,13 @@ class TenantRequests:
         self._retention_s = retention_s
 
     async def record(self, tenant: str, request_id: str) -> JournalledRequest:
-        """Return the request. Raises NotFound for an unknown id, another tenant's, and whatever is no id at all."""
+        """Return the request. Raises NotFound for an unknown id, another tenant's, and whatever is no id at all,
+        InvalidArgument for that of several pictures."""
         looks_right = 0 < len(request_id) <= _MAX_ID_LENGTH and request_id.isascii() and request_id.isprintable()
         found = await asyncio.wrap_future(self._journal.get(request_id, tenant)) if looks_right else None
+        if found is None and (pictures := picture_ids(request_id)):
+            await self.record(tenant, pictures[0])
+            raise InvalidArgument.of("request_id", "must be of one picture; each of several has an id of its own")
         if found is None:
             raise NotFound("UNKNOWN_REQUEST", "request_id: there is no such request")
         return found

@@ -1,5 +1,6 @@
 """Addresses of finished pictures: who may have one, and what it gives."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,21 @@ async def test_what_has_no_picture_has_no_address(folder: Path, keys: Path, work
             await suite.client.result_url("r-unknown")
 
     assert caught.value.reason == "NOT_COMPLETED"
+
+
+async def test_several_pictures_have_an_address_each_and_none_together(
+    folder: Path, keys: Path, worker: PacedWorker
+) -> None:
+    async with running_suite(folder, signing_key_file=keys) as suite:
+        accepted = await suite.client.submit(replace(REQUEST, image_count=2))
+        async for _ in suite.client.attach(accepted.request_id):
+            pass
+        with pytest.raises(InvalidArgument, match="request_id: must be of one picture"):
+            await suite.client.result_url(accepted.request_id)
+        with pytest.raises(NotFound):
+            await suite.client.result_url(f"p2-{'0' * 32}")
+
+        assert (await suite.client.result_url(accepted.image_request_ids[1])).url.startswith(FILES_PATH)
 
 
 async def test_without_a_key_there_are_no_addresses(suite: FrontdoorSuite) -> None:
