@@ -1,4 +1,4 @@
-"""What is said of benchmarks: `make bench` runs all or says why not, and the README has the figures of the results."""
+"""What is said of benchmarks: `make bench` runs all or says why not, and pages have the newest results."""
 
 import json
 import re
@@ -51,6 +51,19 @@ def measured(benchmark: str) -> list[float]:
     intervals = [row["confidence_interval"] or {"low": row["figure"], "high": row["figure"]} for row in rows]
     bounds = [interval[end] for interval in intervals for end in ("low", "high")]
     return [number for number in (*(row["figure"] for row in rows), *bounds) if number is not None]
+
+
+def section_of(benchmark: str) -> str:
+    """What the page says of a benchmark; two may share a section."""
+    sections = re.split(r"^### ", (ROOT / "docs" / "benchmarks.md").read_text(), flags=re.MULTILINE)[1:]
+    return next(text for text in sections if benchmark in text.partition("\n")[0].split(", "))
+
+
+@pytest.mark.parametrize("name", sorted(RESULTS))
+def test_the_page_names_the_commit_of_each_result(name: str) -> None:
+    result = RESULTS[name]
+
+    assert result["commit"][:7] in section_of(result["benchmark"])
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHING | RESULTS.keys()))
