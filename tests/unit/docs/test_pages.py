@@ -210,6 +210,29 @@ def test_settings_that_tuning_names_exist():
     assert [name for name in named if f"`--{name}`" not in known] == []
 
 
+def defaults_told(page: Path) -> list[tuple[str, str]]:
+    """Settings that have a row of a page's tables to themselves, with the default that stands in brackets behind."""
+    words = {"yes": "true", "no": "false"}
+    told = re.findall(r"^\| `([a-z-]+)` \((\d[\d.]*|yes|no|`[\w-]+`)[;:)]", page.read_text(), re.MULTILINE)
+    return [(name, words.get(value, value.strip("`"))) for name, value in told]
+
+
+def defaults_of(name: str) -> list[str]:
+    """The defaults of the settings of that name, of every service; numbers as they are usually written."""
+    row = rf"^\| `--{name}`<br>[^|]*\|[^|]*\| `?(.*?)`? \|"
+    return [
+        default.removesuffix(".0")
+        for default in re.findall(row, (ROOT / "docs/reference/settings.md").read_text(), re.MULTILINE)
+    ]
+
+
+def test_defaults_that_tuning_tells_are_the_settings_own():
+    told = defaults_told(ROOT / "docs/tuning.md")
+
+    assert len(told) > 15
+    assert [(name, value) for name, value in told if not {value, ""} & set(defaults_of(name))] == []
+
+
 def test_the_index_of_decisions_names_each_once_and_in_order() -> None:
     folder = ROOT / "docs" / "adr"
 
