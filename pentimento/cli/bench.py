@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pentimento.cli.connection import connection_options, frontdoor_address, read_token, token_option
+from pentimento.cli.forwarding import ForwardingCommand
 from pentimento.cli.json_output import json_option
 from pentimento.cli.numbers import FINITE
 from pentimento.domain.errors import InvalidArgument
@@ -25,7 +26,7 @@ def bench() -> None:
     """Measures this machine, or a suite under load."""
 
 
-@bench.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@bench.command(cls=ForwardingCommand, context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("model")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def profile(model: str, flags: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ import sys
 
 import click
 
+from pentimento.cli.forwarding import ForwardingCommand
 from pentimento.supervisor.child import source_path
 
 SERVICES = {
@@ -21,7 +22,7 @@ SERVICES = {
 }
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.command(cls=ForwardingCommand, context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("service", type=click.Choice(sorted(SERVICES)))
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def serve(service: str, flags: tuple[str, ...]) -> None:

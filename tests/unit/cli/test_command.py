@@ -137,6 +137,17 @@ def test_the_profile_of_a_model_takes_its_own_flags(tmp_path: Path) -> None:
     assert "--batch-sizes" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "command, told", [(["serve"], "FLAGS go to it"), (["bench", "profile"], "seconds of a denoising step")]
+)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_a_command_that_passes_flags_on_has_help_of_its_own(command: list[str], told: str, flag: str) -> None:
+    done = CliRunner().invoke(cli, [*command, flag])
+
+    assert done.exit_code == 0, done.output
+    assert told in " ".join(done.output.split())
+
+
 def test_a_selector_profile_says_what_it_takes() -> None:
     done = run("bench", "selector-profile", "--help")
 
