@@ -268,6 +268,13 @@ def test_the_gpu_form_gives_each_worker_a_device_of_its_own() -> None:
     assert len(set(devices)) == len(workers)
 
 
+def test_the_gpu_form_keeps_what_triton_compiles_where_it_may_be_loaded_from() -> None:
+    for worker in read("docker-compose.gpu.yml")["services"].values():
+        mounts = dict(mount.split(":") for mount in worker["tmpfs"])
+
+        assert "exec" in mounts[worker["environment"]["TRITON_CACHE_DIR"]].split(",")
+
+
 def test_secrets_are_made_once_and_are_those_the_composition_mounts(secrets: Path) -> None:
     first = {path.name: path.read_text() for path in secrets.iterdir()}
     make_secrets(secrets)
