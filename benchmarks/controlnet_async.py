@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.parts import PartResult, merge_parts
+from benchmarks.parts import PartResult, publish_parts
 from benchmarks.pipelined_link import LinkSetting, link_part
 from benchmarks.pipelined_quality import BOUNDS, TOLD, QualitySetting, bounds_part, quality_part
-from benchmarks.report import Options, parse_options, publish
+from benchmarks.report import Options, parse_options
 from pentimento.domain.errors import NotFound
 
 PARTS = ("bounds", *TOLD, "link")
@@ -65,8 +65,7 @@ def main() -> int:
     torch.set_num_threads(1)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     found = {part: measure(options, part) for part in options.rest["only"] or PARTS}
-    figures, notes = merge_parts(options.out if options.rest["only"] else None, PARTS, found)
-    return publish(options, figures, notes={"threads": 1, "parts": notes})
+    return publish_parts(options, PARTS, found, {"threads": 1})
 
 
 if __name__ == "__main__":

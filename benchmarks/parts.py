@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Figure, at_least
+from benchmarks.report import Figure, Options, at_least, publish
 from pentimento.testing.machine import current_commit, now
 
 
@@ -24,8 +24,8 @@ def merge_parts(
 ) -> tuple[list[Figure], dict[str, Any]]:
     """The figures of all parts in order, and notes by part: those found now, or else those of the earlier result.
 
-    A part that could not be measured now keeps what it had, and its notes say so. One that neither has is one figure
-    that is missing.
+    A part that could not be measured now keeps what it had, and its notes say so; the run falls short
+    (`publish_parts`). One that neither has is one figure that is missing.
     """
     before = read_parts(earlier) if earlier is not None else {}
     stamp = {"at": now(), "commit": current_commit()}
@@ -48,6 +48,16 @@ def merge_parts(
             figures.append(missing_figure(part))
             notes[part] = {"missing": "not measured yet"}
     return figures, notes
+
+
+def publish_parts(
+    options: Options, order: Sequence[str], found: Mapping[str, PartResult], notes: Mapping[str, Any]
+) -> int:
+    """Write the parts found now, and with `--only` the file's others; return the exit code, 1 also where a part that
+    was to be measured could not be."""
+    figures, by_part = merge_parts(options.out if options.rest["only"] else None, order, found)
+    published = publish(options, figures, notes={**notes, "parts": by_part})
+    return 1 if any(result.missing for result in found.values()) else published
 
 
 def _is_measured(result: PartResult) -> bool:

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.parts import PartResult, merge_parts
-from benchmarks.report import parse_options, publish
+from benchmarks.parts import PartResult, publish_parts
+from benchmarks.report import parse_options
 from benchmarks.zoo_curves.setting import CurveSetting
 from pentimento.domain.errors import NotFound
 from zoo.evaluate.studio import Studio
@@ -56,8 +56,7 @@ def main() -> int:
         rest["plots"] or options.out.parent / "plots",
     )
     found = {part: measure(setting, part) for part in rest["only"] or PARTS}
-    figures, notes = merge_parts(options.out if rest["only"] else None, list(PARTS), found)
-    return publish(options, figures, notes={"threads": rest["threads"], "parts": notes})
+    return publish_parts(options, list(PARTS), found, {"threads": rest["threads"]})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

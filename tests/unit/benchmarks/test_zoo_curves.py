@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import zoo_phenomena
 from benchmarks.parts import PartResult, merge_parts
 from benchmarks.report import Figure, Options, at_least, publish
 from benchmarks.zoo_curves import resuming
@@ -102,3 +103,18 @@ def test_a_part_that_cannot_be_measured_again_keeps_its_figures_and_says_so(tmp_
     assert [(figure.name, figure.value) for figure in figures] == [("first: figure", 1.0), ("second: missing", None)]
     assert (notes["first"]["prompts"], notes["first"]["not_measured_again"]["missing"]) == (3, "no judge in work")
     assert notes["second"]["missing"] == "no judge in work"
+
+
+def test_a_run_that_could_not_measure_its_part_falls_short_whatever_the_file_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, parts = tmp_path / "result.json", list(zoo_phenomena.PARTS)
+    reached = {name: PartResult([Figure(f"{name}: figure", 1.0, at_least(0.5), [1.0], None)]) for name in parts}
+    figures, notes = merge_parts(None, parts, reached)
+    assert publish(Options("zoo_phenomena", False, out), figures, notes={"parts": notes}) == 0
+    monkeypatch.setattr(zoo_phenomena, "measure", lambda setting, part: PartResult(missing="no judge in work"))
+    monkeypatch.setattr("sys.argv", ["zoo_phenomena", "--only", parts[0], "--out", str(out)])
+
+    code = zoo_phenomena.main()
+
+    assert code == 1
