@@ -112,9 +112,11 @@ def test_a_sound_object_is_not_set_aside(objects: ObjectStore) -> None:
 def test_of_what_is_set_aside_the_newest_stay_within_bounds() -> None:
     many = {aside_name("results/a", number): 1 for number in range(70)}
     large = {aside_name("results/a", number): 100 * 2**20 for number in range(5)}
+    four_fill_it = {aside_name("results/a", number): 64 * 2**20 for number in range(5)}
 
     assert sorted(beyond_bounds(many)) == sorted(many)[:6]
     assert sorted(beyond_bounds(large)) == sorted(large)[:3]
+    assert beyond_bounds(four_fill_it) == sorted(four_fill_it)[:1]
 
 
 def test_usage_counts_what_lies_under_a_prefix(objects: ObjectStore) -> None:

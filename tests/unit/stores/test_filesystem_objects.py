@@ -66,6 +66,24 @@ def test_a_flush_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert files_under(tmp_path) == []
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_survives_a_power_cut_is_flushed_with_its_directory_and_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    store = FilesystemObjectStore(tmp_path)
+    store.put("a", b"before", durable=False)
+    flushed: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda opened: flushed.append(Path(f"/proc/self/fd/{opened}").readlink()))
+
+    store.put("a", b"bytes", durable=durable)
+
+    (placed,) = (tmp_path / "objects").glob("*/a")
+    # The file while it still lies where it was written, then the directory that it was moved to.
+    assert [path.parent if path.parent == tmp_path / "staging" else path for path in flushed] == (
+        [tmp_path / "staging", placed.parent] if durable else []
+    )
+
+
 def test_what_a_dead_writer_left_is_swept_at_the_next_start(tmp_path: Path) -> None:
     FilesystemObjectStore(tmp_path)
     left = tmp_path / "staging" / "left"
