@@ -128,6 +128,8 @@ def test_public_addresses_are_called(address: str) -> None:
         "2002:7f00:1::",
         "2001::1",
         "2001:db8::1",
+        "::127.0.0.1",
+        "4000::1",
     ],
 )
 def test_addresses_inside_are_not(address: str) -> None:

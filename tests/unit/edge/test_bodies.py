@@ -1,0 +1,62 @@
+"""Where the limits of bodies lie exactly, and what is given back with them."""
+
+import pytest
+from starlette.requests import Request
+
+from pentimento.domain.errors import InvalidArgument, ResourceExhausted, Unavailable
+from services.edge.http.bodies import BodyBudget, check_declared_size, check_encoding
+
+
+def request_with(**headers: str) -> Request:
+    told = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "headers": told})
+
+
+def test_a_body_may_have_as_many_bytes_as_the_limit_says() -> None:
+    budget = BodyBudget(max_body_bytes=10, max_bodies_bytes=100)
+
+    with budget.held() as body:
+        body.add(b"12345")
+        body.add(b"12345")
+        with pytest.raises(ResourceExhausted):
+            body.add(b"1")
+
+    assert body.size_bytes == 10
+
+
+def test_bodies_together_may_have_as_many_bytes_as_the_limit_says_and_give_them_back() -> None:
+    budget = BodyBudget(max_body_bytes=10, max_bodies_bytes=20)
+
+    with budget.held() as one, budget.held() as another:
+        one.add(bytes(10))
+        another.add(bytes(10))
+        with budget.held() as third, pytest.raises(Unavailable, match="too many large requests"):
+            third.add(b"1")
+
+    with budget.held() as one, budget.held() as another:
+        one.add(bytes(10))
+        another.add(bytes(10))
+
+
+@pytest.mark.parametrize("declared", ["0", "10", "000000000000000010"])
+def test_what_a_body_may_have_it_may_say(declared: str) -> None:
+    check_declared_size(request_with(content_length=declared), 10)
+
+
+@pytest.mark.parametrize("declared", ["11", "9" * 19, "9" * 5000])
+def test_a_body_that_says_more_is_refused_before_it_is_read(declared: str) -> None:
+    with pytest.raises(ResourceExhausted, match="at most 10 bytes"):
+        check_declared_size(request_with(content_length=declared), 10)
+
+
+@pytest.mark.parametrize("declared", ["-1", "1e3", "ten", ""])
+def test_a_length_that_is_none_is_refused_by_name(declared: str) -> None:
+    with pytest.raises(InvalidArgument, match="Content-Length"):
+        check_declared_size(request_with(content_length=declared), 10)
+
+
+def test_no_compressed_body_is_taken() -> None:
+    check_encoding(request_with(content_encoding=" Identity "))
+
+    with pytest.raises(InvalidArgument, match="Content-Encoding"):
+        check_encoding(request_with(content_encoding="gzip"))

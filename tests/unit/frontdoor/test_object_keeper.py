@@ -1,0 +1,99 @@
+"""Objects that wait in the journal for their store: known after a restart, counted, without an address."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import ResourceExhausted
+from pentimento.domain.generation import ObjectReference
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.ledger import Journal, open_journal
+from pentimento.stores.objects import ObjectStore, open_objects
+from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper
+
+LIMITS = KeepingLimits(spool_bytes=100, tenant_spool_bytes=60)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = open_journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    yield journal
+    journal.close()
+
+
+def away() -> ObjectStore:
+    raise StoreUnavailable("object store", "it is away")
+
+
+@asynccontextmanager
+async def keeping(journal: Journal, open_store: Callable[[], ObjectStore]) -> AsyncIterator[ObjectKeeper]:
+    """A keeper that has recovered and moves what it can."""
+    keeper = ObjectKeeper(open_store, journal.objects, LIMITS)
+    await keeper.recover()
+    moving = asyncio.create_task(keeper.move_forever())
+    yield keeper
+    moving.cancel()
+    await asyncio.wait([moving])
+    keeper.close()
+
+
+async def waiting_keys(journal: Journal) -> list[str]:
+    return [one.object.key for one in await asyncio.wrap_future(journal.objects.spooled())]
+
+
+async def kept_while_away(journal: Journal, *keys: str) -> list[ObjectReference]:
+    async with keeping(journal, away) as keeper:
+        return [await keeper.put("acme", key, b"a picture") for key in keys]
+
+
+async def test_what_waited_is_moved_by_the_next_frontdoor_too(journal: Journal, tmp_path: Path) -> None:
+    (reference,) = await kept_while_away(journal, "results/a")
+    store = open_objects(f"file://{tmp_path}/objects")
+
+    async with keeping(journal, lambda: store):
+        async with asyncio.timeout(30):
+            while await waiting_keys(journal):
+                pass
+
+    assert store.get(reference) == b"a picture"
+
+
+async def test_what_waits_has_no_address(journal: Journal) -> None:
+    async with keeping(journal, away) as keeper:
+        reference = await keeper.put("acme", "results/a", b"a picture")
+
+        with pytest.raises(StoreUnavailable, match="the object waits for it"):
+            await keeper.presign(reference, "image/png", 2_000_000_000)
+
+
+async def test_what_waits_is_read_from_the_journal(journal: Journal) -> None:
+    (reference,) = await kept_while_away(journal, "results/a")
+
+    async with keeping(journal, away) as keeper:
+        assert await keeper.get(reference) == b"a picture"
+
+
+async def test_a_tenant_may_fill_its_part_of_what_waits_and_no_more(journal: Journal) -> None:
+    async with keeping(journal, away) as keeper:
+        await keeper.put("acme", "results/a", bytes(60))
+
+        with pytest.raises(ResourceExhausted, match="of this tenant"):
+            await keeper.put("acme", "results/b", b"1")
+        await keeper.put("another", "results/c", bytes(40))
+        with pytest.raises(ResourceExhausted):
+            await keeper.put("another", "results/d", b"1")
+
+    assert await waiting_keys(journal) == ["results/a", "results/c"]
+
+
+async def test_what_is_deleted_while_it_waits_gives_its_room_back(journal: Journal) -> None:
+    async with keeping(journal, away) as keeper:
+        await keeper.put("acme", "results/a", bytes(60))
+        await keeper.delete("results/a")
+
+        await keeper.put("acme", "results/b", bytes(60))
+
+    assert await waiting_keys(journal) == ["results/b"]

@@ -1,0 +1,149 @@
+"""What retention lets go of, sweep by sweep and picture by picture, and what it must not."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pentimento.domain.generation import ObjectReference
+from pentimento.stores.ledger.records import KeptResults
+from pentimento.testing.clocks import SetClock
+from services.frontdoor.journal import retention
+from services.frontdoor.journal.retention import Retention, RetentionLimits
+
+LIMITS = RetentionLimits(
+    retention_s=60.0, tenant_result_bytes=1000, tenant_finished_requests=100, sweep_interval_s=600.0
+)
+
+
+def done(value: Any) -> "Future[Any]":
+    found: Future[Any] = Future()
+    found.set_result(value)
+    return found
+
+
+class ListedObjects:
+    """Keeper and journal of a frontdoor in one: what lies in the store, and what rows name."""
+
+    def __init__(self, *keys: str) -> None:
+        self.stored = set(keys)
+        self.named_keys: set[str] = set()
+        self.pictures: list[ObjectReference] = []
+        self.finished: list[Any] = []
+        self.objects = self
+
+    async def keys(self, prefix: str) -> list[str]:
+        return sorted(key for key in self.stored if key.startswith(prefix))
+
+    async def delete(self, key: str) -> None:
+        self.stored.discard(key)
+
+    def named(self, keys: Sequence[str]) -> "Future[set[str]]":
+        return done(self.named_keys & set(keys))
+
+    def kept(self) -> "Future[list[KeptResults]]":
+        size = sum(picture.size_bytes for picture in self.pictures)
+        return done([KeptResults("acme", len(self.pictures), size)])
+
+    def forget_pictures(self, tenant: str, size_bytes: int) -> "Future[list[ObjectReference]]":
+        """The oldest ones, of so many bytes or a little more."""
+        gone: list[ObjectReference] = []
+        while self.pictures and sum(picture.size_bytes for picture in gone) < size_bytes:
+            gone.append(self.pictures.pop(0))
+        return done(gone)
+
+    def forget_finished(self, before: float, count: int, tenant: str = "") -> "Future[list[Any]]":
+        gone, self.finished = self.finished[:count], self.finished[count:]
+        return done(gone)
+
+    def give_back_pages(self) -> "Future[None]":
+        return done(None)
+
+
+class KeysUnderWay:
+    """Keys that requests under way hold, as results or as inputs."""
+
+    def __init__(self, *keys: str) -> None:
+        self.uncommitted = set(keys)
+
+    def keys(self) -> set[str]:
+        return self.uncommitted
+
+
+def retention_of(objects: ListedObjects, results: Sequence[str] = (), inputs: Sequence[str] = ()) -> Retention:
+    held = KeysUnderWay(*results), KeysUnderWay(*inputs)
+    return Retention(objects, objects, *held, SetClock(), LIMITS)  # type: ignore[arg-type]
+
+
+async def swept_twice(kept: Retention) -> None:
+    await kept.sweep()
+    await kept.sweep()
+
+
+async def one_round(kept: Retention) -> None:
+    """Until it waits for the next one."""
+    running = asyncio.create_task(kept.run_forever())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_what_nobody_names_goes_at_the_second_sweep() -> None:
+    objects = ListedObjects("results/a", "inputs/t/b")
+    kept = retention_of(objects)
+
+    await kept.sweep()
+    assert objects.stored == {"results/a", "inputs/t/b"}
+    await kept.sweep()
+
+    assert objects.stored == set()
+
+
+async def test_what_was_named_in_between_stays() -> None:
+    objects = ListedObjects("results/a")
+    kept = retention_of(objects)
+
+    await kept.sweep()
+    objects.named_keys = {"results/a"}
+    await kept.sweep()
+    objects.named_keys = set()
+    await kept.sweep()
+
+    assert objects.stored == {"results/a"}
+
+
+@pytest.mark.parametrize("held", [{"results": ["results/a"]}, {"inputs": ["inputs/t/b"]}])
+async def test_what_a_request_under_way_needs_is_no_orphan(held: dict[str, list[str]]) -> None:
+    (key,) = next(iter(held.values()))
+    objects = ListedObjects(key)
+
+    await swept_twice(retention_of(objects, **held))
+
+    assert objects.stored == {key}
+
+
+async def test_beyond_its_share_a_tenants_oldest_pictures_go_until_there_is_some_room() -> None:
+    pictures = [ObjectReference(f"results/{number}", "sha256:", 10) for number in range(101)]
+    objects = ListedObjects(*(picture.key for picture in pictures))
+    objects.pictures = pictures
+    kept = retention_of(objects)
+    await kept.recover()
+
+    await one_round(kept)
+
+    # 1010 bytes of 1000: down to 950, so that not every picture after it costs a commit.
+    assert sorted(objects.stored) == sorted(f"results/{number}" for number in range(6, 101))
+
+
+async def test_old_requests_are_forgotten_however_many_they_are() -> None:
+    objects = ListedObjects()
+    record = SimpleNamespace(request=SimpleNamespace(tenant="acme"), result=None)
+    objects.finished = [record] * (2 * retention._FORGOTTEN_AT_ONCE + 1)
+
+    await one_round(retention_of(objects))
+
+    assert objects.finished == []
