@@ -6,11 +6,15 @@ import re
 import socket
 import ssl
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from services.frontdoor.webhooks.rules import WebhookRules, WebhookTarget
 
+# Hosts that are looked up at once; of those that are called at once each may have to be.
+_LOOKUP_THREADS = 8
 # Of a status line, and of the head of an interim answer (1xx) before it.
 _MAX_LINE_BYTES = 8192
 _MAX_INTERIM_LINES = 100
@@ -28,6 +32,8 @@ class WebhookCaller:
         self._rules = rules
         self._tls = tls
         self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, "webhook-names")
+        self._lookups: dict[tuple[str, int], asyncio.Future[list[Any]]] = {}
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
         """Return the status of the answer. Raises WebhookFailed where there is none, and as `WebhookRules.target`."""
@@ -44,12 +50,22 @@ class WebhookCaller:
 
     async def _address(self, target: WebhookTarget) -> str:
         """Look the host up, once. One address that may not be called spoils them all."""
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        found = await self._looked_up(target.host, target.port)
         addresses = [str(entry[4][0]) for entry in found]
         if not addresses or not all(map(self._rules.may_connect, addresses)):
             raise WebhookFailed("its host stands for an address that is not called")
         return addresses[0]
+
+    async def _looked_up(self, host: str, port: int) -> list[Any]:
+        """On threads of its own, where a resolver that does not answer holds up no other work. Whoever asks while the
+        host is looked up waits for that: what was given up ends when the resolver does."""
+        lookup = self._lookups.get((host, port))
+        if lookup is None:
+            find = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+            lookup = asyncio.get_running_loop().run_in_executor(self._threads, find)
+            self._lookups[host, port] = lookup
+            lookup.add_done_callback(lambda _: self._lookups.pop((host, port)))
+        return await asyncio.shield(lookup)
 
     async def _post(self, target: WebhookTarget, address: str, request: bytes) -> int:
         secured: dict[str, Any] = {"ssl": self._tls, "server_hostname": target.host} if target.scheme == "https" else {}

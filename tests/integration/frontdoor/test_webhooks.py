@@ -5,7 +5,9 @@ import base64
 import hashlib
 import hmac
 import json
+import socket
 import ssl
+import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -250,9 +252,11 @@ async def test_servers_are_believed_by_the_authorities_that_are_named(folder: Pa
 
 async def test_the_address_that_was_judged_is_the_one_that_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that stands for an allowed address when it is judged and for another one afterwards (DNS rebinding)."""
-    asked = []
+    asked, real = [], socket.getaddrinfo
 
-    async def resolve(host: str, port: int, **_: object) -> list[Any]:
+    def resolve(host: str, port: int, *rest: Any, **how: Any) -> list[Any]:
+        if host != "rebinds.example":
+            return real(host, port, *rest, **how)
         asked.append(host)
         address = "127.0.0.1" if len(asked) == 1 else "127.0.0.2"
         return [(2, 1, 6, "", (address, port))]
@@ -260,13 +264,7 @@ async def test_the_address_that_was_judged_is_the_one_that_is_connected_to(monke
     async with running_webhook_server() as server:
         rules = webhook_rules((f"rebinds.example:{server.port}",), ("127.0.0.1/32",), plain_http=True)
         caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 60.0)
-        loop = asyncio.get_running_loop()
-        real = loop.getaddrinfo
-        monkeypatch.setattr(
-            loop,
-            "getaddrinfo",
-            lambda host, port, **how: resolve(host, port) if "rebinds" in host else real(host, port, **how),
-        )
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
         url = f"http://rebinds.example:{server.port}/"
 
         assert await caller.post(url, {}, b"{}") == 204
@@ -275,6 +273,32 @@ async def test_the_address_that_was_judged_is_the_one_that_is_connected_to(monke
 
     assert asked == ["rebinds.example"] * 2
     assert server.requests[0][1]["host"] == f"rebinds.example:{server.port}"
+
+
+async def test_a_name_that_is_not_found_in_time_keeps_neither_threads_nor_other_work_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is given up goes on for as long as the resolver does."""
+    asked, let_go = [], threading.Event()
+
+    def resolve(host: str, port: int, *rest: Any, **how: Any) -> list[Any]:
+        asked.append(host)
+        let_go.wait(60)
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    rules = webhook_rules(("slow.example",), (), plain_http=False)
+    caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 0.05)
+    try:
+        # More often than there are threads for work that nobody may wait for.
+        for _ in range(40):
+            with pytest.raises(WebhookFailed, match="in time"):
+                await caller.post("https://slow.example/", {}, b"{}")
+
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: True), 10)
+        assert asked == ["slow.example"]
+    finally:
+        let_go.set()
 
 
 @pytest.mark.parametrize(
