@@ -25,7 +25,7 @@ class Interpreter:
     def __init__(self, dataplane: Dataplane, clock: Clock) -> None:
         self.dataplane = dataplane
         self._clock = clock
-        # Hears every event with its effects, before they are performed.
+        # Hears every event with its effects, before they are performed, until it raises.
         self.observer: Observer | None = None
         self._performers: dict[type, Performer] = {}
         self._events: deque[Event] = deque()
@@ -65,14 +65,23 @@ class Interpreter:
     def _take(self, event: Event) -> None:
         now = self._clock.monotonic()
         effects = self.dataplane.on_event(now, event)
-        if self.observer is not None:
-            self.observer(now, event, effects)
+        self._observe(now, event, effects)
         for effect in effects:
             try:
                 self._performers[type(effect)](effect)
             except Exception:  # one request's defect must not keep the others' effects from being performed
                 logger.exception("an effect was not performed", extra={"effect": type(effect).__name__})
                 self._events.append(failure_of(effect))
+
+    def _observe(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
+        """What happened is to be done, whether it can be written down or not."""
+        if self.observer is None:
+            return
+        try:
+            self.observer(now, event, effects)
+        except Exception:
+            self.observer = None
+            logger.exception("events are recorded no more")
 
     def _set_timer(self) -> None:
         wakeup = self.dataplane.next_wakeup()

@@ -1,6 +1,7 @@
 """Performers that raise: the request they worked for ends as INTERNAL, and its worker serves the next one."""
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -130,3 +131,18 @@ async def test_an_end_that_breaks_down_is_journalled_once_more(suite: FrontdoorS
             pass
     worker.hold.set()
     assert (await suite.paint()).image
+
+
+async def test_a_recording_that_cannot_be_written_any_more_costs_no_request(
+    suite: FrontdoorSuite, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It grows with every event: in the end a disk is full."""
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    suite.frontdoor.interpreter.observer = full
+
+    assert (await suite.paint()).image
+    assert (await suite.paint()).image
+    assert [record.message for record in caplog.records].count("events are recorded no more") == 1
