@@ -104,10 +104,14 @@ class JournalObjects:
         return self._submit(_give_back_pages)
 
     def free_bytes(self) -> int | None:
-        """Return the room left on the disk of SQLite's file; None for a server. Blocks."""
+        """Return the room left on the disk of SQLite's file; None for a server, and while the disk cannot be asked.
+        Blocks."""
         if self._file is None:
             return None
-        found = os.statvfs(self._file.parent)
+        try:
+            found = os.statvfs(self._file.parent)
+        except OSError:
+            return None
         return found.f_bavail * found.f_frsize
 
     def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":

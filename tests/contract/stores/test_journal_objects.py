@@ -190,3 +190,14 @@ def test_what_is_free_is_counted_in_bytes(tmp_path: Path) -> None:
         free_bytes = journal.objects.free_bytes()
 
     assert free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
+
+
+def test_of_a_disk_that_cannot_be_asked_nobody_knows_what_is_free(tmp_path: Path) -> None:
+    home, away = tmp_path / "home", tmp_path / "away"
+    home.mkdir()
+    with closing(open_journal(f"sqlite:///{home}/ledger.sqlite")) as journal:
+        home.rename(away)
+        assert journal.objects.free_bytes() is None
+        away.rename(home)
+
+        assert journal.objects.free_bytes()
