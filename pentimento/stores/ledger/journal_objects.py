@@ -40,6 +40,8 @@ class JournalObjects:
     def __init__(self, writer: GroupCommitWriter, url: URL, clock: Clock) -> None:
         self._writer = writer
         self._clock = clock
+        # By tenant, when the last request ended whose picture was forgotten: of those before none has one.
+        self._forgotten_until: dict[str, float] = {}
         self._file = Path(url.database) if url.drivername == "sqlite" and url.database else None
 
     def spool(self, tenant: str, reference: ObjectReference, data: bytes) -> "Future[bool]":
@@ -91,7 +93,18 @@ class JournalObjects:
     def forget_pictures(self, tenant: str, size_bytes: int) -> "Future[list[ObjectReference]]":
         """Forget the tenant's oldest pictures, of so many bytes at least or up to a limit of their number, and return
         them, so that they can be deleted. Their requests stay."""
-        return self._submit(lambda connection: _forget_pictures(connection, tenant, size_bytes))
+        since = self._forgotten_until.get(tenant, 0.0)
+        until = since
+
+        def work(connection: Connection) -> list[ObjectReference]:
+            nonlocal until
+            forgotten, until = _forget_pictures(connection, tenant, size_bytes, since)
+            if not forgotten and since:
+                # A clock that was set back may have left some before.
+                forgotten, until = _forget_pictures(connection, tenant, size_bytes, 0.0)
+            return forgotten
+
+        return self._writer.submit(work, lambda: self._forgotten_until.update({tenant: until}))
 
     def named(self, keys: Sequence[str]) -> "Future[set[str]]":
         """Return those of the keys under which a request's picture is kept, or what a pinned request came with."""
@@ -118,23 +131,27 @@ class JournalObjects:
         return self._writer.submit(work)
 
 
-def _forget_pictures(connection: Connection, tenant: str, size_bytes: int) -> list[ObjectReference]:
+def _forget_pictures(
+    connection: Connection, tenant: str, size_bytes: int, since: float
+) -> tuple[list[ObjectReference], float]:
+    """What was forgotten of requests that ended since then, and when the last of them did."""
     image = (_columns.image_key, _columns.image_digest, _columns.image_size_bytes)
     oldest = (
-        select(_columns.request_id, *image)
-        .where(_columns.tenant == tenant, _columns.finished_at.is_not(None), _HAS_PICTURE)
+        select(_columns.request_id, _columns.finished_at, *image)
+        .where(_columns.tenant == tenant, _columns.finished_at >= since, _HAS_PICTURE)
         .order_by(_columns.finished_at)
         .limit(_FORGOTTEN_AT_ONCE)
     )
-    ids, forgotten, freed = [], [], 0
-    for request_id, *reference in connection.execute(oldest):
+    ids, forgotten, freed, until = [], [], 0, since
+    for request_id, finished_at, *reference in connection.execute(oldest):
         if freed >= size_bytes:
             break
         ids.append(request_id)
         forgotten.append(ObjectReference(*reference))
         freed += forgotten[-1].size_bytes
+        until = finished_at
     connection.execute(update(_requests).where(_columns.request_id.in_(ids)).values(image_key=""))
-    return forgotten
+    return forgotten, until
 
 
 def _give_back_pages(connection: Connection) -> None:
