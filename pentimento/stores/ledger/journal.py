@@ -130,7 +130,7 @@ class Journal(EpochLedger):
         self.pins = JournalPins(self._writer, clock)
         self._reader = LedgerReader(engine, "journal")
         self.listing = JournalListing(self._reader)
-        self.webhooks = JournalWebhooks(self._writer)
+        self.webhooks = JournalWebhooks(self._writer, self._reader)
         self.tenants = TenantLedger(self._writer, clock)
         self._clock = clock
 

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, exist
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
+from pentimento.stores.ledger.reader import LedgerReader
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
 T = TypeVar("T")
@@ -77,10 +78,12 @@ class DueWebhook:
 
 
 class JournalWebhooks:
-    """The webhooks of a journal. Futures are as the journal's; each call may be repeated."""
+    """The webhooks of a journal. Futures are as the journal's; each call may be repeated. Which are due is read beside
+    the writer: where a receiver is gone there may be many."""
 
-    def __init__(self, writer: GroupCommitWriter) -> None:
+    def __init__(self, writer: GroupCommitWriter, reader: LedgerReader) -> None:
         self._writer = writer
+        self._reader = reader
 
     def due(self, now: float, limit_count: int, but_hosts: Sequence[str] = ()) -> "Future[list[DueWebhook]]":
         """Return up to so many that are to be called by that time, those first that wait longest. `but_hosts`: none of
@@ -88,12 +91,14 @@ class JournalWebhooks:
         others = [~_is_at(host) for host in but_hosts]
         is_now = and_(_webhooks.c.next_at <= now, _due_at <= now, *others)
         statement = _select_due().where(is_now).order_by(_webhooks.c.next_at).limit(limit_count)
-        return self._submit(lambda connection: [_due_of(connection, row) for row in connection.execute(statement)])
+        return self._reader.submit(
+            lambda connection: [_due_of(connection, row) for row in connection.execute(statement)]
+        )
 
     def next_at(self, after: float) -> "Future[float | None]":
         """Return when the first one is to be called that is not due by that time yet; None where there is none."""
         statement = select(func.min(_due_at)).where(_IS_DUE, _due_at > after)
-        return self._submit(lambda connection: connection.execute(statement).scalar_one())
+        return self._reader.submit(lambda connection: connection.execute(statement).scalar_one())
 
     def note_try(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> "Future[None]":
         """Note what came of a try, and when the next one is to be made where it is still pending."""
@@ -149,7 +154,8 @@ def _due_of(connection: Connection, row: Row[Any]) -> DueWebhook:
     if row.last_id:
         columns = (_others.c.state, _others.c.finished_at)
         of_job = _others.c.request_id.between(row.request_id, row.last_id)
-        ends = connection.execute(select(*columns).where(of_job)).all()
+        # One more may have been accepted since the job was found to be due.
+        ends = connection.execute(select(*columns).where(of_job, _others.c.finished_at.is_not(None))).all()
         finished_at = max(one.finished_at for one in ends)
         # One picture that is there makes the job a completed one.
         if any(one.state == RequestState.COMPLETED.value for one in ends):

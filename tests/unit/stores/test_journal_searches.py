@@ -1,7 +1,8 @@
-"""Lists of requests are read beside what the journal writes."""
+"""What has to be looked for is read beside what the journal writes."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,24 +29,34 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield journal
 
 
-def test_a_list_that_takes_long_keeps_no_commit_waiting(journal: Journal) -> None:
-    """A tenant with many requests and few jobs has all of them looked through."""
+# A tenant with many requests and few jobs has all of them looked through; a receiver that is gone leaves many webhooks.
+SEARCHES: dict[str, tuple[str, Callable[[Journal], "Future[Any]"], object]] = {
+    "a list": ("accepted_at DESC", lambda journal: journal.listing.page("acme", EVERY, True, 10), []),
+    "due webhooks": ("journal_webhooks", lambda journal: journal.webhooks.due(1.0, 10), []),
+    "the next webhook": ("journal_webhooks", lambda journal: journal.webhooks.next_at(1.0), None),
+}
+
+
+@pytest.mark.parametrize(("words", "search", "found"), SEARCHES.values(), ids=SEARCHES.keys())
+def test_what_takes_long_to_find_keeps_no_commit_waiting(
+    journal: Journal, words: str, search: Callable[[Journal], "Future[Any]"], found: object
+) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def hold(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        if "ORDER BY journal_requests.accepted_at DESC" in statement:
+        if words in statement:
             begun.set()
             go_on.wait(60)
 
     event.listen(journal._writer._engine, "before_cursor_execute", hold)
-    page = journal.listing.page("acme", EVERY, True, 10)
+    searched = search(journal)
     begun.wait(60)
     try:
         journal.accept(AcceptedRequest("r1", "acme", b"", "hash", 1.0)).result(10)
     finally:
         go_on.set()
 
-    assert page.result(60) == []
+    assert searched.result(60) == found
 
 
 def test_a_list_of_a_closed_journal_is_unavailable(journal: Journal) -> None:
