@@ -99,8 +99,12 @@ class AttemptRunner:
     ) -> AttemptOutcome:
         grant = order.cache_grant
         uploads = Uploads(grant, self._objects, self._store_threads) if grant is not None else None
-        painted = await self._model_runner.paint(order, uploads, emit, accepted_at, deadline)
-        captured, upload_notes = await self._store(uploads, painted, order.cache_thinned_picture)
+        try:
+            painted = await self._model_runner.paint(order, uploads, emit, accepted_at, deadline)
+            captured, upload_notes = await self._store(uploads, painted, order.cache_thinned_picture)
+        finally:
+            if uploads is not None:
+                uploads.close()
         result = AttemptResult(
             attempt=order.attempt,
             image=painted.image,

@@ -53,11 +53,11 @@ class ResolvedStart:
 
 
 class StartResolver:
-    """Reads and decodes on the threads of `executor`, with a time limit on the store."""
+    """Reads on the threads of `executor`, with a time limit on the store. Decodes on others: those of the store may all
+    wait for it, and a picture that needs nothing from there is not to."""
 
     def __init__(self, model: DiffusionModel, objects: ObjectStore, executor: Executor, timeout_s: float) -> None:
         self._model = model
-        self._executor = executor
         self._donors = DonorReader(objects, executor, timeout_s)
 
     async def resolve(self, spec: GenerationSpec, route: Route) -> ResolvedStart:
@@ -82,10 +82,10 @@ class StartResolver:
     async def _own_image(self, spec: GenerationSpec, init_image: InitImage) -> ResolvedStart:
         noise_form = self._model.info.noise_form
         first_step = first_img2img_step(spec.num_inference_steps, init_image.strength, noise_form)
-        pixels = await self._in_thread(lambda: _pixels(init_image.image, "spec.init_image.image", spec))
+        pixels = await asyncio.to_thread(lambda: _pixels(init_image.image, "spec.init_image.image", spec))
         if not init_image.mask:
             return ResolvedStart(ImageStart(pixels, first_step))
-        mask = await self._in_thread(lambda: self._mask(init_image.mask, spec))
+        mask = await asyncio.to_thread(lambda: self._mask(init_image.mask, spec))
         # By diffusers' rule, of its inpainting pipelines alone.
         return ResolvedStart(ImageStart(pixels, first_step, mask, from_noise=init_image.strength == 1.0))
 
@@ -117,15 +117,12 @@ class StartResolver:
 
     async def _judge(self, read: Callable[[], T]) -> T:
         try:
-            return await self._in_thread(read)
+            return await asyncio.to_thread(read)
         except UnknownLatentFormat as error:
             # A newer worker wrote it: its bytes are sound, and others can read them.
             raise UnusableDonor("UNKNOWN_LATENT_FORMAT", str(error)) from None
         except (ValueError, InvalidArgument) as error:
             raise UnusableDonor("BAD_DONOR", str(error), object_is_bad=True) from None
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 def _pixels(image: bytes, field: str, spec: GenerationSpec) -> Tensor:

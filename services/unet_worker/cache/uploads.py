@@ -24,6 +24,9 @@ class Uploads:
         self._keys = {slot.resume_step: slot.key for slot in grant.latents}
         self._latents: dict[tuple[int, float], Future[ObjectReference | None]] = {}
         self._image: Future[ObjectReference | None] | None = None
+        # By key: what is stored once its turn has come.
+        self._contents: dict[str, Callable[[], bytes | None]] = {}
+        self._closed = False
         # The first step taken with LoRAs: what was captured before it owes nothing to them. None without any.
         self.adapters_from_step: int | None = None
 
@@ -33,11 +36,12 @@ class Uploads:
         return frozenset(self._keys)
 
     def add_latent(self, step: int, sigma: float, make: Callable[[], bytes | None]) -> None:
-        self._latents[(step, sigma)] = self._executor.submit(self._put, self._keys[step], make)
+        if not self._closed:
+            self._latents[(step, sigma)] = self._submit(self._keys[step], make)
 
     def add_image(self, png: bytes) -> None:
         if self._grant.image_key:
-            self._image = self._executor.submit(self._put, self._grant.image_key, lambda: png)
+            self._image = self._submit(self._grant.image_key, lambda: png)
 
     async def collect(self, timeout_s: float) -> tuple[CapturedEntries, tuple[str, ...]]:
         """What was stored when all is done or the time is up, and a note if something was not."""
@@ -55,11 +59,22 @@ class Uploads:
         notes = (f"cache: {lost} of {len(futures)} objects could not be stored",) if lost else ()
         return CapturedEntries(self._grant.grant_id, latents, image), notes
 
+    def close(self) -> None:
+        """Begin no more, and keep nothing for it: what nobody hears of is an object without an entry, and a store that
+        does not answer would have all kept that waits for it. Harmless twice."""
+        self._closed = True
+        self._contents.clear()
+
     def _is_adapter_free(self, step: int) -> bool:
         return self.adapters_from_step is None or step <= self.adapters_from_step
 
-    def _put(self, key: str, make: Callable[[], bytes | None]) -> ObjectReference | None:
-        content = make()
+    def _submit(self, key: str, make: Callable[[], bytes | None]) -> "Future[ObjectReference | None]":
+        self._contents[key] = make
+        return self._executor.submit(self._put, key)
+
+    def _put(self, key: str) -> ObjectReference | None:
+        make = self._contents.pop(key, None)
+        content = make() if make is not None else None
         if content is None:
             return None
         try:

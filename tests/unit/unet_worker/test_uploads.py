@@ -1,0 +1,84 @@
+"""What an attempt stores, over a store that does not answer in time."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from pentimento.domain.generation import CacheGrant, CapturedEntries, LatentSlot, ObjectReference
+from services.unet_worker.cache.uploads import Uploads
+
+GRANT = CacheGrant("grant", (LatentSlot(2, "latents/k2"), LatentSlot(6, "latents/k6")), "images/one", 60_000)
+
+
+class ShutStore:
+    """Stores nothing until it is opened, and one object at a time."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.asked = threading.Event()
+        self.is_open = threading.Event()
+
+    def put(self, key: str, data: bytes, *, durable: bool = True) -> ObjectReference:
+        self.asked.set()
+        assert self.is_open.wait(60)
+        self.keys.append(key)
+        return ObjectReference(key, f"sha256:{len(data)}", len(data))
+
+
+@pytest.fixture
+def store() -> ShutStore:
+    return ShutStore()
+
+
+@pytest.fixture
+def thread(store: ShutStore) -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+        store.is_open.set()
+
+
+class KeptLatent(bytearray):
+    """A latent whose end can be seen."""
+
+
+def uploads_over(store: Any, thread: ThreadPoolExecutor) -> "tuple[Uploads, weakref.ref[KeptLatent]]":
+    """Two latents on their way, of which the second waits for the first."""
+    uploads, latent = Uploads(GRANT, store, thread), KeptLatent(8)
+    uploads.add_latent(2, 3.0, lambda: b"first")
+    uploads.add_latent(6, 1.0, lambda: bytes(latent))
+    return uploads, weakref.ref(latent)
+
+
+async def test_what_waits_for_the_store_when_the_time_is_up_is_let_go(
+    store: ShutStore, thread: ThreadPoolExecutor
+) -> None:
+    uploads, latent = uploads_over(store, thread)
+    assert await asyncio.to_thread(store.asked.wait, 60)
+
+    captured, notes = await uploads.collect(0.0)
+    uploads.close()
+    gc.collect()
+
+    assert (captured, notes) == (CapturedEntries("grant"), ("cache: 2 of 2 objects could not be stored",))
+    assert latent() is None
+    store.is_open.set()
+    thread.shutdown()
+    assert store.keys == ["latents/k2"]
+
+
+async def test_of_an_attempt_that_is_over_nothing_more_is_stored(store: ShutStore, thread: ThreadPoolExecutor) -> None:
+    uploads, _ = uploads_over(store, thread)
+    assert await asyncio.to_thread(store.asked.wait, 60)
+
+    uploads.close()
+    uploads.add_latent(6, 1.0, lambda: b"too late")
+    store.is_open.set()
+    thread.shutdown()
+
+    assert store.keys == ["latents/k2"]
