@@ -113,11 +113,11 @@ class FilesystemObjectStore:
         with _typed_errors():
             make_private_directory(self._quarantine)
             kept = self._quarantine / aside_name(reference.key, time.time_ns())
-            # Another process may have been first.
+            # Another reader may have been first, here and below.
             with suppress(FileNotFoundError):
                 os.rename(self._path(reference.key), kept)
                 close_to_others(kept)
-            for name in beyond_bounds({path.name: path.stat().st_size for path in self._quarantine.iterdir()}):
+            for name in beyond_bounds(dict(self._set_aside_sizes())):
                 (self._quarantine / name).unlink(missing_ok=True)
         return True
 
@@ -161,6 +161,11 @@ class FilesystemObjectStore:
         however old."""
         with _typed_errors():
             return sum(_is_abandoned(path, remove=True) for path in self._staging.iterdir())
+
+    def _set_aside_sizes(self) -> Iterator[tuple[str, int]]:
+        for path in self._quarantine.iterdir():
+            with suppress(FileNotFoundError):
+                yield path.name, path.stat().st_size
 
     def _open(self, path: str, key: str) -> BinaryIO:
         try:

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
-from pentimento.stores.objects.store import StoreUsage, aside_name, beyond_bounds
+from pentimento.stores.objects.store import MAX_ASIDE_COUNT, StoreUsage, aside_name, beyond_bounds, digest_of
 
 BAD_KEYS = [
     "",
@@ -99,6 +100,20 @@ def test_a_corrupt_object_is_set_aside_and_is_missing_from_then_on(objects: Obje
         objects.get(reference)
     assert list(objects.keys()) == []
     assert not objects.set_aside(reference)
+
+
+def test_what_two_readers_find_corrupt_at_once_is_all_set_aside(tmp_path: Path) -> None:
+    """More than are kept, so that each of them deletes what the other has listed."""
+    objects = open_objects(f"file://{tmp_path}/objects")
+    stored = [objects.put(f"k{number}", b"data", durable=False) for number in range(4 * MAX_ASIDE_COUNT)]
+    corrupt = [replace(reference, digest=digest_of(b"other")) for reference in stored]
+
+    with ThreadPoolExecutor(2) as readers:
+        was_corrupt = list(readers.map(objects.set_aside, corrupt))
+
+    assert all(was_corrupt)
+    assert len(list((tmp_path / "objects" / "quarantine").iterdir())) <= MAX_ASIDE_COUNT
+    assert list(objects.keys()) == []
 
 
 def test_a_sound_object_is_not_set_aside(objects: ObjectStore) -> None:
