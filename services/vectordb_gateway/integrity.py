@@ -46,7 +46,8 @@ def check_stores(ledger_url: str, index_url: str, objects_url: str) -> list[str]
         _require_there(field, url)
     objects, index = open_objects(objects_url, read_only=True), open_vectors(index_url, NO_BUILD)
     try:
-        ledger = open_cache_ledger(ledger_url)
+        # A gateway of before could not go on with one that was migrated.
+        ledger = open_cache_ledger(ledger_url, as_it_is=True)
         try:
             EncoderGuard(ledger, index).open()
             return check_integrity(ledger, index, objects)

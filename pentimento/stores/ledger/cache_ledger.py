@@ -38,7 +38,7 @@ from pentimento.stores.ledger.cache_records import (
 )
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
 from pentimento.stores.ledger.live_entries import IS_LIVE, LiveEntries, reference
-from pentimento.stores.ledger.migrations import migrate
+from pentimento.stores.ledger.migrations import migrate, require_newest
 from pentimento.stores.ledger.prepared_read import PreparedRead
 from pentimento.stores.ledger.unindexed_entries import UnindexedEntries, mark_indexed
 from pentimento.stores.ledger.writer import GroupCommitWriter
@@ -67,16 +67,24 @@ _VECTORS_AFTER = (
 )
 
 
-def open_cache_ledger(url: str, clock: Clock | None = None) -> "CacheLedger":
-    """Connect to the ledger at `url` (as in `open_engine`), migrate and return it. Raises StoreUnavailable,
-    SchemaMismatch, InvalidArgument."""
+def open_cache_ledger(url: str, clock: Clock | None = None, *, as_it_is: bool = False) -> "CacheLedger":
+    """Connect to the ledger at `url` (as in `open_engine`), migrate and return it. `as_it_is`: nothing is made or
+    migrated. Raises StoreUnavailable, SchemaMismatch, InvalidArgument."""
     engine = open_engine(url)
-    migrate(engine, "cache", tables.MIGRATIONS)
-    with typed_errors(), engine.begin() as connection:
-        first = {"sequence": 0, "entry_count": 0, "object_count": 0, "size_bytes": 0, "tick": 0, "eviction_rule": ""}
-        insert_unless_present(connection, _state, {"singleton": 1, "cache_id": secrets.token_hex(8), **first})
+    if as_it_is:
+        require_newest(engine, "cache", tables.MIGRATIONS)
+    else:
+        migrate(engine, "cache", tables.MIGRATIONS)
+        _make_state(engine)
+    with typed_errors(), engine.connect().execution_options(reads_only=True) as connection:
         cache_id = connection.execute(select(_state.c.cache_id)).scalar_one()
     return CacheLedger(engine, clock or SystemClock(), str(cache_id))
+
+
+def _make_state(engine: Engine) -> None:
+    first = {"sequence": 0, "entry_count": 0, "object_count": 0, "size_bytes": 0, "tick": 0, "eviction_rule": ""}
+    with typed_errors(), engine.begin() as connection:
+        insert_unless_present(connection, _state, {"singleton": 1, "cache_id": secrets.token_hex(8), **first})
 
 
 class CacheLedger:

@@ -7,7 +7,7 @@ A published migration never changes: the next version is a new one at the end of
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, inspect, text
 
 from pentimento.stores.errors import SchemaMismatch
 from pentimento.stores.ledger.database import typed_errors
@@ -32,6 +32,7 @@ def migrate(engine: Engine, component: str, migrations: Sequence[Migration]) -> 
     """
     with typed_errors(), engine.begin() as connection:
         _lock(connection)
+        _make_version(connection, component)
         found = _version(connection, component)
         newest = migrations[-1].version
         if found > newest:
@@ -41,20 +42,33 @@ def migrate(engine: Engine, component: str, migrations: Sequence[Migration]) -> 
         return newest
 
 
+def require_newest(engine: Engine, component: str, migrations: Sequence[Migration]) -> None:
+    """Check that the component's tables have the newest version, for who changes nothing. Raises SchemaMismatch where
+    they have another, or are not there, and StoreUnavailable when there is no database."""
+    with typed_errors(), engine.connect().execution_options(reads_only=True) as connection:
+        found = _version(connection, component) if inspect(connection).has_table("schema_versions") else 0
+    newest = migrations[-1].version
+    if found != newest:
+        raise SchemaMismatch("ledger", f"{component} has schema version {found}, this build needs {newest}")
+
+
 def _lock(connection: Connection) -> None:
     # SQLite's transactions began with the write lock already.
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
 
 
-def _version(connection: Connection, component: str) -> int:
+def _make_version(connection: Connection, component: str) -> None:
     connection.execute(
         text("CREATE TABLE IF NOT EXISTS schema_versions (component TEXT PRIMARY KEY, version BIGINT NOT NULL)")
     )
     insert = "INSERT INTO schema_versions (component, version) VALUES (:component, 0) ON CONFLICT DO NOTHING"
     connection.execute(text(insert), {"component": component})
+
+
+def _version(connection: Connection, component: str) -> int:
     select = "SELECT version FROM schema_versions WHERE component = :component"
-    return int(connection.execute(text(select), {"component": component}).scalar_one())
+    return int(connection.execute(text(select), {"component": component}).scalar_one_or_none() or 0)
 
 
 def _apply(connection: Connection, component: str, migration: Migration) -> None:

@@ -3,7 +3,11 @@
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
+from pentimento.stores.ledger.cache_tables import MIGRATIONS
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.migrations import migrate
 from services.vectordb_gateway.integrity import main
 from tests.gateways import embedding, running_gateway
 
@@ -46,3 +50,23 @@ async def test_a_store_that_is_not_there_is_told_and_not_made(
     assert check(tmp_path, ledger="other.sqlite") == 2
     assert f"ledger_url: there is nothing at {tmp_path}/other.sqlite" in capsys.readouterr().err
     assert not (tmp_path / "other.sqlite").exists()
+
+
+@pytest.mark.parametrize("version", [0, 8])
+async def test_an_older_ledger_is_told_and_stays_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], version: int
+) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.store(embedding(1))
+    engine = open_engine(f"sqlite:///{tmp_path}/old.sqlite")
+    if version:
+        migrate(engine, "cache", MIGRATIONS[:version])
+    with engine.connect() as connection:
+        before = connection.execute(text("SELECT name, sql FROM sqlite_master")).all()
+
+    assert check(tmp_path, ledger="old.sqlite") == 2
+
+    assert f"cache has schema version {version}" in capsys.readouterr().err
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT name, sql FROM sqlite_master")).all() == before
+    engine.dispose()
