@@ -39,9 +39,11 @@ async function show() {
   main.replaceChildren(inside);
   main.removeAttribute("data-ready");
   try {
-    current = await found.page(argument);
+    const page = await found.page(argument);
     if (number !== shown) return;
-    await current.open(inside);
+    // Only now: what another call has opened meanwhile is what the next one closes.
+    current = page;
+    await page.open(inside);
   } catch (error) {
     if (number !== shown) return;
     inside.append(h("h1", null, found.title), notice("bad", error.message));

@@ -36,8 +36,9 @@ function tile(request) {
 export class Gallery {
   async open(main) {
     this.list = h("ul", { class: "tiles" });
-    this.more = h("button", { type: "button", hidden: true, onclick: () => this.load() }, "Earlier ones");
-    main.append(h("h1", null, "Gallery"), this.list, h("div", { class: "row actions" }, this.more));
+    this.more = h("button", { type: "button", hidden: true, onclick: () => this.loadMore() }, "Earlier ones");
+    this.problem = h("div");
+    main.append(h("h1", null, "Gallery"), this.list, this.problem, h("div", { class: "row actions" }, this.more));
     this.next = "";
     const { features } = await deployment();
     if (features.listing) await this.load();
@@ -45,12 +46,23 @@ export class Gallery {
     if (!this.list.children.length) this.list.replaceWith(notice("", "There is no picture yet. The playground paints one."));
   }
 
-  async load() {
+  /** What goes wrong is told beside what there is, and may be tried again. */
+  async loadMore() {
     this.more.disabled = true;
+    this.problem.replaceChildren();
+    try {
+      await this.load();
+    } catch (error) {
+      this.problem.replaceChildren(notice("bad", error.message));
+    }
+    this.more.disabled = false;
+  }
+
+  async load() {
     const { requests, next_page_token: next } = await get(`requests?page_size=${PAGE}&page_token=${encodeURIComponent(this.next)}`);
     this.add(requests);
     this.next = next;
-    Object.assign(this.more, { hidden: !next, disabled: false });
+    this.more.hidden = !next;
   }
 
   add(requests) {

@@ -136,5 +136,5 @@ export function download(label, address, name) {
 export function provenanceLink(provenance) {
   // The seed is a number there as everywhere else; here it is a text, for numbers of browsers are exact up to 2^53.
   const text = JSON.stringify(provenance, null, 1).replace(/^( *"seed": )"(\d+)"/m, "$1$2");
-  return download("Provenance", URL.createObjectURL(new Blob([text], { type: "application/json" })), `${provenance.request_id}.json`);
+  return download("Provenance", `data:application/json,${encodeURIComponent(text)}`, `${provenance.request_id}.json`);
 }

@@ -108,6 +108,12 @@ class Shown {
     this.open.delete(index);
   }
 
+  /** Lets go of the bytes of all: something else is shown in their place. */
+  close() {
+    for (const watch of this.open.values()) watch.close();
+    for (const { address } of this.done.values()) URL.revokeObjectURL(address);
+  }
+
   /** What is not there by now does not come. */
   end(error) {
     const stopped = error.name === "AbortError";
@@ -125,6 +131,7 @@ export class Stage {
     this.element = h("section", { class: "stage", "aria-label": "Picture" },
       h("div", { class: "frame blank" }, h("p", { class: "hint" }, "What you ask for appears here while it is painted.")));
     this.controller = null;
+    this.shown = null;
   }
 
   get busy() { return this.controller !== null; }
@@ -134,7 +141,8 @@ export class Stage {
   /** Resolves when all that was asked for is there, or does not come. */
   async paint(path, body) {
     this.controller = new AbortController();
-    const shown = new Shown(this.actionsOf);
+    this.shown?.close();
+    const shown = (this.shown = new Shown(this.actionsOf));
     this.element.replaceChildren(shown.element);
     try {
       for await (const { event, data } of events(path, body, this.controller.signal)) shown.hear(event, data);

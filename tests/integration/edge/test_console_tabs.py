@@ -1,0 +1,114 @@
+"""The console in tabs of a real Chromium that stay open for long, or are clicked through quickly."""
+
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from pentimento.testing.browser import running_browser, why_no_browser
+from pentimento.testing.edge_suite import running_edge
+from pentimento.testing.frontdoor_suite import running_suite
+from pentimento.testing.paced_worker import PacedWorker, serve
+from tests.integration.conftest import be_patient
+
+WHY_NOT = why_no_browser()
+pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.asyncio(loop_scope="module")]
+GUARD_MS = 60_000
+# Addresses of bytes that the tab holds.
+KEEP_ADDRESSES = """
+    window.held = new Set();
+    const [create, revoke] = [URL.createObjectURL, URL.revokeObjectURL];
+    URL.createObjectURL = (bytes) => { const made = create.call(URL, bytes); window.held.add(made); return made; };
+    URL.revokeObjectURL = (address) => { window.held.delete(address); revoke.call(URL, address); };
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Any]:
+    """A browser and where the console is; of all tests here."""
+    with tempfile.TemporaryDirectory(prefix="pmt-") as path, pytest.MonkeyPatch.context() as patch:
+        be_patient(patch)
+        folder = Path(path)
+        worker = await serve(PacedWorker("w1"), f"unix:{folder / 'w1'}")
+        async with (
+            running_suite(folder),
+            # It has a controller, which is away.
+            running_edge(folder, f"unix:{folder / 'f'}", controller_address=f"unix:{folder / 'c'}") as edge,
+            running_browser() as running,
+        ):
+            yield running, f"http://{edge.listener.address}"
+        await worker.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(browser: Any) -> AsyncIterator[Any]:
+    """A tab that has opened nothing yet."""
+    running, url = browser
+    window = await running.new_context(base_url=url, reduced_motion="reduce")
+    window.set_default_timeout(GUARD_MS)
+    yield await window.new_page()
+    await window.close()
+
+
+async def test_a_page_that_was_left_before_it_had_loaded_keeps_no_other_one_looking(page: Any) -> None:
+    late: list[Any] = []
+    await page.route("**/gallery.js", lambda route: late.append(route))
+    looks: list[str] = []
+    page.on("request", lambda request: looks.append(request.url) if request.url.endswith("/data/status") else None)
+    await page.clock.install()
+    await page.goto("/")
+    await page.wait_for_selector("main[data-ready=playground]")
+
+    async with page.expect_request("**/gallery.js"):
+        await page.get_by_role("link", name="Gallery").click()
+    await page.get_by_role("link", name="Fleet").click()
+    await page.wait_for_selector("main[data-ready=fleet]")
+    await late[0].continue_()
+    await page.evaluate("import('/console/static/gallery.js').then(() => null)")
+    await page.get_by_role("link", name="Playground").click()
+    await page.wait_for_selector("main[data-ready=playground]")
+    looks.clear()
+    await page.clock.run_for(60_000)
+
+    assert looks == []
+
+
+async def test_earlier_pictures_that_do_not_come_are_told_of_and_asked_for_again(page: Any) -> None:
+    answers = [
+        {"requests": [{"request_id": "r-1", "accepted_at_ms": 1}], "next_page_token": "more"},
+        None,
+        {"requests": [{"request_id": "r-2", "accepted_at_ms": 1}], "next_page_token": ""},
+    ]
+
+    async def answer(route: Any) -> None:
+        found = answers.pop(0)
+        await (route.abort() if found is None else route.fulfill(body=json.dumps(found)))
+
+    await page.route("**/data/requests?*", answer)
+    await page.goto("/#/gallery")
+    more = page.get_by_role("button", name="Earlier ones")
+    await more.click()
+    await page.get_by_text("this deployment cannot be reached").wait_for()
+    await more.click()
+    await page.wait_for_selector("a[href='#/picture/r-2']")
+
+    assert await page.get_by_text("this deployment cannot be reached").count() == 0
+
+
+async def test_a_tab_holds_the_bytes_of_the_pictures_that_it_shows_alone(page: Any) -> None:
+    await page.add_init_script(KEEP_ADDRESSES)
+    await page.goto("/")
+    held = []
+    for count in (1, 3, 1):
+        await page.get_by_label("Prompt").fill(f"{count} circles")
+        await page.get_by_role("spinbutton", name="Pictures").fill(str(count))
+        await page.get_by_role("button", name="Paint", exact=True).click()
+        told = "The picture is finished." if count == 1 else f"{count} of {count} pictures are finished."
+        await page.wait_for_function("told => document.getElementById('told').textContent === told", arg=told)
+        held.append(await page.evaluate("window.held.size"))
+
+    assert held == [1, 3, 1]
