@@ -39,6 +39,13 @@ class ReplicaFiles:
         with locked(self._wanted.parent):
             _replace(self._wanted, {**self.wanted(), group: count})
 
+    def forgo(self, group: str, asked: int) -> None:
+        """Write that one less is wanted of a group than was asked for, unless something else is asked for by now."""
+        with locked(self._wanted.parent):
+            wanted = self.wanted()
+            if wanted.get(group) == asked > 1:
+                _replace(self._wanted, {**wanted, group: asked - 1})
+
     def wanted(self) -> dict[str, int]:
         """Return what is wanted by group; empty where nobody asked. Raises InvalidArgument for anything else."""
         try:

@@ -38,6 +38,8 @@ class ReplicaScaler:
         self._changed = changed
         self._stop_timeout_s = stop_timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
+        # Where the wanted counts stand that were followed last.
+        self._files: ReplicaFiles | None = None
 
     def statuses(self) -> dict[str, GroupStatus]:
         """Return what is there, by group."""
@@ -70,6 +72,7 @@ class ReplicaScaler:
 
     def follow(self, files: ReplicaFiles) -> None:
         """Scale what the file of wanted counts names; what is wrong with it is noted, and changes nothing."""
+        self._files = files
         try:
             for name, wanted in files.wanted().items():
                 self.scale(name, wanted)
@@ -105,8 +108,18 @@ class ReplicaScaler:
             when = time.strftime("%H:%M:%S")
             self._failures[name][process.spec.name] = f"{process.failure} at {when}; its last line: {said}"
             self._around.view.note(f"{process.spec.name} {process.failure}: {said}", error=True)
-            self._wanted[name] -= 1
+            self._forgo_one(name)
             self._take_out(name, number)
+
+    def _forgo_one(self, name: str) -> None:
+        """Want one process less, by the file too: it is read again when another group is scaled."""
+        asked = self._wanted[name]
+        self._wanted[name] -= 1
+        try:
+            if self._files is not None:
+                self._files.forgo(name, asked)
+        except (InvalidArgument, OSError) as error:
+            self._around.view.note(f"{name}: what is wanted cannot be written: {error}", error=True)
 
     async def _see_off(self, name: str, number: int) -> None:
         process = self._members[name][number]

@@ -300,6 +300,19 @@ async def test_one_that_refuses_to_start_costs_the_suite_nothing(tmp_path: Path)
         assert {process.spec.name for process in supervisor.processes} == {"frontdoor", "worker-0"}
 
 
+async def test_one_that_refused_to_start_is_not_asked_for_again_when_others_are_scaled(tmp_path: Path) -> None:
+    async with scalable(tmp_path, 1, "--refuse") as (supervisor, files):
+        want(supervisor, files, 2)
+        await until(lambda: bool(files.there()["worker"].failures))
+
+        supervisor.request_scaling()
+
+        assert set(files.there()["worker"].states) == {"worker-0"}
+        # Whoever asks again is heard.
+        want(supervisor, files, 2)
+        assert set(files.there()["worker"].states) == {"worker-0", "worker-1"}
+
+
 async def test_one_that_was_added_is_started_again_when_it_is_killed(tmp_path: Path) -> None:
     async with scalable(tmp_path, 1) as (supervisor, files):
         want(supervisor, files, 2)
