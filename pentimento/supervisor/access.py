@@ -22,30 +22,39 @@ class SuiteTokens:
     def __init__(self, given: Path, directory: Path) -> None:
         self._given = given
         self._secret = new_token()
+        # Of the file that was written last.
+        self._version: tuple[int, int, int] | None = None
         self.table = directory / "tokens.toml"
         self.service_token = directory / "service-token"
 
     def write(self) -> None:
         """SettingsError naming the entry that is wrong, or the file that is no text."""
         try:
-            text = self._given.read_text(encoding="utf-8")
+            version, text = self._given_version(), self._given.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"{self._given}: cannot be read: {error}") from error
         parse_tokens(text, str(self._given))
         write_private(self.table, f"{text}\n{token_entry(self._secret, DEFAULT_TENANT, SUITE_ROLES)}")
         write_private(self.service_token, self._secret + "\n")
+        self._version = version
 
     async def follow(self, complain: Callable[[str], None]) -> None:
-        """Takes over changes of the operator's file; a wrong one is complained about, and changes nothing."""
-        version = self._given.stat().st_mtime_ns
+        """Takes over changes of the operator's file; a wrong one is complained about once, and changes nothing."""
+        told = ""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                if (now := self._given.stat().st_mtime_ns) != version:
-                    version = now
+                if self._given_version() != self._version:
                     self.write()
+                told = ""
             except (OSError, SettingsError) as error:
-                complain(f"{self._given}: {error}")
+                if str(error) != told:
+                    told = str(error)
+                    complain(f"{self._given}: {error}")
+
+    def _given_version(self) -> tuple[int, int, int]:
+        status = self._given.stat()
+        return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def write_grant_key(directory: Path) -> Path:

@@ -1,11 +1,16 @@
 """The token file of a suite, as its operator wrote it."""
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pentimento.domain.identity import Role
 from pentimento.files.signing_keys import read_signing_keys
+from pentimento.rpc.tokens import token_entry
 from pentimento.settings import SettingsError
+from pentimento.supervisor import access
 from pentimento.supervisor.access import SuiteTokens, keep_signing_key
 
 
@@ -29,6 +34,50 @@ def test_the_suites_own_token_stands_beside_those_of_its_operator(tmp_path: Path
 
     assert tokens.service_token.stat().st_mode & 0o777 == 0o600
     assert tokens.table.read_text().count("[[token]]") == 1
+
+
+async def look_while(tokens: SuiteTokens, monkeypatch: pytest.MonkeyPatch, *between: Callable[[], object]) -> list[str]:
+    """Do one thing after the other, a look between, and one after the last; what was complained of."""
+    rest, complaints, sleep = [*between, lambda: None], list[str](), asyncio.sleep
+
+    async def next_look(_: float) -> None:
+        if not rest:
+            raise asyncio.CancelledError
+        rest.pop(0)()
+        await sleep(0)
+
+    monkeypatch.setattr(access.asyncio, "sleep", next_look)
+    with pytest.raises(asyncio.CancelledError):
+        await tokens.follow(complaints.append)
+    return complaints
+
+
+ENTRY = token_entry("secret", "acme", frozenset({Role.USER}))
+
+
+async def test_what_changes_before_anybody_looks_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tmp_path / "given.toml"
+    given.write_text("")
+    tokens = SuiteTokens(given, tmp_path)
+    tokens.write()
+    given.write_text(ENTRY)
+
+    complaints = await look_while(tokens, monkeypatch)
+
+    assert complaints == [] and ENTRY in tokens.table.read_text()
+
+
+async def test_a_file_that_is_away_is_complained_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tmp_path / "given.toml"
+    given.write_text("")
+    tokens = SuiteTokens(given, tmp_path)
+    tokens.write()
+
+    wait = (lambda: None,) * 3
+    complaints = await look_while(tokens, monkeypatch, given.unlink, *wait, lambda: given.write_text(ENTRY))
+
+    assert len(complaints) == 1 and "No such file" in complaints[0]
+    assert ENTRY in tokens.table.read_text()
 
 
 def test_a_signing_key_is_made_once_and_is_this_users_alone(tmp_path: Path) -> None:
