@@ -269,6 +269,8 @@ def watch(
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("waiting", total=None)
+        picture: Picture | None = None
+        # To its end: a call that its client breaks off leaves memory behind in a server (grpc/grpc#43360).
         for event in events:
             match event:
                 case Accepted():
@@ -281,8 +283,10 @@ def watch(
                     if event.preview and protocol is not None:
                         show_picture(event.preview, protocol)
                 case Completed():
-                    return Picture.of(event)
-    raise Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")
+                    picture = Picture.of(event)
+    if picture is None:
+        raise Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")
+    return picture
 
 
 def start_in_words(event: Routed) -> str:

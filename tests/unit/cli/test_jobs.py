@@ -1,20 +1,36 @@
 """`pentimento jobs`: pictures of jobs in their files."""
 
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from pentimento.cli.generate import watch
 from pentimento.cli.jobs import save_all
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
-from pentimento.domain.image_request import ImageFormat
+from pentimento.domain.image_request import Completed, GenerateEvent, ImageFormat
 from pentimento.sdk import Picture, PictureSet
+
+SPEC = GenerationSpec("a circle", "", "tiny", 16, 8, 20, 3.0, Scheduler.DDIM, 7)
+PROVENANCE = Provenance("r-1", SPEC, Route("r", FromNoise(), "tiny", "sha256:0"), "sha256:0", "w", 1, 1, 20, 0, "1")
+
+
+def test_a_picture_is_read_to_the_end_of_its_stream(tmp_path: Path) -> None:
+    """A call that is broken off leaves memory behind in a server (grpc/grpc#43360)."""
+    ended: list[bool] = []
+
+    def events() -> Generator[GenerateEvent, None, None]:
+        yield Completed("r-1", b"png", ImageFormat.PNG, 16, 8, PROVENANCE)
+        ended.append(True)
+
+    picture = watch(events(), tmp_path / "picture.png", quiet=True)
+
+    assert (picture.data, ended) == (b"png", [True])
 
 
 def test_a_picture_s_file_is_named_by_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    spec = GenerationSpec("a circle", "", "tiny", 16, 8, 20, 3.0, Scheduler.DDIM, 7)
-    provenance = Provenance("r-1", spec, Route("r", FromNoise(), "tiny", "sha256:0"), "sha256:0", "w", 1, 1, 20, 0, "1")
 
-    save_all(PictureSet("r", (Picture(b"jpeg", ImageFormat.JPEG, 16, 8, provenance),)), as_json=True)
+    save_all(PictureSet("r", (Picture(b"jpeg", ImageFormat.JPEG, 16, 8, PROVENANCE),)), as_json=True)
 
     assert [path.name for path in tmp_path.iterdir()] == ["r-1.jpeg"]
