@@ -149,7 +149,7 @@ def report_options(command: Any) -> Any:
 @click.option("--steps", type=int, default=50, show_default=True, help="without a WORKLOAD")
 @click.option("--model", default="", help="without a WORKLOAD; the suite's own choice otherwise")
 @click.option("--seed", type=int, default=0, show_default=True, help="of the arrivals, without a WORKLOAD")
-@click.option("--first", type=int, metavar="N", help="only the first N arrivals")
+@click.option("--first", type=click.IntRange(min=1), metavar="N", help="only the first N arrivals")
 @click.option("--save", type=FILE, help="write the records of the run (.jsonl or .jsonl.gz)")
 @click.option("--name", default="", help="of the run")
 @click.option("--hide-deadlines", is_flag=True, help="keep the deadlines from the suite: it drops nothing by them")

@@ -4,9 +4,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from pentimento.cli import cli
 from pentimento.cli.bench_report import check_forms
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+
+
+@pytest.mark.parametrize("count", ["0", "-1"])
+def test_the_first_none_of_a_workload_are_no_load(count: str) -> None:
+    done = CliRunner().invoke(cli, ["bench", "load", "--first", count, "--address", "unix:/nobody"])
+
+    assert done.exit_code == 2 and "--first" in done.output
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
