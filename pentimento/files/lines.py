@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise NotFound("NO_SUCH_FILE", f"{path}: no such file") from None
     except UnicodeDecodeError:
         raise InvalidArgument.of(str(path), "must be UTF-8 text") from None
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InvalidArgument.of(str(path), f"must be a whole gzip file: {error}") from None
 
 
@@ -37,7 +38,7 @@ class Line:
     def of_json(cls, path: Path, number: int, text: str) -> "Line":
         try:
             fields = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             fields = None
         if not isinstance(fields, dict):
             raise InvalidArgument.of(f"{path}:{number}", "must be a JSON object")
@@ -77,7 +78,7 @@ class Line:
         value = self.raw(name)
         try:
             number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
-        except ValueError:
+        except (ValueError, OverflowError):
             number = math.nan
         if not at_least <= number < math.inf:
             raise self.wrong(name, f"must be a number of at least {at_least:g} and finite, got {value!r}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan
 from pentimento.files.json_values import from_json, to_json
+from pentimento.files.lines import numbered_lines
 from pentimento.reports.panels import Panel, Series
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -74,9 +75,9 @@ def sample_line(sample: AllocationSample) -> str:
 
 
 def read_samples(path: Path) -> tuple[AllocationSample, ...]:
-    """Return the samples of a file. Raises InvalidArgument naming line and field."""
+    """Return the samples of a file. Raises InvalidArgument naming line and field, NotFound."""
     samples = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in numbered_lines(path):
         try:
             samples.append(from_json(AllocationSample, json.loads(line), f"{path}:{number}"))
         except (ValueError, RecursionError):

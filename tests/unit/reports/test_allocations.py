@@ -62,6 +62,14 @@ def test_a_line_that_is_none_is_named(tmp_path: Path, line: str) -> None:
         read_samples(file)
 
 
+def test_a_file_of_bytes_is_no_record(tmp_path: Path) -> None:
+    file = tmp_path / "picture.png"
+    file.write_bytes(b"\x89PNG")
+
+    with pytest.raises(InvalidArgument, match="must be UTF-8 text"):
+        read_samples(file)
+
+
 def test_violations_are_those_between_two_looks() -> None:
     """Of six accepted and two refused the two."""
     began_anew = AllocationSample(3.0, "8.1")
