@@ -229,6 +229,36 @@ async def test_an_upload_of_which_nothing_comes_is_given_up_and_leaves_nothing(
     assert (await uploads.add(upload_of(data), sent(data))).name == "ink"
 
 
+async def test_messages_without_a_byte_are_silence(ledger: FleetLedger, objects: ObjectStore, tmp_path: Path) -> None:
+    data = lora_bytes(tmp_path)
+    uploads = UploadedAdapters(ledger, objects, MAX_BYTES, 60.0, Told(), silence_s=0.05)
+    await uploads.load()
+
+    async def late() -> AsyncIterator[bytes]:
+        for _ in range(30):
+            yield b""
+            await asyncio.sleep(0.01)
+        yield data
+
+    with pytest.raises(DeadlineExceeded, match=r"nothing of the file came for 0\.05 s, after 0 of") as gone:
+        await uploads.add(upload_of(data), late())
+
+    assert gone.value.reason == "UPLOAD_STALLED"
+
+
+async def test_a_file_may_be_as_large_as_the_bound_says(
+    ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
+) -> None:
+    data = lora_bytes(tmp_path)
+    uploads = UploadedAdapters(ledger, objects, len(data), 60.0, Told())
+    await uploads.load()
+
+    async with asyncio.timeout(30):
+        added = await uploads.add(upload_of(data), sent(data))
+
+    assert added.name == "ink"
+
+
 async def test_files_under_way_take_no_more_memory_together_than_one_may(
     ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
 ) -> None:

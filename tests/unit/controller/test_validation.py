@@ -130,6 +130,7 @@ def test_a_count_outside_its_range_is_refused_by_name(field, count):
         (PoolDemand("m", starts=(StartShare(5, -1),)),),
         (PoolDemand("m", starts=(StartShare(MAX_STEPS + 1, 1),)),),
         (PoolDemand("m", starts=(StartShare(5, 1),) * 1025),),
+        (PoolDemand("m", starts=(StartShare(5, 1, step_count=5),)),),
         (PoolDemand("x" * 257),),
         (PoolDemand("m"),) * 257,
     ],
@@ -156,6 +157,12 @@ def test_steps_that_nobody_can_leave_out_are_refused(steps: ThinnableSteps, refu
 
 def test_all_steps_of_all_requests_may_be_left_out() -> None:
     check_report(replace(REPORT, demand=(PoolDemand("heavy", thinnable=ThinnableSteps(2, 2.0, 2.0)),)))
+
+
+def test_a_start_is_below_its_steps_where_those_are_known() -> None:
+    starts = (StartShare(4, 1, step_count=5), StartShare(5, 1))
+
+    check_report(replace(REPORT, demand=(PoolDemand("heavy", starts=starts),)))
 
 
 @given(st.text(max_size=300), st.text(max_size=300), st.integers())

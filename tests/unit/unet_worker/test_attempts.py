@@ -90,6 +90,18 @@ async def test_a_slow_reader_gets_the_newest_progress_and_no_backlog() -> None:
     assert await anext(events) == StepProgress(7, 8, b"preview")
 
 
+async def test_progress_that_comes_late_takes_nobody_back() -> None:
+    runner = Runner()
+    book = make_book(runner)
+    events = await started(book)
+
+    for step in (5, 3):
+        runner.emit(StepProgress(step, 8))
+
+    assert await anext(events) == StepProgress(5, 8)
+    assert book.running()[0].describe().step == 5
+
+
 async def test_a_defect_of_the_runner_is_internal_and_tells_nothing_of_its_message() -> None:
     runner = Runner()
     events = await started(make_book(runner))
@@ -134,12 +146,28 @@ async def test_an_orphan_that_nobody_fetches_is_stopped_and_forgotten() -> None:
         await read_all(book.attach("request", 10, "frontdoor", 3))
 
 
-async def test_an_older_epoch_may_not_attach() -> None:
+@pytest.mark.parametrize("frontdoor_id", ["frontdoor", "one of another name"])
+async def test_an_older_epoch_may_not_attach(frontdoor_id: str) -> None:
     book = make_book(Runner())
     await started(book)
 
     with pytest.raises(Aborted):
-        await read_all(book.attach("request", 10, "frontdoor", 2))
+        await read_all(book.attach("request", 10, frontdoor_id, 2))
+
+
+async def test_of_results_that_nobody_fetched_the_newest_are_kept() -> None:
+    runner = Runner()
+    runner.finish.set()
+    book = make_book(runner)
+    for number in range(KEPT_RESULTS + 2):
+        await (await started(book, order_with(attempt={"request_id": f"r{number}"}))).aclose()
+        if tasks := [held.task for held in book.running() if held.task is not None]:
+            await asyncio.wait(tasks)
+
+    for gone in ("r0", "r1"):
+        with pytest.raises(NotFound):
+            await read_all(book.attach(gone, 10, "frontdoor", 3))
+    assert len(await read_all(book.attach("r2", 10, "frontdoor", 3))) == 2
 
 
 async def test_a_newer_stream_takes_the_attempt_over() -> None:
@@ -198,12 +226,16 @@ async def test_an_older_attempt_that_comes_late_is_fenced_off() -> None:
         await read_all(book.execute(ORDER))
 
 
-async def test_the_same_attempt_is_not_run_twice() -> None:
-    book = make_book(Runner())
-    await started(book)
+async def test_the_same_attempt_is_not_run_twice_and_goes_on() -> None:
+    runner = Runner()
+    book = make_book(runner)
+    events = await started(book)
 
     with pytest.raises(FailedPrecondition):
         await read_all(book.execute(ORDER))
+    runner.finish.set()
+
+    assert await read_all(events) == [outcome_of(ORDER)]
 
 
 async def test_no_more_attempts_are_held_than_credits_were_given() -> None:

@@ -78,6 +78,22 @@ def test_what_was_used_longest_ago_makes_room(objects: ObjectStore, tmp_path: Pa
     assert left == {lora.digest.removeprefix("sha256:") for lora in some[1:]}
 
 
+def test_one_that_was_used_again_stays_longer(objects: ObjectStore, tmp_path: Path) -> None:
+    some = [stored(objects, tmp_path, float(number)) for number in range(3)]
+    loras = uploaded(objects, tmp_path, 2 * reference_of(some[0]).size_bytes)
+    for age, lora in enumerate(some[:2]):
+        loras.ask(lora)
+        loras.read(lora.digest)
+        os.utime(tmp_path / "cache" / f"{lora.digest.removeprefix('sha256:')}.safetensors", (age, age))
+
+    loras.read(some[0].digest)
+    loras.ask(some[2])
+    loras.read(some[2].digest)
+
+    left = {file.stem for file in (tmp_path / "cache").iterdir()}
+    assert left == {some[index].digest.removeprefix("sha256:") for index in (0, 2)}
+
+
 def test_one_that_is_larger_than_the_bound_is_painted_with_and_not_kept(objects: ObjectStore, tmp_path: Path) -> None:
     lora, loras = stored(objects, tmp_path, 3.0), uploaded(objects, tmp_path, max_bytes=8)
     loras.ask(lora)
