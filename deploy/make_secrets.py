@@ -24,11 +24,18 @@ ROLES = {"user_token": ("demo", "user"), "admin_token": ("operations", "admin"),
 def keep_or_write(path: Path, text: str, mode: int) -> str:
     """The content of `path`, written first where the file is missing."""
     if not path.exists():
-        path.touch(mode=mode)
-        path.write_text(text)
-        path.chmod(mode)
+        write_whole(path, text, mode)
         print(f"made {path}")
     return path.read_text()
+
+
+def write_whole(path: Path, text: str, mode: int) -> None:
+    """Writes the file under another name first: where the disk is full, no secret is left that is empty."""
+    draft = path.with_name(f"{path.name}.new")
+    draft.touch(mode=mode)
+    draft.write_text(text)
+    draft.chmod(mode)
+    draft.replace(path)
 
 
 def token_entry(token: str, tenant: str, role: str) -> str:
@@ -76,7 +83,7 @@ def make_objects(folder: Path) -> None:
             pair = {"accessKey": secrets.token_hex(10), "secretKey": secrets.token_hex(20)}
             known[name] = {"name": name, "credentials": [pair], "actions": actions}
     if len(known) > len(identities):
-        path.write_text(json.dumps({"identities": list(known.values())}, indent=2))
+        write_whole(path, json.dumps({"identities": list(known.values())}, indent=2), FOR_CONTAINERS)
     for name, (file, _) in IDENTITIES.items():
         pair = known[name]["credentials"][0]
         keys = {"aws_access_key_id": pair["accessKey"], "aws_secret_access_key": pair["secretKey"]}

@@ -1,5 +1,6 @@
 """What every docker-compose file must hold to, shown without an engine."""
 
+import errno
 import importlib
 import json
 import re
@@ -282,6 +283,30 @@ def test_secrets_are_made_once_and_are_those_the_composition_mounts(secrets: Pat
     mounted = {Path(secret["file"]).name for secret in read(REAL)["secrets"].values()}
     assert {path.name: path.read_text() for path in secrets.iterdir()} == first
     assert set(first) == mounted | {"user_token", "admin_token"}
+
+
+@pytest.mark.parametrize("written", range(14))
+def test_a_disk_that_is_full_in_between_leaves_no_secret_that_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    left, write = iter(range(written)), Path.write_text
+
+    def write_while_there_is_room(path: Path, text: str) -> int:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, text)
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", write_while_there_is_room)
+        with pytest.raises(OSError, match="No space left"):
+            make_secrets(tmp_path)
+    make_secrets(tmp_path)
+
+    assert [path.name for path in tmp_path.iterdir() if not path.read_text()] == []
+    password = (tmp_path / "postgres_password").read_text()
+    assert f":{password}@" in (tmp_path / "ledger.toml").read_text()
+    identities = json.loads((tmp_path / "s3_identities.json").read_text())["identities"]
+    assert [one["name"] for one in identities] == ["pentimento", "edge"]
 
 
 def test_the_tokens_made_are_those_the_services_know(secrets: Path) -> None:
