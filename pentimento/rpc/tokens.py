@@ -79,6 +79,8 @@ def parse_entry(entry: Any, where: str) -> tuple[str, Caller]:
         raise SettingsError(f"{where} must be a table with exactly the keys {', '.join(sorted(ENTRY_KEYS))}")
     if not isinstance(entry["sha256"], str) or not DIGEST.fullmatch(entry["sha256"]):
         raise SettingsError(f"{where}: sha256 must be 64 lower-case hex digits")
+    if entry["sha256"] == hash_token(""):
+        raise SettingsError(f"{where}: sha256 must be that of a token, not of an empty text: anybody would have it")
     if not isinstance(entry["tenant"], str) or not entry["tenant"]:
         raise SettingsError(f"{where}: tenant must be a text of at least 1 character")
     return entry["sha256"], Caller(entry["tenant"], parse_roles(entry["roles"], where))

@@ -52,6 +52,7 @@ def test_an_entry_made_for_a_token_names_its_caller(roles: set[Role]) -> None:
         (entry(sha256='"short"'), "sha256 must be 64 lower-case hex digits"),
         (entry(sha256=f'"{DIGEST.upper()}"'), "sha256 must be 64 lower-case hex digits"),
         (entry(sha256="7"), "sha256 must be 64 lower-case hex digits"),
+        (token_entry("", "acme", frozenset({Role.USER})), "sha256 must be that of a token, not of an empty text"),
         (entry(tenant='""'), "tenant must be"),
         (entry(tenant="7"), "tenant must be"),
         (entry(roles="[]"), "roles must be a list of admin, service, tenant-admin, user"),
