@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+MNT_DETACH = 2
+
 
 @contextmanager
 def mounted_tmpfs(folder: Path, size_bytes: int) -> Iterator[Path]:
@@ -17,5 +19,8 @@ def mounted_tmpfs(folder: Path, size_bytes: int) -> Iterator[Path]:
     mount.mkdir()
     if libc.mount(b"tmpfs", bytes(mount), b"tmpfs", 0, f"size={size_bytes}".encode()) != 0:
         pytest.skip(f"a tmpfs cannot be mounted here: {os.strerror(ctypes.get_errno())}")
-    yield mount
-    libc.umount(bytes(mount))
+    try:
+        yield mount
+    finally:
+        # Whoever still has a file open there: of a mount that stays no later run could clear the folder away.
+        libc.umount2(bytes(mount), MNT_DETACH)

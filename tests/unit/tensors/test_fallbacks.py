@@ -75,6 +75,13 @@ def assert_sent_in_chunks(sender: TensorSender) -> None:
     assert found is not None and torch.equal(tensor_over(found.tensors[0]), TENSOR)
 
 
+def test_the_disk_of_a_test_that_fails_is_unmounted(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), mounted_tmpfs(tmp_path, SIZE_BYTES) as disk, (disk / "open").open("w"):
+        raise ZeroDivisionError
+
+    assert not (tmp_path / "disk").is_mount()
+
+
 def test_where_everything_is_there_nothing_is_counted(directory: RegionDirectory, fallbacks: Counted) -> None:
     sender, region = open_sender(transport_offer(directory), directory, [SIZE_BYTES])
 
