@@ -71,12 +71,13 @@ class Webhooks:
 
     def wake(self) -> None:
         """Look again soon: a request has ended."""
-        self._news.set()
+        # Where none are called, what was accepted before can wait to be given up.
+        if self._rules.hosts:
+            self._news.set()
 
     async def run_forever(self) -> None:
-        """Call what is due, until it is cancelled; then what is under way is broken off, and due again."""
-        if not self._rules.hosts:
-            return
+        """Call what is due, until it is cancelled; then what is under way is broken off, and due again. Where the
+        operator allows no webhooks any more, give up those of before: their requests are kept until then."""
         try:
             while True:
                 self._news.clear()
@@ -125,7 +126,7 @@ class Webhooks:
         self._hosts[host] -= 1
         if not self._hosts[host]:
             del self._hosts[host]
-        self.wake()
+        self._news.set()
 
     async def _call(self, due: DueWebhook) -> None:
         delivery = await self._try(due)

@@ -218,6 +218,19 @@ async def test_webhooks_outlive_their_frontdoor(folder: Path, worker: PacedWorke
     assert {headers["webhook-id"] for _, headers, _ in server.requests[1:]} == {first, second}
 
 
+async def test_where_webhooks_are_off_by_now_those_of_before_are_given_up(folder: Path, worker: PacedWorker) -> None:
+    """Else their requests would be kept for ever."""
+    async with running_webhook_server(answers=[None]) as server:
+        async with running_suite(folder, **calling(folder, server)) as suite:
+            request_id = (await suite.client.submit(REQUEST, webhook_url=url_of(server))).request_id
+            await server.wait_for(1)
+
+        async with running_suite(folder) as suite, asyncio.timeout(30):
+            delivery = await told(suite, request_id)
+
+    assert delivery == WebhookDelivery(WebhookState.FAILED, 1, "webhook: this deployment calls none")
+
+
 async def test_a_host_that_never_answers_holds_up_nobody(folder: Path, worker: PacedWorker) -> None:
     async with running_webhook_server(answers=[None]) as hanging, running_webhook_server() as server:
         async with running_suite(folder, **calling(folder, hanging, server)) as suite:
