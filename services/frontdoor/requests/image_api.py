@@ -11,7 +11,7 @@ from pentimento.dataplane.events import CancelRequested
 from pentimento.dataplane.pools import Pool
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.errors import Internal
+from pentimento.domain.errors import Internal, PentimentoError
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.image_request import (
     Accepted,
@@ -191,7 +191,11 @@ class ImageApi:
                 async with self._keys.held(call.tenant, call.idempotency_key):
                     listeners += await self._arrivals.listen_to_several(call, count)
                     told = self._told(listeners, is_several=True)
-                    accepted = await anext(told)
+                    try:
+                        accepted = await anext(told)
+                    except PentimentoError:
+                        self._give_up(call, listeners)
+                        raise
                 # As in `_paint`.
                 del call
                 yield accepted
@@ -199,6 +203,12 @@ class ImageApi:
                     yield event
             finally:
                 self._leave(listeners)
+
+    def _give_up(self, call: ArrivingCall, listeners: Sequence[Listener]) -> None:
+        """Cancel the other pictures of a call of which one was refused, jobs too: without a key nobody would find them
+        again."""
+        for listener in () if call.idempotency_key else listeners:
+            self._parts.submit(CancelRequested(listener.audience.request_id))
 
     async def _told(self, listeners: Sequence[Listener], *, is_several: bool) -> AsyncGenerator[GenerateEvent, None]:
         """What one, or all of several, listeners hear."""

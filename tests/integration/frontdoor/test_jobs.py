@@ -1,8 +1,10 @@
 """Requests that go on without their clients: submitted, left, listed, attached to, fetched by id."""
 
 import asyncio
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,9 @@ from pentimento.domain.image_request import Accepted, Completed, Routed
 from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.requests import RequestState
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.stores.errors import StoreFull
+from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
 from pentimento.testing.paced_worker import PacedWorker, picture_of
 
 
@@ -260,3 +264,27 @@ async def test_several_pictures_are_one_job_of_which_each_is_listed(suite: Front
     assert {(one.group_id, one.idempotency_key) for one in listed} == {(accepted.request_id, "key")}
     assert (together.summary.group_id, together.summary.idempotency_key) == ("", "key")
     assert await suite.client.submit(replace(REQUEST, image_count=2), "key") == replace(accepted, replayed=True)
+
+
+@pytest.mark.parametrize(("key", "left"), [("", 0), ("key", 2)], ids=["nobody finds them again", "a retry joins them"])
+async def test_of_several_pictures_of_which_one_is_refused_the_others_go_on_where_a_key_finds_them_alone(
+    suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch, key: str, left: int
+) -> None:
+    worker.hold.clear()
+    journal, accept = suite.frontdoor.parts.journal, suite.frontdoor.parts.journal.accept
+
+    def refuse_the_last(record: AcceptedRequest, *rest: Any) -> "Future[AcceptOutcome]":
+        if not record.request_id.endswith("-2"):
+            return accept(record, *rest)
+        refused: Future[AcceptOutcome] = Future()
+        refused.set_exception(StoreFull("ledger", "full"))
+        return refused
+
+    monkeypatch.setattr(journal, "accept", refuse_the_last)
+
+    with pytest.raises(ResourceExhausted):
+        await suite.client.submit(replace(REQUEST, image_count=3), key)
+
+    await until(lambda: len(suite.frontdoor.parts.jobs) == left)
+    assert len(await asyncio.wrap_future(journal.unfinished())) == left
+    worker.hold.set()
