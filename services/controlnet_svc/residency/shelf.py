@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from pentimento.diffusion.controlnets import ControlNet
+from pentimento.diffusion.engine.faults import is_out_of_memory
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.errors import NotFound, PentimentoError, ResourceExhausted
+from pentimento.domain.errors import Internal, NotFound, PentimentoError, ResourceExhausted
 from pentimento.policies.residency import Loadable, ResidentSet
 from services.controlnet_svc import metrics
 
@@ -125,9 +126,10 @@ class NetworkShelf:
         began_s = time.monotonic()
         try:
             network = await asyncio.to_thread(shelved.load)
-        except PentimentoError as error:
-            logger.warning("a ControlNet does not load: %s", error.reason)
-            raise
+        except Exception as error:
+            typed = _typed(name, error)
+            logger.warning("a ControlNet does not load: %s", typed.reason)
+            raise typed from None
         self._load_s[name] = time.monotonic() - began_s
         self._resident.add(self._loadable(shelved))
         self._loaded[name] = network
@@ -161,3 +163,13 @@ class NetworkShelf:
     def _tell(self) -> None:
         metrics.RESIDENT_BYTES.set(self._resident.used_bytes)
         self._changed()
+
+
+def _typed(name: str, error: Exception) -> PentimentoError:
+    """The error as one that whoever wants the ControlNet can act on: another replica may have it, or room for it."""
+    if isinstance(error, PentimentoError):
+        return error
+    if is_out_of_memory(error):
+        message = f"the device has no room for the ControlNet {name}"
+        return ResourceExhausted("NO_DEVICE_MEMORY", message, retry_after_ms=200)
+    return Internal("CONTROLNET_FAILED", f"the ControlNet {name} does not load ({type(error).__name__})")

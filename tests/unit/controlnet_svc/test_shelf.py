@@ -5,10 +5,11 @@ import threading
 from dataclasses import dataclass, field, replace
 
 import pytest
+import torch
 
 from pentimento.diffusion.controlnets import ControlNet
 from pentimento.domain.adapters import Adapter, AdapterKind
-from pentimento.domain.errors import InvalidArgument, ResourceExhausted
+from pentimento.domain.errors import InvalidArgument, PentimentoError, ResourceExhausted
 from services.controlnet_svc.residency.shelf import NetworkShelf, ShelvedNetwork
 
 
@@ -16,11 +17,14 @@ class _Network:
     """Nothing of it is called: what is asked is who is there."""
 
 
-def shelf(*unloadable: str, budget_bytes: int = 200) -> NetworkShelf:
+UNREADABLE = InvalidArgument.of("weights", "cannot be read")
+
+
+def shelf(*unloadable: str, budget_bytes: int = 200, error: Exception = UNREADABLE) -> NetworkShelf:
     def network(name: str) -> ShelvedNetwork:
         def load() -> ControlNet:
             if name in unloadable:
-                raise InvalidArgument.of("weights", "cannot be read")
+                raise error
             return _Network()  # type: ignore[return-value]
 
         adapter = Adapter(name, AdapterKind.CONTROLNET, f"sha256:{name}", "stable_diffusion")
@@ -67,6 +71,22 @@ async def test_one_that_does_not_load_keeps_none_of_the_others_away() -> None:
     assert there.resident == ("depth",)
     with pytest.raises(InvalidArgument):
         await use(there, "canny")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OSError("the disk went away"), "CONTROLNET_FAILED"), (torch.OutOfMemoryError("no room"), "NO_DEVICE_MEMORY")],
+)
+async def test_one_whose_load_goes_wrong_unexpectedly_keeps_none_away_and_says_why(
+    error: Exception, reason: str
+) -> None:
+    there = shelf("canny", error=error)
+    await there.place(["canny", "depth"])
+
+    assert there.resident == ("depth",)
+    with pytest.raises(PentimentoError) as caught:
+        await use(there, "canny")
+    assert caught.value.reason == reason
 
 
 async def test_one_that_is_larger_than_the_budget_is_told_to_nobody() -> None:
