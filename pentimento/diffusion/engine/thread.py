@@ -73,7 +73,8 @@ class StepEngine:
         return ticket
 
     def call(self, act: Callable[[], T]) -> "Future[T]":
-        """Run `act` on the engine's thread between two steps. Raises Unavailable once the engine is closed."""
+        """Run `act` on the engine's thread between two steps, unless its future is cancelled before. Raises Unavailable
+        once the engine is closed."""
         future: Future[T] = Future()
         with self._held:
             if self._closing:
@@ -172,6 +173,8 @@ class StepEngine:
 
 
 def _settle(future: "Future[T]", act: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():  # whoever waited for it has left
+        return
     try:
         future.set_result(act())
     except Exception as error:

@@ -215,6 +215,26 @@ def test_a_call_that_fails_says_so_to_its_caller_alone(engine: StepEngine, model
     assert canary_succeeds(engine, model)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_call_that_nobody_waits_for_any_more_leaves_the_thread_alone(
+    engine: StepEngine, model: DiffusionModel, begun: bool
+) -> None:
+    arrived, goes_on, acted = threading.Event(), threading.Event(), []
+
+    def held() -> None:
+        arrived.set()
+        assert goes_on.wait(60)
+
+    first = engine.call(held)
+    assert arrived.wait(60)
+    left = first if begun else engine.call(lambda: acted.append("left"))
+    left.cancel()
+    goes_on.set()
+
+    assert canary_succeeds(engine, model)
+    assert acted == []
+
+
 def test_a_defect_of_the_loop_itself_ends_what_is_there_and_not_the_thread(
     model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
