@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import CachePlan, Replica
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.serving.joint_backlog import backlog_routes, backlogs, beside_others, with_backlogs
 from pentimento.policies.serving.joint_demand import ROOMS, JointDemand, as_planned_for, observed_demand
 from pentimento.policies.serving.joint_plan import as_planned, decision_of
 from pentimento.policies.serving.joint_problem import Component, JointProblem, JointSolution
@@ -46,6 +47,7 @@ class _Look:
     kinds: Mapping[str, Sequence[Replica]]
     components: Sequence[Component]
     demand: JointDemand
+    backlogs: Mapping[str, float]
     may_load: bool
 
 
@@ -72,7 +74,8 @@ class JointAllocator:
     A load is paid for with the device's seconds out of `horizon_s`; devices change their models at most once in six of
     the longest loads, or in `dwell_s` where that is shorter, unless the demand cannot be carried otherwise. Demand is
     forecast over the longest load. Room is kept for load that jumps, by the quickest model, where it costs little
-    quality; without such a model the settings' `overprovision` is kept. What cannot be carried in time is not
+    quality; without such a model the settings' `overprovision` is kept. Who waits for longer than the SLO bears is
+    worked off within `horizon_s`, where devices can, before quality is won. What cannot be carried in time is not
     admitted, the worst routes first; nobody is refused before anybody came. `settings.run_price` is what a whole run of
     the heavy model must be worth. Models without a profile are not planned; `notes` say so.
     With `settings.plans_reuse` plans say how much of the cache's tables hits use; caches must follow plans then.
@@ -94,9 +97,10 @@ class JointAllocator:
             raise FailedPrecondition("PROFILE_MISSING", "; ".join(notes) or "no worker can hold any of the models")
         may_load = context.now_s - demand.moved_at_s >= self._dwell_s(components)
         before = level_of(context.last.cache) if self.settings.plans_reuse else OWN
-        look = _Look(context, kinds, components, demand, may_load)
+        waiting = backlogs(context, components, self.settings.slo_s)
+        look = _Look(context, kinds, components, demand, waiting, may_load)
         chosen = self._chosen(look, before)
-        solution, is_enough = chosen.solution, chosen.is_enough
+        solution, is_enough = beside_others(chosen.solution), chosen.is_enough
         decision = decision_of(context, kinds, chosen.problem, solution, chosen.routes, may_load and is_enough)
         demand = replace(demand, moved_at_s=self._moved_at_s(context, decision, demand))
         if chosen.level != before:
@@ -133,7 +137,8 @@ class JointAllocator:
         routes = routes_of(look.context, settings, look.components, demand, kept)
         planned = as_planned_for(look.context, settings, demand)
         problem = self._problem(look.context, look.kinds, look.components, routes, planned)
-        return {one.route.name: one for one in routes}, problem
+        late = backlog_routes(look.backlogs)
+        return {one.route.name: one for one in (*routes, *late)}, with_backlogs(problem, look.backlogs)
 
     def _solved(
         self, look: _Look, level: CachePlan, routes: dict[str, PlannedRoute], problem: JointProblem

@@ -71,10 +71,11 @@ class PaintingRoute:
 
 @dataclass(frozen=True)
 class JointProblem:
-    """The numbers of the problem. `demand`: requests a second by start. `devices`: how many, by kind. `held`: units by
-    (kind, component). `may_load`: False where devices keep what they hold, or are left idle. `rooms`: the starts of
-    requests that are not there yet and may come before the next plan, and what room for one of them a second is worth,
-    in quality. `second_price`: how much better a request must be for each second of a device that it takes, 0..1."""
+    """The numbers of the problem. `demand`: requests a second by start. `devices`: how many, by kind. `held`: units
+    by (kind, component). `may_load`: False where devices keep what they hold, or are left idle. `rooms`: the starts
+    of requests beside those that come, and what carrying one of them a second is worth, in quality: requests that
+    are not there yet and may come before the next plan, and those that have come before and wait. `second_price`:
+    how much better a request must be for each second of a device that it takes, 0..1."""
 
     demand: Mapping[str, float]
     devices: Mapping[str, int]
