@@ -9,7 +9,8 @@ _CURVE_WEIGHT = 0.2
 _LEAST_BEND, _MOST_BEND = 0.2, 5.0
 _SETTLED_COUNT = 40.0
 _SLOWEST_S = 120.0
-_SHARED_COUNT = 50.0
+# Requests that an average of shares is of.
+SHARED_COUNT = 50.0
 
 
 def demand_of(context: AllocationContext, model: str) -> ModelDemand:
@@ -60,7 +61,7 @@ def settled_weight(weight: float, rate: float) -> float:
 
 def share_weight(request_count: int) -> float:
     """Return the weight of so many requests in an average over the last fifty or so."""
-    return 1.0 - (1.0 - 1.0 / _SHARED_COUNT) ** request_count
+    return 1.0 - (1.0 - 1.0 / SHARED_COUNT) ** request_count
 
 
 def averaged_demand(newest: float, before: float, weight: float, elapsed_s: float) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pentimento.policies.allocation import AllocationContext
-from pentimento.policies.serving.demand import demand_of, settled_weight, share_weight
+from pentimento.policies.serving.demand import SHARED_COUNT, demand_of, settled_weight, share_weight
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, scaled_start_step
 from pentimento.policies.serving.settings import ServingSettings
 
@@ -34,7 +34,8 @@ class JointDemand:
     """Requests a second, averaged, and their change a second; the shares of hits, and the share of the steps that they
     save; the exponent of the deferral curve; when that was, and when devices last changed their models (seconds); the
     highest rate of late; when plans last changed how much hits use of the cache's tables (seconds); the share of the
-    heavy model's steps from noise that may be left out under load, and the share of quality that is lost then."""
+    heavy model's steps from noise that may be left out under load, and the share of quality that is lost then; of how
+    many requests the shares of hits are averages, up to as many as such an average is of."""
 
     rate: float = 0.0
     trend: float = 0.0
@@ -49,6 +50,8 @@ class JointDemand:
     reused_at_s: float = -math.inf
     spare_share: float = 0.0
     lost_share: float = 0.0
+    latent_told: float = SHARED_COUNT
+    image_told: float = SHARED_COUNT
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "JointDemand | None":
@@ -71,6 +74,8 @@ class JointDemand:
             self.reused_at_s,
             self.spare_share,
             self.lost_share,
+            self.latent_told,
+            self.image_told,
         )
 
     def forecast(self, ahead_s: float) -> float:
@@ -96,8 +101,8 @@ def observed_demand(context: AllocationContext, settings: ServingSettings) -> Jo
     came = sum(demand.arrivals_per_s - demand.sent_on_per_s for demand in context.demand)
     if before is None:
         rate = settings.expected_per_s or max(came, 0.0)
-        first = _with_thinnable(context, settings, JointDemand(rate=rate, at_s=context.now_s))
-        return _with_starts(context, settings, first, is_first=True)
+        first = JointDemand(rate=rate, at_s=context.now_s, latent_told=0.0, image_told=0.0)
+        return _with_starts(context, settings, _with_thinnable(context, settings, first))
     elapsed_s = context.now_s - before.at_s
     is_told = came * elapsed_s >= _TOLD_COUNT
     newest_s = settled_weight(settings.demand_weight, max(before.rate, came) if is_told else before.rate)
@@ -113,7 +118,7 @@ def observed_demand(context: AllocationContext, settings: ServingSettings) -> Jo
     bend = _bend(context, settings, before.bend)
     highest = max(rate, before.highest * 0.5 ** (elapsed_s / _FORGOTTEN_S))
     known = replace(before, rate=rate, trend=trend, at_s=context.now_s, bend=bend, highest=highest)
-    return _with_starts(context, settings, _with_thinnable(context, settings, known), is_first=False)
+    return _with_starts(context, settings, _with_thinnable(context, settings, known))
 
 
 def refines(context: AllocationContext, settings: ServingSettings, saved: float) -> bool:
@@ -144,13 +149,12 @@ def _with_thinnable(context: AllocationContext, settings: ServingSettings, known
     return replace(known, spare_share=spare, lost_share=lost)
 
 
-def _with_starts(
-    context: AllocationContext, settings: ServingSettings, known: JointDemand, is_first: bool
-) -> JointDemand:
+def _with_starts(context: AllocationContext, settings: ServingSettings, known: JointDemand) -> JointDemand:
     if context.last.cache.alpha is not None:
         # A plan that has nobody start from the cache hears nothing of who could.
         return known
     shares, saved = {LATENT: known.latent_share, IMAGE: known.image_share}, {}
+    counts = {LATENT: known.latent_told, IMAGE: known.image_told}
     for kind, before in ((LATENT, known.latent_saved), (IMAGE, known.image_saved)):
         # Where no picture can start from an image nothing is heard of those that there are.
         told = [
@@ -160,7 +164,9 @@ def _with_starts(
             if kind == LATENT or starts_from_images(context, settings, demand.model, before)
         ]
         total = sum(start.request_count for start in told)
-        weight = 1.0 if is_first and total else share_weight(total)
+        # The first ones count alike: an average that began with none would take the first hits for misses.
+        weight = max(share_weight(total), total / max(counts[kind] + total, 1.0))
+        counts[kind] = min(counts[kind] + total, SHARED_COUNT)
         own = [start for start in told if start.kind == kind and start.step_count > 0]
         count = sum(start.request_count for start in own)
         shares[kind] += weight * (count / max(total, 1) - shares[kind])
@@ -172,6 +178,8 @@ def _with_starts(
         image_share=shares[IMAGE],
         latent_saved=saved[LATENT],
         image_saved=saved[IMAGE],
+        latent_told=counts[LATENT],
+        image_told=counts[IMAGE],
     )
 
 

@@ -66,6 +66,17 @@ def test_a_load_that_fell_to_nothing_falls_no_further() -> None:
     assert later.trend > 0.0
 
 
+def test_the_first_requests_count_alike_also_after_looks_in_which_nobody_came() -> None:
+    """Averages that began with nobody would take them for a few of fifty misses."""
+    nobody = look(5.0, before=look(0.0))
+    hits = (StartShare(15, 3, LATENT, 50, "heavy"), StartShare(0, 1, NOISE, 50))
+
+    first = look(10.0, ModelDemand("heavy", 0.8, starts=hits), before=nobody)
+    later = look(15.0, ModelDemand("heavy", 0.8, starts=(StartShare(0, 4, NOISE, 50),)), before=first)
+
+    assert (nobody.latent_share, first.latent_share, later.latent_share) == (0.0, 0.75, 0.375)
+
+
 @pytest.mark.parametrize(("elapsed_s", "rate"), [(0.0, 40.0), (1.0, 60.0), (2.0, 70.0)])
 def test_demand_is_averaged_by_the_seconds_that_have_gone(elapsed_s: float, rate: float) -> None:
     """80 a second after 40: half of the way in the first second, a quarter in the next."""
