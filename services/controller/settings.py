@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from pentimento.devices.emulation import read_fleet
@@ -92,7 +93,7 @@ class PolicySettings:
 
     def serving(self) -> ServingSettings:
         """ValueError for a curve that is none; what is wrong with the fleet's file as `read_fleet` says it."""
-        of_fleet = fleet_settings(read_fleet(self.fleet)) if self.fleet is not None else _DEFAULT
+        of_fleet = self._of_fleet
         serving = replace(
             of_fleet,
             heavy=self.heavy or of_fleet.heavy,
@@ -114,6 +115,11 @@ class PolicySettings:
         own = self._qualities({serving.heavy, serving.light, *serving.small_models})
         others = tuple(one for one in of_fleet.qualities if one.model not in own)
         return replace(serving, qualities=(*own.values(), *others))
+
+    @cached_property
+    def _of_fleet(self) -> ServingSettings:
+        """Read once: what plans go by is what the file said at the start, however it is edited since."""
+        return fleet_settings(read_fleet(self.fleet)) if self.fleet is not None else _DEFAULT
 
     def _qualities(self, models: Set[str]) -> dict[str, ModelQuality]:
         """By model. ValueError naming what is wrong with an entry, a model that is none of `models` among it."""
