@@ -104,10 +104,10 @@ class StateDirectory:
         self.endpoint_file.unlink(missing_ok=True)
 
     def endpoint(self) -> Endpoint | None:
-        """Of the suite that runs here; None when there is none, also after a crash left the file behind."""
+        """Of the suite that runs here; None when there is none, also where a crash left the file, or half of it."""
         try:
             found = Endpoint(**json.loads(self.endpoint_file.read_text()))
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError, TypeError):
             return None
         return found if found.supervisor_pid == self.owner() else None
 

@@ -59,6 +59,13 @@ def test_endpoint_left_by_a_crash_is_not_believed(tmp_path: Path) -> None:
     assert StateDirectory(tmp_path).endpoint() is None
 
 
+@pytest.mark.parametrize("text", ["", "{", '{"frontdoor": "unix:/f", "of_another_version": 1}'])
+def test_an_endpoint_that_is_cut_off_or_of_another_version_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "endpoint.json").write_text(text)
+
+    assert StateDirectory(tmp_path).endpoint() is None
+
+
 def test_directory_without_a_suite_has_no_endpoint(tmp_path: Path) -> None:
     assert StateDirectory(tmp_path / "never").endpoint() is None
 
