@@ -1,6 +1,5 @@
 """What a submission asks for: what a call for pictures takes (JSON) or one for edits (a form), and its webhook."""
 
-import json
 from typing import Any
 
 from starlette.requests import Request
@@ -11,7 +10,7 @@ from services.edge.http.forms import read_form
 from services.edge.images.asking import AskedPictures, asked_pictures
 from services.edge.images.form_values import edit_form, texts_of
 from services.edge.images.routes import EDIT_FIELDS_BY_NAME, GENERATION_FIELDS_BY_NAME, JSON_TYPE
-from services.edge.images.values import judged, read_json
+from services.edge.images.values import json_of, judged, read_json
 from services.edge.parts import EdgeParts
 
 FORM_TYPE = "multipart/form-data"
@@ -44,7 +43,7 @@ async def read_edit_job(parts: EdgeParts, request: Request, held: HeldBody) -> t
     texts = texts_of([part for part in given if part.name == WEBHOOK])
     form = edit_form([part for part in given if part.name != WEBHOOK], EDIT_FIELDS_BY_NAME)
     try:
-        webhook_url = webhook_url_of(json.loads(texts.get(WEBHOOK, "null")))
+        webhook_url = webhook_url_of(json_of(texts.get(WEBHOOK, "null")))
     except (ValueError, RecursionError):
         raise no_webhook() from None
     return asked_pictures(form.values, form.image, form.mask), webhook_url

@@ -43,6 +43,15 @@ def test_any_body_is_an_object_or_refused(body: bytes) -> None:
         assert error.violations[0].field == "body"
 
 
+def test_a_body_of_more_values_than_any_request_has_is_refused_before_they_are_made() -> None:
+    many = b'{"loras": [' + b"[]," * 100_001 + b"[]]}"
+
+    with pytest.raises(InvalidArgument, match="body: must have at most 100000 values"):
+        read_json(many)
+    assert from_texts({"loras": many.decode()}, FIELDS) == {"loras": many.decode()}
+    assert len(read_json(b'{"prompt": "%s"}' % (b"," * 32_000))["prompt"]) == 32_000
+
+
 def test_texts_of_a_form_are_what_json_says() -> None:
     texts = {"prompt": "123", "n": "1", "guidance_scale": "2.5", "stream": "true", "quality": "high", "size": "64x32"}
 
