@@ -1,7 +1,8 @@
 """pentimento.api.image.v1 beside pentimento.domain.image_request."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.domain.errors import InvalidArgument
@@ -38,6 +39,9 @@ from pentimento.wire.online_quality import reuse_quality_from_proto, reuse_quali
 from pentimento.wire.provenance import provenance_from_proto, provenance_to_proto
 
 # Present or absent in the contract, so that 0 can be told from "not said".
+Part = TypeVar("Part")
+# LoRAs, ControlNets or inputs of a request; deployments have limits of their own, of a few.
+MOST_PARTS = 1024
 _OPTIONAL = (
     "width_px",
     "height_px",
@@ -71,19 +75,28 @@ def request_to_proto(request: ImageRequest) -> pb.ImageRequest:
 
 
 def request_from_proto(message: pb.ImageRequest) -> ImageRequest:
+    """Return what is asked for. InvalidArgument for what no request has so many of."""
     numbers = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}  # type: ignore[arg-type]
     return ImageRequest(
         prompt=message.prompt,
         negative_prompt=message.negative_prompt,
         model=message.model,
         scheduler=message.scheduler,
-        loras=tuple(asked_lora_from_proto(lora) for lora in message.loras),
-        controlnets=tuple(asked_controlnet_from_proto(controlnet) for controlnet in message.controlnets),
+        loras=tuple(asked_lora_from_proto(lora) for lora in _few("loras", message.loras)),
+        controlnets=tuple(asked_controlnet_from_proto(one) for one in _few("controlnets", message.controlnets)),
         init_image=init_image_from_proto(message.init_image) if message.HasField("init_image") else None,
         cache=CACHE_MODES.from_proto(message.cache) if message.cache else None,
         format=IMAGE_FORMATS.from_proto(message.format) if message.format else None,
         **numbers,
     )
+
+
+def _few(field: str, parts: Sequence[Part]) -> Sequence[Part]:
+    """Return the parts. InvalidArgument for more than any deployment allows: each costs its sender two bytes, and to
+    read it microseconds in which nobody else is served."""
+    if len(parts) > MOST_PARTS:
+        raise InvalidArgument.of(field, f"must be at most {MOST_PARTS}, got {len(parts)}")
+    return parts
 
 
 def asked_lora_from_proto(message: pb.AskedLora) -> AskedLora:
@@ -114,9 +127,10 @@ def replay_to_proto(request: ReplayRequest) -> pb.ReplayRequest:
 
 
 def replay_from_proto(message: pb.ReplayRequest) -> ReplayRequest:
+    """Return what is asked for. InvalidArgument for what no replay has so many of."""
     return ReplayRequest(
         message.request_id,
-        tuple((part.field, part.data) for part in message.inputs),
+        tuple((part.field, part.data) for part in _few("inputs", message.inputs)),
         message.deadline_ms if message.HasField("deadline_ms") else None,
     )
 

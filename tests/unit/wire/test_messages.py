@@ -202,3 +202,17 @@ def test_a_scale_of_zero_is_not_one_that_was_left_out():
     asked = ImageRequest("a", loras=(AskedLora("neon", 0.0), AskedLora("mosaic")))
 
     assert image.request_from_proto(image.request_to_proto(asked)).loras == asked.loras
+
+
+def test_what_no_request_has_so_many_of_is_refused_before_it_is_read() -> None:
+    """Two bytes a LoRA: 16 MiB of them would hold up everybody for 15 seconds."""
+    loras = image_pb.ImageRequest(loras=[image_pb.AskedLora()] * 1025)
+    controlnets = image_pb.ImageRequest(controlnets=[image_pb.AskedControlNet()] * 1025)
+    inputs = image_pb.ReplayRequest(inputs=[image_pb.ReplayInput()] * 1025)
+
+    with pytest.raises(InvalidArgument, match="loras: must be at most 1024, got 1025"):
+        image.request_from_proto(loras)
+    with pytest.raises(InvalidArgument, match="controlnets: must be at most 1024, got 1025"):
+        image.request_from_proto(controlnets)
+    with pytest.raises(InvalidArgument, match="inputs: must be at most 1024, got 1025"):
+        image.replay_from_proto(inputs)
