@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from pentimento.tensors.regions import PAGE_BYTES, RegionDirectory, RegionSize
+from pentimento.tensors.regions import MAX_REGION_BYTES, PAGE_BYTES, RegionDirectory, RegionSize
 
 SIZE = RegionSize(slot_size_bytes=100, slot_count=3)
 
@@ -104,10 +104,13 @@ def test_without_space_there_is_no_region(directory: RegionDirectory, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
+    before = len(list(Path("/proc/self/fd").iterdir()))
 
     with pytest.raises(ResourceExhausted) as caught:
         directory.create(SIZE)
+
     assert (caught.value.reason, directory.region_count()) == ("NO_SHARED_MEMORY", 0)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_directory_that_others_may_enter_is_not_used(tmp_path: Path) -> None:
@@ -129,3 +132,7 @@ def test_a_directory_is_known_by_itself(tmp_path: Path, directory: RegionDirecto
 def test_no_region_is_of_no_size_or_of_any_size(size: tuple[int, int]) -> None:
     with pytest.raises(InvalidArgument):
         RegionSize(*size)
+
+
+def test_a_region_may_be_as_large_as_the_bound_says() -> None:
+    assert RegionSize(MAX_REGION_BYTES // 4, 4).total_bytes == MAX_REGION_BYTES

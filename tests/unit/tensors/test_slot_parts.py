@@ -49,6 +49,14 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
     ends.receiver.close()
 
 
+def test_tensors_that_reach_beyond_their_slot_are_refused(ends: Ends) -> None:
+    begun = ends.begin().add(TENSORS)
+    begun.size_bytes = BUNDLE.size_bytes + 1
+
+    with pytest.raises(InvalidArgument, match="must lie within its slot"):
+        ends.receiver.from_one_slot(begun, [ExpectedTensor(Dtype.UINT8, (begun.size_bytes,), UNBOUND)])
+
+
 def parts_of(begun: SlotInParts) -> list[pb.SharedMemorySlot]:
     """Of one tensor, of two, and of the last."""
     return [begun.add(TENSORS[:1]), begun.add(TENSORS[1:3]), begun.add(TENSORS[3:])]

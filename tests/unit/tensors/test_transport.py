@@ -16,7 +16,7 @@ from pentimento.tensors.negotiation import common_transports, transport_offer
 from pentimento.tensors.outgoing import outgoing
 from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.tensors.sending import INLINE_BYTES, TensorSender, open_sender
+from pentimento.tensors.sending import INLINE_BYTES, SLOT_COUNT, TensorSender, open_sender
 from pentimento.wire.tensors import Binding, Dtype, WireTensor, size_of
 
 BINDING = Binding("request", 7, 3, "down_block_0", "sha256:model", 2)
@@ -208,6 +208,10 @@ def slot_number(message: pb.Tensor) -> None:
     message.shared_memory.slot = 9
 
 
+def slot_behind_the_last(message: pb.Tensor) -> None:
+    message.shared_memory.slot = SLOT_COUNT
+
+
 def region(message: pb.Tensor) -> None:
     message.shared_memory.region_id = "0" * 32
 
@@ -220,7 +224,9 @@ def object_key(message: pb.Tensor) -> None:
     message.object.key = "../../secret"
 
 
-@pytest.mark.parametrize("lie", [dims, dtype, slot_size, slot_offset, slot_number, region, nothing, object_key])
+@pytest.mark.parametrize(
+    "lie", [dims, dtype, slot_size, slot_offset, slot_number, slot_behind_the_last, region, nothing, object_key]
+)
 def test_a_lie_about_a_slot_is_refused_before_it_is_read(ends: Ends, lie: object) -> None:
     messages, _ = send(ends.sender, tensors())
     assert callable(lie)
