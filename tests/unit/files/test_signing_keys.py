@@ -22,6 +22,12 @@ def test_a_new_key_is_one_and_never_the_same(tmp_path: Path) -> None:
     assert len(read_signing_keys(tmp_path / "keys")) == 3
 
 
+def test_a_file_may_hold_as_many_keys_as_the_bound_says(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"{'ab' * 32}\n" * 8)
+
+    assert len(read_signing_keys(tmp_path / "keys")) == 8
+
+
 @pytest.mark.parametrize("text", ["", "# none\n", "ab" * 31, "zz" * 32, "ab" * 33, f"{'ab' * 32}\n" * 9])
 def test_a_file_without_keys_is_refused_and_no_key_is_told(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys"

@@ -22,8 +22,9 @@ def test_killed_before_it_served_is_started_again() -> None:
     assert decision == Restart(0.1, 1)
 
 
-def test_long_service_wipes_the_slate_clean() -> None:
-    decision = decide(POLICY, 5, Ending(exit_code=1, served_s=31.0, ever_served=True))
+@pytest.mark.parametrize("served_s", [30.0, 31.0])
+def test_long_service_wipes_the_slate_clean(served_s: float) -> None:
+    decision = decide(POLICY, 5, Ending(exit_code=1, served_s=served_s, ever_served=True))
 
     assert decision == Restart(0.1, 1)
 

@@ -66,6 +66,18 @@ def test_an_endpoint_that_is_cut_off_or_of_another_version_is_none(tmp_path: Pat
     assert StateDirectory(tmp_path).endpoint() is None
 
 
+def test_what_a_crashed_supervisor_of_the_same_pid_published_is_not_taken_for_the_next_ones(tmp_path: Path) -> None:
+    crashed, state = StateDirectory(tmp_path), StateDirectory(tmp_path)
+    crashed.acquire()
+    crashed.publish(ENDPOINT)
+    crashed.release()
+
+    state.acquire()
+
+    assert StateDirectory(tmp_path).endpoint() is None
+    state.release()
+
+
 def test_directory_without_a_suite_has_no_endpoint(tmp_path: Path) -> None:
     assert StateDirectory(tmp_path / "never").endpoint() is None
 

@@ -87,6 +87,23 @@ def test_the_newest_word_counts_however_late_older_ones_are_written() -> None:
     assert ledger.rows == {}
 
 
+def test_what_is_written_while_the_ledger_is_read_is_not_lost() -> None:
+    ledger = SlowLedger()
+    limits = limits_over(ledger)
+    limits.set("a", 5)
+    read = ledger.tenant_limits
+
+    def read_just_before_it_is_written() -> dict[str, int]:
+        found = read()
+        ledger.write()
+        return found
+
+    ledger.tenant_limits = read_just_before_it_is_written  # type: ignore[method-assign]
+
+    assert limits.read() == {"a": 5}
+    assert limits.of("a") == 5
+
+
 def test_what_another_gateway_was_told_holds_from_the_next_round_on() -> None:
     ledger = SlowLedger()
     limits = limits_over(ledger)

@@ -1,0 +1,120 @@
+"""Rounds of maintenance over a ledger and a store that do what a test says."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pentimento.stores.errors import StoreUnavailable
+from services.vectordb_gateway.maintenance import Maintenance
+from services.vectordb_gateway.settings import MaintenanceSettings
+
+
+def done(value: Any = None) -> "Future[Any]":
+    found: Future[Any] = Future()
+    found.set_result(value)
+    return found
+
+
+class DoomedObjects:
+    """Ledger and store in one: objects that may be deleted, of which some are pinned just then."""
+
+    cache_id = "c"
+
+    def __init__(self, *keys: str) -> None:
+        self.stored = set(keys)
+        self.deletable = list(keys)
+        self.pinned: set[str] = set()
+        self.forgotten: list[str] = []
+        self.is_away = False
+
+    def expire_grants(self) -> "Future[int]":
+        return done(0)
+
+    def deletable_keys(self, limit_count: int) -> list[str]:
+        found, self.deletable = self.deletable, []
+        return found
+
+    def claim_deletion(self, keys: Sequence[str]) -> "Future[list[str]]":
+        return done([key for key in keys if key not in self.pinned])
+
+    def forget_objects(self, keys: Sequence[str]) -> "Future[None]":
+        self.forgotten += keys
+        return done()
+
+    def known_keys(self, keys: Sequence[str]) -> set[str]:
+        return set(keys)
+
+    def keys(self, prefix: str) -> list[str]:
+        if self.is_away:
+            raise StoreUnavailable("object store", "it is away")
+        return sorted(self.stored)
+
+    def delete(self, key: str) -> None:
+        self.stored.remove(key)
+
+    def sweep_uploads(self, unfinished_for_s: float) -> int:
+        return 0
+
+
+@pytest.fixture
+def doomed() -> DoomedObjects:
+    return DoomedObjects("cache/c/a", "cache/c/b")
+
+
+class CountedIndexing:
+    """Counts comparisons of index and ledger."""
+
+    def __init__(self) -> None:
+        self.compared_count = 0
+
+    def reconcile(self) -> None:
+        self.compared_count += 1
+
+    def index_new(self) -> None:
+        """There is nothing new."""
+
+    def remove_doomed(self) -> None:
+        """There is nothing doomed."""
+
+
+def maintenance_of(doomed: DoomedObjects, indexing: CountedIndexing) -> Maintenance:
+    nothing = SimpleNamespace(
+        measure_store=lambda: None, enforce=lambda: None, follow_rule=lambda **_: None, maintain=lambda: None
+    )
+    return Maintenance(doomed, doomed, indexing, nothing, MaintenanceSettings(), nothing)  # type: ignore[arg-type]
+
+
+def test_what_somebody_pinned_meanwhile_is_neither_deleted_nor_forgotten(doomed: DoomedObjects) -> None:
+    doomed.pinned = {"cache/c/b"}
+
+    maintenance_of(doomed, CountedIndexing()).run_round()
+
+    assert (doomed.stored, doomed.forgotten) == ({"cache/c/b"}, ["cache/c/a"])
+
+
+def test_a_comparison_is_made_at_the_start_and_then_at_its_interval(doomed: DoomedObjects) -> None:
+    indexing = CountedIndexing()
+    maintenance = maintenance_of(doomed, indexing)
+
+    maintenance.run_round()
+    maintenance.run_round()
+    assert indexing.compared_count == 1
+
+    maintenance.request_reconciliation()
+    maintenance.run_round()
+    assert indexing.compared_count == 2
+
+
+def test_a_comparison_that_failed_is_made_again_in_the_next_round(doomed: DoomedObjects) -> None:
+    indexing = CountedIndexing()
+    maintenance = maintenance_of(doomed, indexing)
+    doomed.is_away = True
+    maintenance.run_round()
+    doomed.is_away = False
+
+    maintenance.run_round()
+
+    assert indexing.compared_count == 1
