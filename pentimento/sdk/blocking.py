@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -235,7 +236,9 @@ class Client:
 
     def _hand_over(self, act: Callable[[], None], ended: "SimpleQueue[None]") -> None:
         """Have the loop's thread act, and wait for the end that it leads to; not where it acts no more."""
-        self._loop.call_soon_threadsafe(act)
+        # A loop that is closed takes nothing.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(act)
         # What was handed over before is looked at: it is looked once more after this is set.
         if not self._stopped:
             ended.get()
