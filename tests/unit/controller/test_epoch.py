@@ -1,5 +1,7 @@
 """The leader's epoch grows over restarts, whatever becomes of the clock and of the file."""
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +30,17 @@ def test_a_file_that_makes_no_sense_leaves_it_to_the_clock(tmp_path, content):
 
     assert LeaderEpoch(tmp_path, NOW_MS).value == NOW_MS
     assert LeaderEpoch(tmp_path, NOW_MS).value == NOW_MS + 1
+
+
+def test_it_is_on_the_disk_before_it_takes_the_older_ones_place(tmp_path, monkeypatch):
+    LeaderEpoch(tmp_path, NOW_MS)
+    seen = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append((tmp_path / FILE_NAME).read_text()))
+
+    LeaderEpoch(tmp_path, NOW_MS + 5)
+
+    assert seen == [str(NOW_MS)]
+    assert (tmp_path / FILE_NAME).read_text() == str(NOW_MS + 5)
 
 
 def test_a_directory_that_cannot_be_written_leaves_it_to_the_clock(tmp_path):

@@ -172,6 +172,7 @@ def test_a_pause_of_the_controller_is_not_the_replicas_silence(registry):
 
     assert live(registry, 60.0) == [("w1", 1), ("w2", 1)]
     assert live(registry, 61.5) == [("w2", 1)]
+    assert live(registry, 60.0 + LEASE_S) == []
     assert registry.statuses(60.0)[1].last_report_age_ms == 0
 
 
