@@ -14,6 +14,7 @@ import pytest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import ObjectMissing, StoreFull, StoreUnavailable
 from pentimento.stores.objects import open_objects
+from pentimento.stores.objects import store as interface
 from pentimento.stores.objects.s3 import S3ObjectStore
 from pentimento.stores.objects.store import refer_to
 from tests.contract.stores.test_s3_objects import SPOKEN, serving
@@ -62,6 +63,20 @@ def test_what_fits_a_part_goes_up_whole(store: S3ObjectStore, size: int, parts: 
     store.put("a", bytes(size))
 
     assert part_count(store, "a") == parts
+
+
+def test_of_what_is_set_aside_the_newest_alone_is_kept_where_there_is_room_for_one(
+    store: S3ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interface, "MAX_ASIDE_COUNT", 1)
+    for key in ("a", "b"):
+        promised = refer_to(key, b"right")
+        store.put(key, b"wrong")
+
+        assert store.set_aside(promised)
+
+    kept = store._client.list_objects_v2(Bucket=store._bucket, Prefix=f"{store._prefix}quarantine/")["Contents"]
+    assert [found["Key"].rpartition(".")[2] for found in kept] == ["b"]
 
 
 def test_parts_replace_an_object_at_once(store: S3ObjectStore) -> None:

@@ -1,4 +1,5 @@
-"""What an attempt stores, over a store that does not answer in time."""
+"""What an attempt stores: which latents owe nothing to its LoRAs, what is told of those that were lost, and what becomes
+of them over a store that does not answer in time."""
 
 import asyncio
 import gc
@@ -6,14 +7,26 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pentimento.domain.generation import CacheGrant, CapturedEntries, LatentSlot, ObjectReference
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.objects import open_objects
 from services.unet_worker.cache.uploads import Uploads
 
 GRANT = CacheGrant("grant", (LatentSlot(2, "latents/k2"), LatentSlot(6, "latents/k6")), "images/one", 60_000)
+STEPS = (5, 10, 15)
+WIDE_GRANT = CacheGrant("grant", tuple(LatentSlot(step, f"cache/{step}") for step in STEPS), "cache/image", 1000)
+
+
+class FullStore:
+    """Takes nothing."""
+
+    def put(self, key: str, data: bytes, *, durable: bool) -> ObjectReference:
+        raise StoreUnavailable("object store", "it is away")
 
 
 class ShutStore:
@@ -82,3 +95,33 @@ async def test_of_an_attempt_that_is_over_nothing_more_is_stored(store: ShutStor
     thread.shutdown()
 
     assert store.keys == ["latents/k2"]
+
+
+@pytest.mark.parametrize(
+    "first_step, adapter_free", [(None, [True, True, True]), (10, [True, True, False]), (0, [False, False, False])]
+)
+async def test_what_was_captured_before_the_first_step_with_loras_owes_nothing_to_them(
+    thread: ThreadPoolExecutor, tmp_path: Path, first_step: int | None, adapter_free: list[bool]
+) -> None:
+    uploads = Uploads(WIDE_GRANT, open_objects(f"file://{tmp_path}"), thread)
+    uploads.adapters_from_step = first_step
+    for step in STEPS:
+        uploads.add_latent(step, 1.0, lambda: b"latent")
+
+    captured, notes = await uploads.collect(30.0)
+
+    assert [latent.adapter_free for latent in captured.latents] == adapter_free
+    assert notes == ()
+
+
+async def test_what_the_store_did_not_take_is_counted(
+    thread: ThreadPoolExecutor,
+) -> None:
+    uploads = Uploads(WIDE_GRANT, FullStore(), thread)  # type: ignore[arg-type]
+    uploads.add_latent(5, 1.0, lambda: b"latent")
+    uploads.add_image(b"png")
+
+    captured, notes = await uploads.collect(30.0)
+
+    assert (captured.latents, captured.image) == ((), None)
+    assert notes == ("cache: 2 of 2 objects could not be stored",)
