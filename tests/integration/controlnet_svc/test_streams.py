@@ -145,6 +145,7 @@ async def test_no_region_is_left_of_a_stream_whose_caller_leaves_while_it_is_mad
     [
         ({"base_model_digest": "sha256:" + "0" * 64}, FailedPrecondition, "WRONG_BASE_MODEL"),
         ({"step_count": 0}, InvalidArgument, "INVALID_FIELD"),
+        ({"step_count": 10_001}, InvalidArgument, "INVALID_FIELD"),
         ({"width_px": 128}, InvalidArgument, "INVALID_FIELD"),
         ({"width_px": 2**31}, InvalidArgument, "INVALID_FIELD"),
         ({"latent_dims": (4, 16, 16)}, InvalidArgument, "INVALID_FIELD"),
