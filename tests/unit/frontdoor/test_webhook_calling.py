@@ -19,14 +19,14 @@ async def test_one_address_inside_spoils_all_that_a_name_stands_for(
 ) -> None:
     called: list[str] = []
 
-    async def look_up(host: str, port: int, **_: object) -> list[Any]:
+    def look_up(host: str, port: int, **_: object) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     async def connect(host: str, port: int, **_: object) -> Any:
         called.append(host)
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setattr(asyncio, "open_connection", connect)
     rules = webhook_rules(("hooks.example.com",), (), False)
     caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 5.0)

@@ -1,5 +1,5 @@
-"""What an attempt stores: which latents owe nothing to its LoRAs, what is told of those that were lost, and what becomes
-of them over a store that does not answer in time."""
+"""What an attempt stores: which latents owe nothing to its LoRAs, what is told of lost ones, and what a store that does
+not answer in time leaves."""
 
 import asyncio
 import gc

@@ -69,8 +69,12 @@ class CountedIndexing:
 
     def __init__(self) -> None:
         self.compared_count = 0
+        self.may_lack_points = False
+        self.is_away = False
 
     def reconcile(self) -> None:
+        if self.is_away:
+            raise StoreUnavailable("vector index", "it is away")
         self.compared_count += 1
 
     def index_new(self) -> None:
@@ -111,10 +115,30 @@ def test_a_comparison_is_made_at_the_start_and_then_at_its_interval(doomed: Doom
 def test_a_comparison_that_failed_is_made_again_in_the_next_round(doomed: DoomedObjects) -> None:
     indexing = CountedIndexing()
     maintenance = maintenance_of(doomed, indexing)
-    doomed.is_away = True
+    indexing.is_away = True
     maintenance.run_round()
-    doomed.is_away = False
+    indexing.is_away = False
 
     maintenance.run_round()
 
     assert indexing.compared_count == 1
+
+
+def test_a_store_that_is_away_keeps_nobody_from_comparing_the_index(doomed: DoomedObjects) -> None:
+    indexing = CountedIndexing()
+    doomed.is_away = True
+
+    maintenance_of(doomed, indexing).run_round()
+
+    assert indexing.compared_count == 1
+
+
+def test_an_index_that_was_started_again_is_compared_at_once(doomed: DoomedObjects) -> None:
+    indexing = CountedIndexing()
+    maintenance = maintenance_of(doomed, indexing)
+    maintenance.run_round()
+    indexing.may_lack_points = True
+
+    maintenance.run_round()
+
+    assert indexing.compared_count == 2
