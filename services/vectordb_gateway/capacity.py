@@ -99,7 +99,7 @@ class Capacity:
             metrics.ITEM_EVICTIONS.inc(items)
 
     def _may_be_over(self, tenant_bytes: Mapping[str, int]) -> bool:
-        """What tenants hold is summed up only where it may matter."""
+        """Others that write wait for an eviction: there is one only where it may matter."""
         settings, totals = self._settings, self._ledger.totals()
         is_over = totals.entry_count > settings.max_entries or totals.size_bytes > settings.max_size_bytes
         return is_over or settings.tenant_share < 1.0 or bool(tenant_bytes)
@@ -111,9 +111,7 @@ class Capacity:
             return "the tenant may keep nothing in the cache"
         if self._eviction() is not EvictionChoice.NONE or (settings.tenant_share == 1.0 and most_bytes is None):
             return ""
-        holding = self._ledger.holdings().get(tenant)
-        if holding is None:
-            return ""
+        holding = self._ledger.holding(tenant)
         if most_bytes is not None and holding.size_bytes >= most_bytes:
             return f"the tenant holds its {most_bytes} bytes of the cache"
         if has_room(holding, settings.limits()):

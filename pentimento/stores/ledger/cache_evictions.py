@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, func, select, update
+from sqlalchemy import Connection, Select, bindparam, select, update
 
 from pentimento.domain.cache import CacheHolding
 from pentimento.stores.ledger import cache_tables as tables
@@ -39,9 +39,8 @@ WhoGivesWay = Callable[[Mapping[str, CacheHolding]], str | None]
 
 def holdings(connection: Connection) -> dict[str, CacheHolding]:
     """Return what each tenant holds in live entries."""
-    count, size = func.count().label("entries"), func.sum(_entries.c.size_bytes).label("bytes")
-    statement = select(_entries.c.tenant, count, size).where(_IS_LIVE).group_by(_entries.c.tenant)
-    return {row.tenant: CacheHolding(row.entries, int(row.bytes)) for row in connection.execute(statement)}
+    rows = connection.execute(select(tables.holdings))
+    return {row.tenant: CacheHolding(row.entry_count, row.size_bytes) for row in rows}
 
 
 def evict(

@@ -12,7 +12,7 @@ _objects = tables.objects
 
 
 def contradictions(connection: Connection) -> Iterator[str]:
-    """Yield a sentence for each total that the rows do not bear out, and each object that is nobody's."""
+    """Yield a sentence for each total and holding that the rows do not bear out, and each object that is nobody's."""
     state = connection.execute(select(tables.state)).one()
     counted = connection.execute(
         select(
@@ -25,6 +25,13 @@ def contradictions(connection: Connection) -> Iterator[str]:
     rows = tuple(map(int, counted))  # PostgreSQL sums to Decimal
     if kept != rows:
         yield f"totals say {kept} entries, objects and bytes, rows {rows}"
+    sums = (_entries.c.tenant, func.count(), func.sum(_entries.c.size_bytes))
+    summed = connection.execute(select(*sums).where(IS_LIVE).group_by(_entries.c.tenant))
+    there = {tenant: (count, int(size_bytes)) for tenant, count, size_bytes in summed}
+    held = {row.tenant: (row.entry_count, row.size_bytes) for row in connection.execute(select(tables.holdings))}
+    for tenant in sorted(there.keys() | held.keys()):
+        if held.get(tenant) != there.get(tenant):
+            yield f"tenant {tenant} is said to hold {held.get(tenant)} entries and bytes, rows {there.get(tenant)}"
     homeless = select(_objects.c.key).where(
         _objects.c.delete_after.is_(None),
         _objects.c.grant_id.not_in(select(tables.grants.c.grant_id)),

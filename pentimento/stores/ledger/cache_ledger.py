@@ -59,6 +59,7 @@ _TOTALS = select(
     _state.c.size_bytes,
     _OPEN_GRANTS.scalar_subquery().label("open_grant_count"),
 )
+_HOLDING = select(tables.holdings).where(tables.holdings.c.tenant == bindparam("of_tenant"))
 _VECTORS_AFTER = (
     select(_entries.c.sequence, _entries.c.pool, _entries.c.text_vector)
     .where(_entries.c.sequence > bindparam("after"), IS_LIVE)
@@ -95,6 +96,7 @@ class CacheLedger:
         self._live_entries = LiveEntries(engine)
         self._totals = PreparedRead(engine, _TOTALS)
         self._open_grants = PreparedRead(engine, _OPEN_GRANTS_OF_TENANT)
+        self._holding = PreparedRead(engine, _HOLDING)
         self._unindexed = UnindexedEntries(engine)
         self._vectors_after = PreparedRead(engine, _VECTORS_AFTER)
         self._writer = GroupCommitWriter(engine, "cache-ledger")
@@ -335,6 +337,12 @@ class CacheLedger:
         with typed_errors():
             (row,) = self._open_grants.rows(of_tenant=tenant)
         return int(row.open_grant_count)
+
+    def holding(self, tenant: str) -> CacheHolding:
+        """Return what the tenant holds in live entries."""
+        with typed_errors():
+            rows = self._holding.rows(of_tenant=tenant)
+        return CacheHolding(rows[0].entry_count, rows[0].size_bytes) if rows else CacheHolding(0, 0)
 
     def holdings(self) -> dict[str, CacheHolding]:
         """Return what each tenant holds in live entries."""

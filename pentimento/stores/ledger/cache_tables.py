@@ -4,6 +4,10 @@ grant    open (entry_id NULL) -> committed; expired ones and released ones are d
 object   granted -> held by an entry -> doomed -> gone; a row outlives its object, never the other way round
 entry    live (in the index or not yet) -> doomed -> gone from the index, then from here
 pin      holds a doomed object back until it expires
+holding  what a tenant has in live entries; there is none without any
+
+Holdings are kept by the database itself, in triggers, so that they are right also beside a gateway of the build before,
+which knows nothing of them.
 """
 
 from sqlalchemy import BigInteger, Column, Double, LargeBinary, MetaData, Table, Text
@@ -151,6 +155,43 @@ tenant_limits = Table(
     # What is kept of it at most.
     Column("size_bytes", BigInteger, nullable=False),
 )
+
+holdings = Table(
+    "cache_holdings",
+    _METADATA,
+    Column("tenant", Text, primary_key=True),
+    Column("entry_count", BigInteger, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+)
+
+# One more entry of a tenant's, one less, and a tenant that has none left.
+_HOLDS_MORE = """INSERT INTO cache_holdings (tenant, entry_count, size_bytes) VALUES (NEW.tenant, 1, NEW.size_bytes)
+    ON CONFLICT (tenant) DO UPDATE SET entry_count = cache_holdings.entry_count + 1,
+    size_bytes = cache_holdings.size_bytes + NEW.size_bytes"""
+_HOLDS_LESS = """UPDATE cache_holdings SET entry_count = entry_count - 1, size_bytes = size_bytes - OLD.size_bytes
+    WHERE tenant = OLD.tenant"""
+_HOLDS_NONE = "DELETE FROM cache_holdings WHERE tenant = OLD.tenant AND entry_count = 0"
+_HOLDING_TRIGGERS = {
+    "sqlite": (
+        f"""CREATE TRIGGER cache_entries_came AFTER INSERT ON cache_entries WHEN NEW.doomed_at IS NULL
+            BEGIN {_HOLDS_MORE}; END""",
+        f"""CREATE TRIGGER cache_entries_shrank AFTER UPDATE OF size_bytes ON cache_entries
+            WHEN OLD.doomed_at IS NULL AND NEW.doomed_at IS NULL BEGIN {_HOLDS_LESS}; {_HOLDS_MORE}; END""",
+        f"""CREATE TRIGGER cache_entries_doomed AFTER UPDATE OF doomed_at ON cache_entries
+            WHEN OLD.doomed_at IS NULL AND NEW.doomed_at IS NOT NULL BEGIN {_HOLDS_LESS}; {_HOLDS_NONE}; END""",
+        f"""CREATE TRIGGER cache_entries_went AFTER DELETE ON cache_entries WHEN OLD.doomed_at IS NULL
+            BEGIN {_HOLDS_LESS}; {_HOLDS_NONE}; END""",
+    ),
+    "postgresql": (
+        f"""CREATE FUNCTION cache_entries_held() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF TG_OP <> 'INSERT' AND OLD.doomed_at IS NULL THEN {_HOLDS_LESS}; END IF;
+            IF TG_OP <> 'DELETE' AND NEW.doomed_at IS NULL THEN {_HOLDS_MORE}; END IF;
+            IF TG_OP <> 'INSERT' THEN {_HOLDS_NONE}; END IF;
+            RETURN NULL; END $$""",
+        """CREATE TRIGGER cache_entries_held AFTER INSERT OR DELETE OR UPDATE OF size_bytes, doomed_at
+            ON cache_entries FOR EACH ROW EXECUTE FUNCTION cache_entries_held()""",
+    ),
+}
 
 MIGRATIONS = (
     Migration(
@@ -318,4 +359,18 @@ MIGRATIONS = (
     Migration(8, ("CREATE TABLE cache_tenant_limits (tenant TEXT PRIMARY KEY, size_bytes BIGINT NOT NULL)",)),
     # Every reservation counts the open ones, of which there are few beside those that were committed lately.
     Migration(9, ("CREATE INDEX cache_grants_open ON cache_grants (tenant) WHERE entry_id IS NULL",)),
+    Migration(
+        10,
+        (
+            """CREATE TABLE cache_holdings (
+                tenant TEXT PRIMARY KEY,
+                entry_count BIGINT NOT NULL,
+                size_bytes BIGINT NOT NULL
+            )""",
+            # On PostgreSQL nobody writes entries from here to the end.
+            _HOLDING_TRIGGERS,
+            """INSERT INTO cache_holdings (tenant, entry_count, size_bytes)
+                SELECT tenant, COUNT(*), SUM(size_bytes) FROM cache_entries WHERE doomed_at IS NULL GROUP BY tenant""",
+        ),
+    ),
 )

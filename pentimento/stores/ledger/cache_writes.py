@@ -104,6 +104,8 @@ def expire(connection: Connection, now: float) -> int:
 
 def doom(connection: Connection, entry_ids: Sequence[str], now: float, delete_after: float) -> int:
     """Take entries out of service and return their number; their objects stay until `delete_after`."""
+    # As who commits does: the lock of the one row, then what the tenant holds. The other way round they would deadlock.
+    access.take_ticks(connection, 0)
     is_live = _entries.c.doomed_at.is_(None)
     statement = update(_entries).where(_entries.c.entry_id.in_(entry_ids), is_live).values(doomed_at=now)
     columns = (_entries.c.entry_id, _entries.c.object_count, _entries.c.size_bytes)

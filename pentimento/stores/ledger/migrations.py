@@ -1,10 +1,11 @@
 """Schema versions, one number for each component that keeps tables in a ledger.
 
 A migration is a list of SQL statements that both SQLite and PostgreSQL understand; `{blob}` stands for their byte type.
+Where they have no words in common, statements of each stand by its name.
 A published migration never changes: the next version is a new one at the end of the list.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine, inspect, text
@@ -19,10 +20,15 @@ _MIGRATION_LOCK = 0x70656E74
 
 @dataclass(frozen=True)
 class Migration:
-    """Statements that lead from `version - 1` to `version`."""
+    """Statements that lead from `version - 1` to `version`; those of one database alone by its name."""
 
     version: int
-    statements: tuple[str, ...]
+    statements: tuple[str | Mapping[str, tuple[str, ...]], ...]
+
+    def statements_of(self, dialect: str) -> Iterator[str]:
+        """Yield the statements for that database."""
+        for statement in self.statements:
+            yield from (statement,) if isinstance(statement, str) else statement[dialect]
 
 
 def migrate(engine: Engine, component: str, migrations: Sequence[Migration]) -> int:
@@ -72,7 +78,7 @@ def _version(connection: Connection, component: str) -> int:
 
 
 def _apply(connection: Connection, component: str, migration: Migration) -> None:
-    for statement in migration.statements:
+    for statement in migration.statements_of(connection.dialect.name):
         connection.execute(text(statement.format(blob=_BLOB[connection.dialect.name])))
     update = "UPDATE schema_versions SET version = :version WHERE component = :component"
     connection.execute(text(update), {"version": migration.version, "component": component})

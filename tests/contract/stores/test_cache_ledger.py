@@ -181,6 +181,11 @@ def test_ids_are_read_by_ranges(ledger: CacheLedger) -> None:
         ),
         ("UPDATE cache_state SET size_bytes = 7", "totals say (1, 1, 7) entries, objects and bytes, rows (1, 1, 10)"),
         (
+            "UPDATE cache_holdings SET size_bytes = 7",
+            "tenant tenant is said to hold (1, 7) entries and bytes, rows (1, 10)",
+        ),
+        ("DELETE FROM cache_holdings", "tenant tenant is said to hold None entries and bytes, rows (1, 10)"),
+        (
             "UPDATE cache_objects SET entry_id = NULL, grant_id = 'gone'",
             "object cache/g1/5 belongs to no grant and no live entry, and is not doomed",
         ),

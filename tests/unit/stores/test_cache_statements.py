@@ -39,6 +39,8 @@ def mark_the_new_one(ledger: CacheLedger) -> None:
 
 ASKED: dict[str, Callable[[CacheLedger], object]] = {
     "totals": lambda ledger: ledger.totals(),
+    "holding of a tenant": lambda ledger: ledger.holding("tenant"),
+    "holdings": lambda ledger: ledger.holdings(),
     "open grants": lambda ledger: ledger.open_grant_count("tenant"),
     "new grant": lambda ledger: ledger.reserve(grant("other")).result(),
     "released grant": lambda ledger: ledger.release("open").result(),

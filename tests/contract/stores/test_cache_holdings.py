@@ -1,0 +1,113 @@
+"""What tenants hold is kept up to date by the database, whoever writes: it is what a sum over all entries gives."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from itertools import count
+from random import Random
+
+import pytest
+from sqlalchemy import text
+
+from pentimento.domain.cache import CacheHolding
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache_tables import MIGRATIONS
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.migrations import migrate
+from pentimento.testing.clocks import SetClock
+from tests.contract.stores.access_records import SIZE, STEPS, add, down_to
+
+_SUM = "SELECT tenant, COUNT(*), SUM(size_bytes) FROM cache_entries WHERE doomed_at IS NULL GROUP BY tenant"
+
+
+def summed(url: str) -> dict[str, CacheHolding]:
+    engine = open_engine(url)
+    with engine.connect() as connection:
+        found = {
+            tenant: CacheHolding(entries, int(size_bytes))
+            for tenant, entries, size_bytes in connection.execute(text(_SUM))
+        }
+    engine.dispose()
+    return found
+
+
+def test_a_tenant_holds_its_live_entries_and_nothing_once_they_are_gone(ledger: CacheLedger) -> None:
+    entry_ids = [add(ledger, name, tenant="t") for name in "ab"]
+    add(ledger, "c", (5,), tenant="other")
+
+    assert ledger.holding("t") == CacheHolding(2, 6 * SIZE)
+    assert ledger.holding("nobody") == CacheHolding(0, 0)
+    ledger.doom(entry_ids, grace_s=0).result()
+    ledger.forget_entries(entry_ids).result()
+
+    assert ledger.holding("t") == CacheHolding(0, 0)
+    assert ledger.holdings() == {"other": CacheHolding(1, SIZE)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_holdings_are_the_sum_whatever_several_gateways_do_at_once(ledger_url: str, seed: int) -> None:
+    chance, names, live = Random(seed), count(), list[str]()
+    gateways = [open_cache_ledger(ledger_url) for _ in range(3)]
+    limits = [(chance.randint(1, 20), chance.randint(1, 12)) for _ in range(24)]
+
+    def put(gateway: CacheLedger) -> None:
+        live.append(add(gateway, str(next(names)), STEPS[: chance.randint(1, 3)], chance.choice("abc")))
+
+    def doom(gateway: CacheLedger) -> None:
+        gateway.doom(chance.sample(live, min(2, len(live))), grace_s=0).result()
+
+    def evict(gateway: CacheLedger) -> None:
+        gateway.evict(down_to(*chance.choice(limits)), grace_s=0).result()
+
+    def evict_items(gateway: CacheLedger) -> None:
+        gateway.evict_items(down_to(*chance.choice(limits)), grace_s=0).result()
+
+    acts: list[Callable[[CacheLedger], None]] = [put, put, put, put, put, doom, evict, evict_items]
+    with ThreadPoolExecutor(3) as threads:
+        done: list[Future[None]] = [
+            threads.submit(chance.choice(acts), gateway) for _ in range(24) for gateway in gateways
+        ]
+        for future in done:
+            future.result()
+
+    assert gateways[0].holdings() == summed(ledger_url)
+    assert gateways[0].check_integrity() == []
+    for gateway in gateways:
+        gateway.close()
+
+
+def test_a_ledger_of_before_is_summed_up_once(ledger_url: str, clock: SetClock) -> None:
+    engine = open_engine(ledger_url)
+    migrate(engine, "cache", MIGRATIONS[:9])
+    with engine.begin() as connection:
+        for number, (tenant, doomed_at) in enumerate((("a", "NULL"), ("b", "NULL"), ("b", "NULL"), ("b", "5"))):
+            connection.execute(text(entry_of_before(number, tenant, doomed_at)))
+    engine.dispose()
+
+    with closing(open_cache_ledger(ledger_url, clock)) as ledger:
+        assert ledger.holdings() == {"a": CacheHolding(1, 10), "b": CacheHolding(2, 20)}
+
+
+def test_what_a_gateway_of_before_writes_beside_counts(ledger_url: str, clock: SetClock) -> None:
+    with closing(open_cache_ledger(ledger_url, clock)) as ledger:
+        engine = open_engine(ledger_url)
+        with engine.begin() as connection:
+            for number, tenant in enumerate("aabc"):
+                connection.execute(text(entry_of_before(number, tenant)))
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE cache_entries SET size_bytes = 4, object_count = 0 WHERE sequence = 0"))
+            connection.execute(text("UPDATE cache_entries SET doomed_at = 5 WHERE sequence = 2"))
+            connection.execute(text("UPDATE cache_entries SET indexed = 1"))
+            connection.execute(text("DELETE FROM cache_entries WHERE sequence = 2"))
+        engine.dispose()
+
+        assert ledger.holdings() == {"a": CacheHolding(2, 14), "c": CacheHolding(1, 10)}
+
+
+def entry_of_before(number: int, tenant: str, doomed_at: str = "NULL") -> str:
+    """The statement that inserts an entry of ten bytes."""
+    return (
+        "INSERT INTO cache_entries (entry_id, pool, tenant, created_at, sequence, ancestor_depth, text_vector,"
+        " object_count, size_bytes, rank_score, rank_tie, indexed, doomed_at, request_id)"
+        f" VALUES ('e{number}', '{tenant}', '{tenant}', 1, {number}, 0, '', 1, 10, 0, 0, 0, {doomed_at}, 'r')"
+    )
