@@ -11,7 +11,7 @@ from concurrent.futures import Future
 
 from pentimento.domain.clock import Clock
 from pentimento.domain.epochs import latest_believable
-from pentimento.domain.errors import PentimentoError
+from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.service.lease import LedgerLease
 from pentimento.stores.ledger.fleet_ledger import FleetLedger
@@ -53,7 +53,12 @@ class Leadership:
 
     async def _left(self) -> Plan | None:
         saved = await asyncio.wrap_future(self._ledger.load_plan())
-        plan = plan_from_bytes(saved) if saved else None
+        try:
+            plan = plan_from_bytes(saved) if saved else None
+        except InvalidArgument as error:
+            # A newer version's, perhaps; the next one takes its place.
+            logger.error("the saved plan is not understood", extra={"reason": error.reason, "error": error.message})
+            return None
         if plan is not None and plan.version.leader_epoch > latest_believable(self._clock.wall()):
             logger.error("a saved plan of an epoch that no controller can have is ignored")
             return None

@@ -36,3 +36,12 @@ async def test_a_plan_that_no_leader_can_have_made_is_ignored(
     _, left = await leadership.begin(standby=False)
 
     assert left == (plan if is_believed else None)
+
+
+async def test_a_plan_that_is_not_understood_keeps_nobody_from_leading(ledger: FleetLedger) -> None:
+    ledger.save_plan(PlanVersion(LATEST, 1), b"no plan").result()
+    leadership = Leadership(ledger, LedgerLease(ledger, "one", 1.0), "one", CLOCK)
+
+    _, left = await leadership.begin(standby=False)
+
+    assert left is None
