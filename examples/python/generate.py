@@ -8,6 +8,7 @@
 import argparse
 import os
 import pathlib
+import sys
 
 import grpc
 
@@ -29,15 +30,18 @@ def main() -> None:
     )
     with grpc.insecure_channel(arguments.address) as channel:
         stub = image_service_pb2_grpc.ImageServiceStub(channel)
-        for event in stub.Generate(request, metadata=metadata, timeout=120):
-            kind = event.WhichOneof("event")
-            if kind == "accepted":
-                print(f"accepted {event.accepted.request_id}")
-            elif kind == "progress":
-                print(f"step {event.progress.step} of {event.progress.step_count}")
-            elif kind == "completed":
-                arguments.picture.write_bytes(event.completed.image)
-                print(f"completed {arguments.picture}: {event.completed.width_px}x{event.completed.height_px}")
+        try:
+            for event in stub.Generate(request, metadata=metadata, timeout=120):
+                kind = event.WhichOneof("event")
+                if kind == "accepted":
+                    print(f"accepted {event.accepted.request_id}")
+                elif kind == "progress":
+                    print(f"step {event.progress.step} of {event.progress.step_count}")
+                elif kind == "completed":
+                    arguments.picture.write_bytes(event.completed.image)
+                    print(f"completed {arguments.picture}: {event.completed.width_px}x{event.completed.height_px}")
+        except grpc.RpcError as error:
+            sys.exit(f"failed: {error.code().name}: {error.details()}")
 
 
 if __name__ == "__main__":

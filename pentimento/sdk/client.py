@@ -37,8 +37,8 @@ from pentimento.sdk.retries import RetryPolicy
 class AsyncClient:
     """Calls `pentimento.api.image.v1.ImageService` at `address` (host:port or unix:/path).
 
-    Every request carries an idempotency key, the caller's or one made for it. So a call that the server did not answer
-    (UNAVAILABLE) is made again: the server knows the key and goes on with the first one; nothing is painted twice.
+    A call that the server did not answer (UNAVAILABLE) is made again. Every request carries an idempotency key, the
+    caller's or one made for it, by which the server goes on with the first one; nothing is painted twice.
     """
 
     def __init__(
@@ -170,11 +170,11 @@ class AsyncClient:
     async def pin(self, request_id: str, duration_ms: int) -> PinnedPicture:
         """Keep what a completed request's picture started from for so long from now: until then it can be replayed.
         ResourceExhausted QUOTA_EXCEEDED beyond what the tenant may pin, NotFound ANCESTOR_GONE where it is too late."""
-        return await self._images.pin(request_id, duration_ms)
+        return await self._retries.answered(lambda: self._images.pin(request_id, duration_ms))
 
     async def unpin(self, request_id: str) -> None:
         """End the pin of a request; no error where it has none."""
-        await self._images.unpin(request_id)
+        await self._retries.answered(lambda: self._images.unpin(request_id))
 
     async def _retried(
         self, call: Callable[[str], AsyncGenerator[GenerateEvent, None]], *, idempotency_key: str
@@ -202,24 +202,24 @@ class AsyncClient:
 
     async def cancel(self, request_id: str) -> RequestState:
         """Stop a request within one denoising step, and return the state it is in afterwards."""
-        return await self._images.cancel(request_id)
+        return await self._retries.answered(lambda: self._images.cancel(request_id))
 
     async def get_request(self, request_id: str, *, omit_image: bool = False) -> RequestStatus:
         """Return the request's state, with its picture when it is completed. NotFound when there is none, or it is
         another tenant's."""
-        return await self._images.get_request(request_id, omit_image)
+        return await self._retries.answered(lambda: self._images.get_request(request_id, omit_image))
 
     async def explain(self, request: ImageRequest, *, neighbour_count: int = 0) -> Explanation:
         """Return the route that `generate` would take now, and so many of the cache's nearest entries (at most 50)."""
-        return await self._images.explain(request, neighbour_count=neighbour_count)
+        return await self._retries.answered(lambda: self._images.explain(request, neighbour_count=neighbour_count))
 
     async def list_models(self) -> tuple[ModelInfo, ...]:
         """Return the models that are served, with their limits."""
-        return await self._images.list_models()
+        return await self._retries.answered(self._images.list_models)
 
     async def list_adapters(self) -> tuple[Adapter, ...]:
         """Return the LoRAs and ControlNets that a request may name, with the models that they are made for."""
-        return await self._images.list_adapters()
+        return await self._retries.answered(self._images.list_adapters)
 
 
 async def _picture_of(stream: AsyncGenerator[GenerateEvent, None]) -> Picture:

@@ -1,19 +1,15 @@
 """What a client asks about requests that go on without it, and about those it made before."""
 
-import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Callable
 
 from pentimento.clients.image import ImageClient
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Unavailable
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.image_request import Accepted, GenerateEvent, ImageRequest
 from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, ResultUrl
 from pentimento.domain.requests import RequestState
 from pentimento.sdk.picture import Picture
 from pentimento.sdk.retries import RetryPolicy
-
-T = TypeVar("T")
 
 
 class JobCalls:
@@ -27,12 +23,12 @@ class JobCalls:
         """Return the id of the job that the request became; under a key, so that a repeated call makes no second
         one."""
         key = idempotency_key or uuid.uuid4().hex
-        return await self.answered(lambda: self._images.submit(request, key, webhook_url=webhook_url))
+        return await self._retries.answered(lambda: self._images.submit(request, key, webhook_url=webhook_url))
 
     async def result(self, request_id: str) -> Picture:
         """Return the picture of a completed request. FailedPrecondition NOT_COMPLETED for any other, which names its
         state and, where it failed, the reason."""
-        status = await self.answered(lambda: self._images.get_request(request_id))
+        status = await self._retries.answered(lambda: self._images.get_request(request_id))
         if status.pictures:
             raise InvalidArgument.of("request_id", "must be of one picture; each of several has an id of its own")
         if status.completed is None:
@@ -42,7 +38,7 @@ class JobCalls:
 
     async def page(self, query: RequestQuery) -> RequestPage:
         """Return one page of the tenant's requests."""
-        return await self.answered(lambda: self._images.list_requests(query))
+        return await self._retries.answered(lambda: self._images.list_requests(query))
 
     async def jobs(self, states: frozenset[RequestState]) -> AsyncGenerator[RequestSummary, None]:
         """Yield the tenant's jobs, newest first, a page after another."""
@@ -57,25 +53,12 @@ class JobCalls:
 
     async def result_url(self, request_id: str, expires_in_ms: int | None) -> ResultUrl:
         """Return an address of the picture that expires."""
-        return await self.answered(lambda: self._images.result_url(request_id, expires_in_ms))
+        return await self._retries.answered(lambda: self._images.result_url(request_id, expires_in_ms))
 
     async def webhook_key(self) -> str:
         """Return what the tenant's webhooks are signed with."""
-        return await self.answered(self._images.webhook_key)
+        return await self._retries.answered(self._images.webhook_key)
 
     def attached(self, request_id: str) -> Callable[[str], AsyncGenerator[GenerateEvent, None]]:
         """Return the call that hears of a request; the key that retries come with is of no use to it."""
         return lambda _key: self._images.attach(request_id)
-
-    async def answered(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return what `call` answers, which is made again while the server does not."""
-        attempt = 1
-        while True:
-            try:
-                return await call()
-            except Unavailable as error:
-                if attempt == self._retries.tries:
-                    raise
-                pause_s = self._retries.pause_s(attempt, error.retry_after_ms)
-            attempt += 1
-            await asyncio.sleep(pause_s)

@@ -1,9 +1,15 @@
 """When a call that the server did not answer is made again."""
 
+import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pentimento.domain.backoff import Backoff
+from pentimento.domain.errors import Unavailable
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -21,3 +27,16 @@ class RetryPolicy:
         (RetryInfo)."""
         pauses = Backoff(self.first_pause_s, self.max_pause_s)
         return max(pauses.random_delay_s(attempt, self.generator), (wished_ms or 0) / 1000)
+
+    async def answered(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return what `call` answers, which is made again while the server does not (UNAVAILABLE)."""
+        attempt = 1
+        while True:
+            try:
+                return await call()
+            except Unavailable as error:
+                if attempt == self.tries:
+                    raise
+                pause_s = self.pause_s(attempt, error.retry_after_ms)
+            attempt += 1
+            await asyncio.sleep(pause_s)

@@ -1,6 +1,7 @@
 """A client in Python that has grpcio, protobuf and the contracts, and never heard of the suite's own packages."""
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,3 +61,10 @@ def test_stubs_generated_from_the_contracts_paint_a_picture(suite_address: str, 
     assert said[0].startswith("accepted ")
     assert said[-1].startswith("completed picture.png: ")
     assert (tmp_path / "picture.png").read_bytes().startswith(PNG_SIGNATURE)
+
+    refused = subprocess.run(
+        [python, EXAMPLE.name, "", *arguments[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("failed: INVALID_ARGUMENT: prompt")
+    assert len(refused.stderr.splitlines()) == 1

@@ -4,7 +4,7 @@ import _weakrefset
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from pentimento.rpc.server import RpcServer
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.sdk import AsyncClient, Client, RetryPolicy
 from pentimento.settings import SettingsError
+from pentimento.wire.generation import route_to_proto
 from pentimento.wire.image import event_to_proto
 
 Script = Callable[[], AsyncIterator[pb.GenerateResponse]]
@@ -279,6 +280,51 @@ async def test_the_blocking_client_returns_several_pictures(tmp_path: Path) -> N
                 return len(client.generate_all(ImageRequest("a circle", image_count=2)).pictures)
 
         assert await asyncio.to_thread(paint) == 2
+
+
+@dataclass
+class AwayAtFirst(ScriptedImageService):
+    """Answers every call that is no stream, after it was away for one."""
+
+    calls: list[str] = field(default_factory=list)
+
+    def answering(self, rpc: str, answer: object) -> "AwayAtFirst":
+        async def call(request: object, context: object) -> object:
+            self.calls.append(rpc)
+            if len(self.calls) == 1:
+                raise Unavailable("DOWN", "down")
+            return answer
+
+        setattr(self, rpc, call)
+        return self
+
+
+CANCELLED = pb.REQUEST_STATE_CANCELLED
+ASKED: dict[str, tuple[str, object, Callable[[AsyncClient], Awaitable[object]]]] = {
+    "cancel": ("Cancel", pb.CancelResponse(state=CANCELLED), lambda client: client.cancel("r")),
+    "get_request": ("GetRequest", pb.GetRequestResponse(state=CANCELLED), lambda client: client.get_request("r")),
+    "pin": ("Pin", pb.PinResponse(request_id="r"), lambda client: client.pin("r", 1000)),
+    "unpin": ("Unpin", pb.UnpinResponse(), lambda client: client.unpin("r")),
+    "list_models": ("ListModels", pb.ListModelsResponse(), lambda client: client.list_models()),
+    "list_adapters": ("ListModels", pb.ListModelsResponse(), lambda client: client.list_adapters()),
+    "list_requests": ("ListRequests", pb.ListRequestsResponse(), lambda client: client.list_requests()),
+    "explain": (
+        "Explain",
+        pb.ExplainResponse(route=route_to_proto(PROVENANCE.route)),
+        lambda client: client.explain(ImageRequest("a circle")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+async def test_questions_are_asked_again_where_the_server_did_not_answer(tmp_path: Path, name: str) -> None:
+    rpc, answer, ask = ASKED[name]
+    service = AwayAtFirst([]).answering(rpc, answer)
+
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
+        await ask(client)
+
+    assert service.calls == [rpc, rpc]
 
 
 async def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
