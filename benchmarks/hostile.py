@@ -32,7 +32,7 @@ from benchmarks.attacks.table import ATTACKS
 from benchmarks.attacks.target import PUBLIC, AttackTarget
 from benchmarks.bystander import PAINT, Bystander
 from benchmarks.report import Figure, Interval, Options, Target, at_most, counted, parse_options, publish
-from benchmarks.statistics import CONFIDENCE, quantile, ratio_interval
+from benchmarks.statistics import BOOTSTRAP, CONFIDENCE, quantile, ratio_interval
 from benchmarks.suite_processes import members, peak_rss_bytes, reset_peak
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.identity import Role
@@ -313,7 +313,7 @@ def slowdown(name: str, played: Sequence[Played], *, paints: bool, target: Targe
     samples = [{"quiet": quiet, "under attack": under_attack}]
     if min(len(quiet), len(under_attack)) < 2:
         return Figure(name, None, target, samples, None)
-    interval = Interval(*ratio_interval(under_attack, quiet, p99), CONFIDENCE, "bootstrap percentile")
+    interval = Interval(*ratio_interval(under_attack, quiet, p99), CONFIDENCE, BOOTSTRAP)
     return Figure(name, p99(under_attack) / p99(quiet), target, samples, interval)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import Figure, Interval, Target, at_most, informative
-from benchmarks.statistics import CONFIDENCE, bootstrap_interval
+from benchmarks.statistics import BOOTSTRAP, CONFIDENCE, bootstrap_interval
 from pentimento.reports import Outcome, Report, RequestRecord
 
 VIOLATIONS = at_most(1.1, "points")
@@ -176,4 +176,4 @@ def interval(loads: Sequence[Tallies], statistic: Callable[[Sequence[Tallies]], 
     if len(rounds) < 2:
         return None
     low, high = bootstrap_interval(rounds, lambda drawn: statistic(list(zip(*drawn, strict=True))))
-    return Interval(low, high, CONFIDENCE, "bootstrap percentile over rounds")
+    return Interval(low, high, CONFIDENCE, f"{BOOTSTRAP} over rounds")

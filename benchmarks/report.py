@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.statistics import CONFIDENCE, binomial_interval, bootstrap_interval
+from benchmarks.statistics import BOOTSTRAP, CONFIDENCE, binomial_interval, bootstrap_interval
 from pentimento.testing.machine import ROOT, current_commit, describe_machine, is_clean, now
 
 Sample = TypeVar("Sample")
@@ -168,7 +168,7 @@ def measured(
 ) -> Figure:
     """A statistic of samples, with its bootstrap interval; a pair's samples are (ours, theirs)."""
     low, high = bootstrap_interval(samples, statistic)
-    return Figure(name, statistic(samples), target, samples, Interval(low, high, CONFIDENCE, "bootstrap percentile"))
+    return Figure(name, statistic(samples), target, samples, Interval(low, high, CONFIDENCE, BOOTSTRAP))
 
 
 def counted(name: str, events: int, trials: int, target: Target, samples: Sequence[Any]) -> Figure:

@@ -4,12 +4,14 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 from typing import TypeVar
 
 Sample = TypeVar("Sample")
 
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
+BOOTSTRAP = "bootstrap, expanded percentiles"
 # Student's t at 97.5 %, by degrees of freedom from 1.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
@@ -18,11 +20,11 @@ def bootstrap_interval(
     samples: Sequence[Sample],
     statistic: Callable[[Sequence[Sample]], float],
     *,
-    confidence: float = CONFIDENCE,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap of `statistic` (Efron 1979): the samples are redrawn with replacement, reproducibly.
+    """Percentile bootstrap at 95 % of `statistic` (Efron 1979): the samples are redrawn with replacement, reproducibly.
+    Its percentiles lie further out the fewer samples there are ("expanded", Hesterberg 2015).
 
     A paired comparison passes its pairs as the samples, so that the pairing survives every resample.
     """
@@ -30,7 +32,7 @@ def bootstrap_interval(
         raise ValueError("a bootstrap needs at least one sample")
     generator = random.Random(seed)
     draws = sorted(statistic(generator.choices(samples, k=len(samples))) for _ in range(resamples))
-    tail = (1.0 - confidence) / 2.0
+    tail = _tail(len(samples))
     return quantile(draws, tail), quantile(draws, 1.0 - tail)
 
 
@@ -42,15 +44,32 @@ def ratio_interval(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap at 95 % of a statistic of the ones ÷ that of the others, which are redrawn apart."""
+    """Percentile bootstrap at 95 %, as above, of a statistic of the ones ÷ that of the others, which are redrawn
+    apart."""
     generator = random.Random(seed)
 
     def draw(samples: Sequence[float]) -> float:
         return statistic(generator.choices(samples, k=len(samples)))
 
     draws = sorted(draw(numerators) / draw(denominators) for _ in range(resamples))
-    tail = (1.0 - CONFIDENCE) / 2.0
+    tail = _tail(min(len(numerators), len(denominators)))
     return quantile(draws, tail), quantile(draws, 1.0 - tail)
+
+
+def _tail(count: int) -> float:
+    """The share of resamples that is left out on either side: a bootstrap takes the variance of few samples too small,
+    and normal values for Student's."""
+    if count < 2:
+        return (1.0 - CONFIDENCE) / 2.0
+    return NormalDist().cdf(-math.sqrt(count / (count - 1)) * _student_t(count - 1))
+
+
+def _student_t(free: int) -> float:
+    """At 97.5 %; beyond the table by Fisher's expansion around the normal value."""
+    if free <= len(_T):
+        return _T[free - 1]
+    z = NormalDist().inv_cdf((1.0 + CONFIDENCE) / 2.0)
+    return z + (z**3 + z) / (4 * free)
 
 
 def ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:

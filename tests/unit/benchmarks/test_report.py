@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import statistics
 import time
 from collections.abc import Iterator
@@ -146,6 +147,16 @@ def test_bootstrap_is_reproducible_and_holds_the_statistic() -> None:
 
     assert (low, high) == bootstrap_interval(samples, statistics.median)
     assert low < statistics.median(samples) < high
+
+
+@pytest.mark.parametrize(("count", "least_share"), [(5, 0.90), (7, 0.925), (20, 0.93)])
+def test_intervals_of_few_samples_hold_the_true_value_as_often_as_they_say(count: int, least_share: float) -> None:
+    rng = random.Random(3)
+    runs = [[rng.gauss(0.0, 1.0) for _ in range(count)] for _ in range(400)]
+
+    intervals = [bootstrap_interval(run, statistics.fmean, resamples=500) for run in runs]
+
+    assert sum(low <= 0.0 <= high for low, high in intervals) / len(runs) >= least_share
 
 
 def test_no_event_in_fifty_trials_does_not_claim_certainty() -> None:
