@@ -1,6 +1,7 @@
 """A reader found an object missing or corrupt: look for ourselves, and take its entry out of service."""
 
 import logging
+from collections.abc import Sequence
 
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.errors import ObjectMissing, StoreUnavailable
@@ -40,14 +41,16 @@ class Healing:
 
     def _examine(self, entry_id: str, key: str) -> str:
         entry = self._ledger.live_entry(entry_id)
-        held = (_held(entry) if entry else []) + self._ledger.kept_by_pins()
-        reference = next((reference for reference in held if reference.key == key), None)
+        held = _named(key, _held(entry) if entry else [])
+        reference = held or _named(key, self._ledger.kept_by_pins())
         if reference is None:
             return "unknown"
         finding = self._look_at(reference)
         if finding in ("missing", "corrupt"):
-            # No grace: whoever looked it up meanwhile cannot use it either.
-            self._ledger.doom([entry_id], grace_s=0).result()
+            # What stays for a pin alone is no part of its entry any more, which may serve by what it has left.
+            if held is not None:
+                # No grace: whoever looked it up meanwhile cannot use it either.
+                self._ledger.doom([entry_id], grace_s=0).result()
             self._ledger.drop_pins(key).result()
         return finding
 
@@ -61,6 +64,10 @@ class Healing:
         except StoreUnavailable:
             return "unreachable"
         return "sound"
+
+
+def _named(key: str, references: Sequence[ObjectReference]) -> ObjectReference | None:
+    return next((reference for reference in references if reference.key == key), None)
 
 
 def _held(entry: CachedEntry) -> list[ObjectReference]:

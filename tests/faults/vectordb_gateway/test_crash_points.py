@@ -140,7 +140,7 @@ class Cache:
     async def live(self) -> None:
         """Two entries in, which is too many, of the first two latents pinned, one of which served; a grant given back;
         a round of maintenance; one pin ended, and another round. A hit is painted again; then the bytes of what is
-        pinned are lost, and the points of the index."""
+        pinned are lost, the points of the index, and bytes of an entry."""
         entry_ids = [await self.store(number) for number in range(2)]
         await self.writing.release((await self.upload(attempt())).grant_id)
         self.maintenance.run_round()
@@ -154,6 +154,12 @@ class Cache:
         await self.report_missing(self.missing)
         self.index.delete(entry_ids)
         self.maintenance.request_reconciliation()
+        self.maintenance.run_round()
+        entry = self.ledger.live_entry(entry_ids[1])
+        assert entry is not None and entry.image is not None
+        self.missing.append((entry.entry_id, entry.image.key))
+        self.objects.delete(entry.image.key)
+        await self.report_missing(self.missing)
         self.maintenance.run_round()
 
     async def store(self, number: int) -> str:

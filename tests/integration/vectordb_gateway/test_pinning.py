@@ -85,6 +85,25 @@ async def test_a_pinned_object_that_is_found_missing_is_pinned_no_more(tmp_path:
         assert gateway.problems() == []
 
 
+async def test_an_entry_stays_whose_evicted_and_pinned_latent_is_found_missing(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--eviction", "lru", "--max-size-bytes", "400") as gateway:
+        entry_id, ledger = await gateway.store(FAR_APART[0]), gateway.process.stores.ledger
+        entry = ledger.live_entry(entry_id)
+        assert entry is not None
+        for number, latent in enumerate(entry.latents):
+            await gateway.client.pin_object("tenant", f"r{number}", latent.object, DAY_S)
+        gateway.maintain()
+        left = ledger.live_entry(entry_id)
+        assert left is not None
+        (evicted,) = {latent.object for latent in entry.latents} - {latent.object for latent in left.latents}
+        gateway.process.stores.objects.delete(evicted.key)
+
+        await gateway.client.report_bad_object(entry_id, evicted.key, "missing")
+
+        assert ledger.live_entry(entry_id) == left
+        assert gateway.problems() == []
+
+
 async def test_wrong_pins_are_refused_by_name(tmp_path: Path) -> None:
     async with running_gateway(tmp_path) as gateway:
         reference = await ancestor(gateway)
