@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pentimento.domain.cache import CacheHolding
 from pentimento.stores.ledger.cache_records import CacheTotals
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice, GrantSettings
@@ -33,6 +34,9 @@ class FilledLedger:
 
     def open_grant_count(self, tenant: str) -> int:
         return self._open_grants
+
+    def holding(self, tenant: str) -> CacheHolding:
+        return CacheHolding(1, 500)
 
     def tenant_limits(self) -> dict[str, int]:
         return {}
@@ -89,8 +93,8 @@ def test_what_the_limit_says_may_be_had_and_no_more(within: dict[str, Any], beyo
     assert why in capacity_of(**beyond).refusal("acme")
 
 
-@pytest.mark.parametrize("most_bytes, refused", [(0, True), (1, False), (None, False)])
-def test_a_tenant_that_may_keep_nothing_is_given_no_grant(most_bytes: int | None, refused: bool) -> None:
+@pytest.mark.parametrize("most_bytes, refused", [(0, True), (500, True), (501, False), (None, False)])
+def test_a_tenant_that_holds_what_it_may_keep_is_given_no_grant(most_bytes: int | None, refused: bool) -> None:
     capacity = capacity_of()
 
     capacity.tenants.set("acme", most_bytes)
