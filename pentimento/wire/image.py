@@ -38,10 +38,10 @@ from pentimento.wire.jobs import delivery_from_proto, delivery_to_proto, summary
 from pentimento.wire.online_quality import reuse_quality_from_proto, reuse_quality_to_proto
 from pentimento.wire.provenance import provenance_from_proto, provenance_to_proto
 
-# Present or absent in the contract, so that 0 can be told from "not said".
 Part = TypeVar("Part")
 # LoRAs, ControlNets or inputs of a request; deployments have limits of their own, of a few.
 MOST_PARTS = 1024
+# Present or absent in the contract, so that 0 can be told from "not said".
 _OPTIONAL = (
     "width_px",
     "height_px",
