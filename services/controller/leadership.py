@@ -10,12 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from pentimento.domain.clock import Clock
-from pentimento.domain.epochs import latest_believable
-from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.service.lease import LedgerLease
+from pentimento.service.saved_plan import believable_plan
 from pentimento.stores.ledger.fleet_ledger import FleetLedger
-from pentimento.wire.plans import plan_from_bytes, plan_to_bytes
+from pentimento.wire.plans import plan_to_bytes
 from services.controller.metrics import UNSAVED_PLANS
 
 logger = logging.getLogger(__name__)
@@ -52,17 +52,7 @@ class Leadership:
         _logged(self._ledger.save_plan(plan.version, plan_to_bytes(plan)), "the plan could not be saved")
 
     async def _left(self) -> Plan | None:
-        saved = await asyncio.wrap_future(self._ledger.load_plan())
-        try:
-            plan = plan_from_bytes(saved) if saved else None
-        except InvalidArgument as error:
-            # A newer version's, perhaps; the next one takes its place.
-            logger.error("the saved plan is not understood", extra={"reason": error.reason, "error": error.message})
-            return None
-        if plan is not None and plan.version.leader_epoch > latest_believable(self._clock.wall()):
-            logger.error("a saved plan of an epoch that no controller can have is ignored")
-            return None
-        return plan
+        return believable_plan(await asyncio.wrap_future(self._ledger.load_plan()), self._clock.wall())
 
 
 def _logged(done: "Future[bool]", failure: str) -> None:

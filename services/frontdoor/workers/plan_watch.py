@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.clock import Clock
-from pentimento.domain.epochs import latest_believable
-from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
+from pentimento.service.saved_plan import believable_plan, is_believable
 from pentimento.stores.ledger import Journal
-from pentimento.wire.plans import plan_from_bytes, plan_to_bytes
+from pentimento.wire.plans import plan_to_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +32,7 @@ class PlanWatch:
     async def load(self) -> Plan | None:
         """Changes state: the plan that was last saved; None where there is none that is understood."""
         saved = await asyncio.wrap_future(self._journal.load_plan())
-        try:
-            plan = plan_from_bytes(saved) if saved else None
-        except InvalidArgument as error:
-            # A newer version's, perhaps; the controller's next one takes its place.
-            logger.error("the saved plan is not understood", extra={"reason": error.reason, "error": error.message})
-            plan = None
-        self.plan = plan if plan is not None and self._is_believable(plan) else None
+        self.plan = believable_plan(saved, self._clock.wall())
         return self.plan
 
     async def run(self, on_plan: Callable[[Plan], None]) -> None:
@@ -57,7 +51,7 @@ class PlanWatch:
             await asyncio.sleep(next(delays_s))
 
     async def _take(self, plan: Plan, on_plan: Callable[[Plan], None]) -> None:
-        if not self._is_believable(plan) or (self.plan is not None and plan.version <= self.plan.version):
+        if not is_believable(plan, self._clock.wall()) or (self.plan is not None and plan.version <= self.plan.version):
             return
         self.plan = plan
         on_plan(plan)
@@ -65,10 +59,3 @@ class PlanWatch:
             await asyncio.wrap_future(self._journal.save_plan(plan_to_bytes(plan)))
         except PentimentoError as error:
             logger.warning("the plan could not be saved", extra={"reason": error.reason})
-
-    def _is_believable(self, plan: Plan) -> bool:
-        epoch = plan.version.leader_epoch
-        believable = epoch <= latest_believable(self._clock.wall())
-        if not believable:
-            logger.error("a plan of an epoch that no controller can have is ignored", extra={"epoch": epoch})
-        return believable

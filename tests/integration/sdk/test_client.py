@@ -1,95 +1,32 @@
 """The public client against a real server that plays a script."""
 
-import _weakrefset
 import asyncio
-import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, closing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
-import grpc.aio
 import pytest
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
-from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
-from pentimento.domain.errors import Cancelled, Internal, InvalidArgument, PentimentoError, Unavailable
-from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
-from pentimento.domain.image_request import Accepted, Completed, ImageFormat, ImageRequest, PictureFailed, Progress
-from pentimento.rpc.server import RpcServer
-from pentimento.rpc.settings import RpcServerSettings
-from pentimento.sdk import AsyncClient, Client, RetryPolicy
-from pentimento.settings import SettingsError
+from pentimento.domain.errors import Cancelled, Internal, InvalidArgument, Unavailable
+from pentimento.domain.image_request import Accepted, ImageRequest, PictureFailed
+from pentimento.sdk import AsyncClient
 from pentimento.wire.generation import route_to_proto
 from pentimento.wire.image import event_to_proto
-
-Script = Callable[[], AsyncIterator[pb.GenerateResponse]]
-ACCEPTED = pb.GenerateResponse(accepted=pb.Accepted(request_id="request-1"))
-REPLAYED = pb.GenerateResponse(accepted=pb.Accepted(request_id="request-1", replayed=True))
-SPEC = GenerationSpec("a circle", "", "tiny", 16, 8, 20, 3.0, Scheduler.DDIM, 7)
-PROVENANCE = Provenance(
-    "request-1", SPEC, Route("r", FromNoise(), "tiny", "sha256:0"), "sha256:0", "w", 1, 1, 20, 0, "1"
+from tests.integration.sdk.scripted import (
+    ACCEPTED,
+    COMPLETED,
+    PROVENANCE,
+    QUICK,
+    REPLAYED,
+    TWO,
+    ScriptedImageService,
+    completed,
+    for_ever,
+    plays,
+    serving,
 )
-COMPLETED = event_to_proto(Completed("request-1", b"image", ImageFormat.PNG, 16, 8, PROVENANCE))
-QUICK = RetryPolicy(tries=3, first_pause_s=0.01, max_pause_s=0.02)
-
-
-@dataclass
-class ScriptedImageService:
-    """Each call of Generate plays the next script."""
-
-    scripts: list[Script]
-    keys: list[str] = field(default_factory=list)
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def Generate(self, request: pb.GenerateRequest, context: object) -> AsyncIterator[pb.GenerateResponse]:
-        self.keys.append(request.idempotency_key)
-        try:
-            async for event in self.scripts.pop(0)():
-                yield event
-        except (asyncio.CancelledError, GeneratorExit):
-            # The one while it waits for the script, the other while an event is being sent.
-            self.cancelled.set()
-            raise
-
-    async def _unused(self, request: object, context: object) -> None:
-        raise AssertionError("not part of the script")
-
-    Cancel = GetRequest = Explain = ListModels = Replay = Pin = Unpin = _unused
-    Submit = Attach = ListRequests = GetResultUrl = GetWebhookKey = _unused
-
-
-def plays(*events: pb.GenerateResponse, then: PentimentoError | None = None) -> Script:
-    async def script() -> AsyncIterator[pb.GenerateResponse]:
-        for event in events:
-            yield event
-        if then is not None:
-            raise then
-
-    return script
-
-
-async def for_ever() -> AsyncIterator[pb.GenerateResponse]:
-    yield ACCEPTED
-    step = 0
-    while True:
-        step += 1
-        yield pb.GenerateResponse(progress=pb.Progress(step=step, step_count=1_000_000))
-        await asyncio.sleep(0.001)
-
-
-@asynccontextmanager
-async def serving(service: ScriptedImageService, tmp_path: Path) -> AsyncIterator[str]:
-    address = f"unix:{tmp_path}/s"
-    server = RpcServer(RpcServerSettings(listen=(address,)), "frontdoor")
-    server.add(add_ImageServiceServicer_to_server, service, "pentimento.api.image.v1.ImageService")
-    await server.start()
-    try:
-        yield address
-    finally:
-        await server.stop()
 
 
 async def picture_from(address: str, key: str = "") -> bytes:
@@ -209,13 +146,6 @@ async def test_wrong_field_is_not_retried_and_is_named(tmp_path: Path) -> None:
     assert len(service.keys) == 1
 
 
-TWO = pb.GenerateResponse(accepted=pb.Accepted(request_id="p2-x", image_request_ids=["p2-x-0", "p2-x-1"]))
-
-
-def completed(index: int) -> pb.GenerateResponse:
-    return event_to_proto(Completed(f"p2-x-{index}", b"image %d" % index, ImageFormat.PNG, 16, 8, PROVENANCE, index))
-
-
 def failed(index: int) -> pb.GenerateResponse:
     return event_to_proto(PictureFailed(f"p2-x-{index}", index, Internal("BROKEN", "the decoder broke")))
 
@@ -268,18 +198,6 @@ async def test_generate_is_for_one_picture(tmp_path: Path) -> None:
     async with AsyncClient(f"unix:{tmp_path}/nobody") as client:
         with pytest.raises(InvalidArgument, match="image_count: must be 1, got 2: generate_all has several"):
             await client.generate(ImageRequest("a circle", image_count=2))
-
-
-async def test_the_blocking_client_returns_several_pictures(tmp_path: Path) -> None:
-    service = ScriptedImageService([plays(TWO, completed(0), completed(1))])
-
-    async with serving(service, tmp_path) as address:
-
-        def paint() -> int:
-            with Client(address) as client:
-                return len(client.generate_all(ImageRequest("a circle", image_count=2)).pictures)
-
-        assert await asyncio.to_thread(paint) == 2
 
 
 @dataclass
@@ -339,102 +257,3 @@ async def test_closing_the_stream_cancels_on_the_server(tmp_path: Path) -> None:
         async with aclosing(client.stream(ImageRequest("a circle"))) as events:
             assert isinstance(await anext(events), Accepted)
         await asyncio.wait_for(service.cancelled.wait(), 120)
-
-
-async def test_blocking_client_streams_and_cancels_by_closing(tmp_path: Path) -> None:
-    service = ScriptedImageService([for_ever])
-
-    def first_progress(address: str) -> Progress:
-        with Client(address) as client:
-            events = client.stream(ImageRequest("a circle"))
-            found = next(event for event in events if isinstance(event, Progress))
-            events.close()
-            return found
-
-    async with serving(service, tmp_path) as address:
-        progress = await asyncio.to_thread(first_progress, address)
-        await asyncio.wait_for(service.cancelled.wait(), 120)
-
-    assert progress.step == 1
-
-
-async def test_blocking_client_returns_the_picture(tmp_path: Path) -> None:
-    service = ScriptedImageService([plays(ACCEPTED, COMPLETED)])
-
-    def paint(address: str) -> bytes:
-        with Client(address) as client:
-            return client.generate(ImageRequest("a circle")).data
-
-    async with serving(service, tmp_path) as address:
-        assert await asyncio.to_thread(paint, address) == b"image"
-
-
-def test_closing_leaves_no_other_thread_waiting() -> None:
-    def ask_until_closed(client: Client) -> None:
-        with suppress(RuntimeError, grpc.aio.UsageError):
-            while True:
-                with suppress(Unavailable):
-                    client.list_models()
-
-    for _ in range(20):
-        client = Client("unix:/nobody", retries=RetryPolicy(tries=1))
-        asking = [threading.Thread(target=ask_until_closed, args=(client,), daemon=True) for _ in range(3)]
-        for thread in asking:
-            thread.start()
-        client.close()
-        for thread in asking:
-            thread.join(20)
-
-        assert [thread for thread in asking if thread.is_alive()] == []
-
-
-def test_a_client_that_could_not_be_made_leaves_no_thread(tmp_path: Path) -> None:
-    before = threading.active_count()
-
-    with pytest.raises(SettingsError):
-        Client("localhost:1", tls_ca_file=tmp_path / "none.pem")
-
-    assert threading.active_count() == before
-
-
-class InterruptAtLine:
-    """Stands in for Ctrl-C at the n-th line that this thread executes, but for those of callbacks of weak references:
-    Python itself drops what is raised there."""
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> "InterruptAtLine | None":
-        if frame.f_code.co_filename == _weakrefset.__file__:
-            return None
-        self.left -= event == "line"
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return self
-
-
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-async def test_interrupt_at_any_line_cancels_on_the_server(tmp_path: Path) -> None:
-    def interrupted(address: str, line: int) -> bool:
-        with Client(address) as client, closing(client.stream(ImageRequest("a circle"))) as events:
-            next(events)
-            previous = sys.gettrace()
-            sys.settrace(InterruptAtLine(line))
-            try:
-                next(events)
-            except KeyboardInterrupt:
-                return True
-            finally:
-                sys.settrace(previous)
-            return False
-
-    line = 0
-    left = False
-    while not left:
-        line += 1
-        service = ScriptedImageService([for_ever])
-        async with serving(service, tmp_path) as address:
-            left = not await asyncio.to_thread(interrupted, address, line)
-            await asyncio.wait_for(service.cancelled.wait(), 120)
-
-    assert line > 10

@@ -190,11 +190,17 @@ async def test_a_store_that_does_not_answer_costs_the_saving_and_not_the_picture
     parts.close()
 
 
-async def test_an_image_of_the_request_does_not_wait_for_a_store_that_does_not_answer(model: DiffusionModel) -> None:
+async def after_two_that_store_nothing(model: DiffusionModel) -> tuple[Parts, HungStore]:
+    """Two pictures are painted, whose uploads still wait for the store."""
     hung: Any = HungStore()
     parts = Parts(model, hung, upload_timeout_s=0.05)
     for _ in range(2):
         await parts.runner.run(replace(ORDER, cache_grant=GRANT), ignore)
+    return parts, hung
+
+
+async def test_an_image_of_the_request_does_not_wait_for_a_store_that_does_not_answer(model: DiffusionModel) -> None:
+    parts, hung = await after_two_that_store_nothing(model)
 
     async with asyncio.timeout(60):
         result = (await parts.runner.run(order_with(init_image=InitImage(PICTURE, 0.5)), ignore)).result
@@ -205,10 +211,7 @@ async def test_an_image_of_the_request_does_not_wait_for_a_store_that_does_not_a
 
 
 async def test_what_still_waits_for_the_store_is_given_up_with_its_attempt(model: DiffusionModel) -> None:
-    hung: Any = HungStore()
-    parts = Parts(model, hung, upload_timeout_s=0.05)
-    for _ in range(2):
-        await parts.runner.run(replace(ORDER, cache_grant=GRANT), ignore)
+    parts, hung = await after_two_that_store_nothing(model)
 
     hung.released.set()
     parts.close()

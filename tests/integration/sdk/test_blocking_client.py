@@ -1,0 +1,138 @@
+"""The client of programs without asyncio, against a real server that plays a script."""
+
+import _weakrefset
+import asyncio
+import sys
+import threading
+from contextlib import closing, suppress
+from pathlib import Path
+from types import FrameType
+
+import grpc.aio
+import pytest
+
+from pentimento.domain.errors import Unavailable
+from pentimento.domain.image_request import ImageRequest, Progress
+from pentimento.sdk import Client, RetryPolicy
+from pentimento.settings import SettingsError
+from tests.integration.sdk.scripted import (
+    ACCEPTED,
+    COMPLETED,
+    TWO,
+    ScriptedImageService,
+    completed,
+    for_ever,
+    plays,
+    serving,
+)
+
+
+async def test_the_blocking_client_returns_several_pictures(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(TWO, completed(0), completed(1))])
+
+    async with serving(service, tmp_path) as address:
+
+        def paint() -> int:
+            with Client(address) as client:
+                return len(client.generate_all(ImageRequest("a circle", image_count=2)).pictures)
+
+        assert await asyncio.to_thread(paint) == 2
+
+
+async def test_blocking_client_streams_and_cancels_by_closing(tmp_path: Path) -> None:
+    service = ScriptedImageService([for_ever])
+
+    def first_progress(address: str) -> Progress:
+        with Client(address) as client:
+            events = client.stream(ImageRequest("a circle"))
+            found = next(event for event in events if isinstance(event, Progress))
+            events.close()
+            return found
+
+    async with serving(service, tmp_path) as address:
+        progress = await asyncio.to_thread(first_progress, address)
+        await asyncio.wait_for(service.cancelled.wait(), 120)
+
+    assert progress.step == 1
+
+
+async def test_blocking_client_returns_the_picture(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(ACCEPTED, COMPLETED)])
+
+    def paint(address: str) -> bytes:
+        with Client(address) as client:
+            return client.generate(ImageRequest("a circle")).data
+
+    async with serving(service, tmp_path) as address:
+        assert await asyncio.to_thread(paint, address) == b"image"
+
+
+def test_closing_leaves_no_other_thread_waiting() -> None:
+    def ask_until_closed(client: Client) -> None:
+        with suppress(RuntimeError, grpc.aio.UsageError):
+            while True:
+                with suppress(Unavailable):
+                    client.list_models()
+
+    for _ in range(20):
+        client = Client("unix:/nobody", retries=RetryPolicy(tries=1))
+        asking = [threading.Thread(target=ask_until_closed, args=(client,), daemon=True) for _ in range(3)]
+        for thread in asking:
+            thread.start()
+        client.close()
+        for thread in asking:
+            thread.join(20)
+
+        assert [thread for thread in asking if thread.is_alive()] == []
+
+
+def test_a_client_that_could_not_be_made_leaves_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+
+    with pytest.raises(SettingsError):
+        Client("localhost:1", tls_ca_file=tmp_path / "none.pem")
+
+    assert threading.active_count() == before
+
+
+class InterruptAtLine:
+    """Stands in for Ctrl-C at the n-th line that this thread executes, but for those of callbacks of weak references:
+    Python itself drops what is raised there."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> "InterruptAtLine | None":
+        if frame.f_code.co_filename == _weakrefset.__file__:
+            return None
+        self.left -= event == "line"
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+async def test_interrupt_at_any_line_cancels_on_the_server(tmp_path: Path) -> None:
+    def interrupted(address: str, line: int) -> bool:
+        with Client(address) as client, closing(client.stream(ImageRequest("a circle"))) as events:
+            next(events)
+            previous = sys.gettrace()
+            sys.settrace(InterruptAtLine(line))
+            try:
+                next(events)
+            except KeyboardInterrupt:
+                return True
+            finally:
+                sys.settrace(previous)
+            return False
+
+    line = 0
+    left = False
+    while not left:
+        line += 1
+        service = ScriptedImageService([for_ever])
+        async with serving(service, tmp_path) as address:
+            left = not await asyncio.to_thread(interrupted, address, line)
+            await asyncio.wait_for(service.cancelled.wait(), 120)
+
+    assert line > 10
