@@ -79,6 +79,7 @@ NAVIGATION = {
             )
         ],
     },
+    "docs/benchmarks": {"": ["Earlier runs <docs/benchmark-runs>"]},
     "docs/clients": {"": ["examples/*/README"]},
     "docs/reference/README": {
         "": [f"docs/reference/{name}" for name in ("http", "api", "settings", "metrics", "reasons")],
