@@ -50,6 +50,7 @@ from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.models.warm_up import BatchMeasurement, warm_up
 from services.unet_worker.pairing.halves import GuidanceHalves
 from services.unet_worker.pairing.remote_peer import PeerWorkers
+from services.unet_worker.pairing.room import with_room_for_halves
 from services.unet_worker.pairing.servicer import HalfServicer
 from services.unet_worker.process import WorkerIdentity, WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
@@ -220,7 +221,7 @@ class CheckpointLoader:
 
 def wire(settings: UnetWorkerSettings) -> WorkerProcess:
     """Call it inside the event loop that the process runs on. Raises InvalidArgument for two models of one name."""
-    return WorkerProcess(settings, TorchModels(checkpoints(settings)), settings.credits)
+    return WorkerProcess(with_room_for_halves(settings), TorchModels(checkpoints(settings)), settings.credits)
 
 
 def _measure(

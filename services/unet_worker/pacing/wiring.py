@@ -13,6 +13,7 @@ from services.unet_worker.device.torch_device import choose_dtype
 from services.unet_worker.pacing.loras import PacedLoras
 from services.unet_worker.pacing.model import PacedModel
 from services.unet_worker.pacing.stamps import summed_stamps
+from services.unet_worker.pairing.room import with_room_for_halves
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import CompileChoice, DtypeChoice, UnetWorkerSettings
 from services.unet_worker.wiring import ModelSource, TorchModels
@@ -27,7 +28,8 @@ def wire(settings: UnetWorkerSettings) -> WorkerProcess:
     paced = _of_pace(settings, pace)
     capabilities = frozenset({Capability.EMULATED})
     source = ModelSource(partial(_load, pace), summed_stamps, capabilities, partial(_loras, pace))
-    return WorkerProcess(settings, TorchModels({paced.model_name: paced}, source), settings.credits)
+    models = TorchModels({paced.model_name: paced}, source)
+    return WorkerProcess(with_room_for_halves(settings), models, settings.credits)
 
 
 def _load(pace: DevicePace, settings: UnetWorkerSettings) -> PacedModel:
