@@ -77,8 +77,8 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
     async def PredictHalf(
         self, request: AsyncIterator[pb.PredictHalfRequest], context: Context
     ) -> AsyncIterator[pb.PredictHalfResponse]:
-        halves, free_count = self._worker.halves()
-        async with aclosing(halves.answers(request, free_count)) as answers:
+        answering = self._worker.halves().answers(request, self._worker.free_half_count)
+        async with aclosing(answering) as answers:
             async for answer in answers:
                 yield answer
 

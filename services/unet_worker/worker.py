@@ -106,14 +106,21 @@ class UnetWorker:
         await self.loaded.prefetch(names)
         return self.credits().resident_components
 
-    def halves(self) -> tuple[HalfStreams, int]:
-        """Return the halves that the device computes for other workers, and how many more may be opened: what is
-        painted here comes first. Raises FailedPrecondition where it computes none."""
+    def halves(self) -> HalfStreams:
+        """Return the halves that the device computes for other workers. Raises FailedPrecondition where it computes
+        none."""
         halves = self.loaded.halves
         if halves is None:
             raise FailedPrecondition("NO_HALVES", "this worker computes no halves of guidance for others")
+        return halves
+
+    def free_half_count(self) -> int:
+        """Return how many more halves may be opened now: what is painted here comes first."""
+        halves = self.loaded.halves
+        if halves is None or self.attempts.draining:
+            return 0
         taken = sum(not held.yielded for held in self.attempts.running()) + halves.open_count
-        return halves, 0 if self.attempts.draining else self._credit_count() - taken
+        return self._credit_count() - taken
 
     def status(self) -> WorkerStatus:
         loaded = self.loaded

@@ -48,8 +48,9 @@ class HalfStreams(Protocol):
     @property
     def open_count(self) -> int: ...
 
-    def answers(self, messages: AsyncIterator[Any], free_count: int) -> AsyncGenerator[Any, None]:
-        """Yield the answers of one stream of PredictHalf, for which there is a place where `free_count` is above 0."""
+    def answers(self, messages: AsyncIterator[Any], free_count: Callable[[], int]) -> AsyncGenerator[Any, None]:
+        """Yield the answers of one stream of PredictHalf, for which there is a place where `free_count`, asked when it
+        is known what the stream is for, is above 0."""
         ...
 
     def stop(self) -> None:

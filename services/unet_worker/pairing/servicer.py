@@ -43,11 +43,11 @@ class HalfServicer:
         """End all: their pictures are painted by their own workers alone."""
         self._halves.stop()
 
-    async def answers(self, messages: Requests, free_count: int) -> Responses:
+    async def answers(self, messages: Requests, free_count: Callable[[], int]) -> Responses:
         """Yield what was agreed, then a prediction a step."""
         message = await _opening(messages)
         order = await _order(message, _opening_shapes(message, self._halves), messages)
-        with self._halves.opened(order, free_count) as half:
+        with self._halves.opened(order, free_count()) as half:
             latents = self._halves.latent_shape(order.width_px, order.height_px)
             directory = self._halves.directory
             sizes = [size_of(*latents)]
