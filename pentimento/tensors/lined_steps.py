@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Future
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from pentimento.domain.errors import PentimentoError
@@ -62,20 +63,9 @@ class LinedSteps:
     async def until_failed(self, messages: AsyncIterator[M]) -> AsyncGenerator[M, None]:
         """Yield the stream's messages until there are no more. Raises what a step went wrong with, as soon as it
         does."""
-        upcoming: asyncio.Task[M | None] | None = None
-        try:
-            while True:
-                upcoming = asyncio.ensure_future(_next(messages))
-                await asyncio.wait((upcoming, self._failed), return_when=asyncio.FIRST_COMPLETED)
-                if self._failed.done():
-                    self._failed.result()
-                message = await upcoming
-                if message is None:
-                    return
+        async with aclosing(messages_until(messages, self._failed)) as followed:
+            async for message in followed:
                 yield message
-        finally:
-            if upcoming is not None:
-                upcoming.cancel()
 
     def _readable(self) -> None:
         with self._taking:
@@ -86,6 +76,24 @@ class LinedSteps:
                     self._take(step)
             except PentimentoError as error:
                 self.fail(error)
+
+
+async def messages_until(messages: AsyncIterator[M], failed: "asyncio.Future[None]") -> AsyncGenerator[M, None]:
+    """Yield a stream's messages until there are no more. Raises what `failed` does, as soon as it does."""
+    upcoming: asyncio.Task[M | None] | None = None
+    try:
+        while True:
+            upcoming = asyncio.ensure_future(_next(messages))
+            await asyncio.wait((upcoming, failed), return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                failed.result()
+            message = await upcoming
+            if message is None:
+                return
+            yield message
+    finally:
+        if upcoming is not None:
+            upcoming.cancel()
 
 
 async def _next(messages: AsyncIterator[M]) -> M | None:

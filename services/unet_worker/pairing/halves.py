@@ -127,7 +127,7 @@ class GuidanceHalves:
     def stop(self) -> None:
         """End all: their pictures are painted by their own workers alone."""
         for half in self._open:
-            half.end(Unavailable(Reason.DRAINING, "this worker is stopping"))
+            half.end(stopping())
 
     def _shapes(self) -> OpeningShapes:
         width_px, height_px = self._held.default_width_px, self._held.default_height_px
@@ -168,6 +168,11 @@ class GuidanceHalves:
         texts = Conditioning(states.to(device), *(part if part is None else part.to(device) for part in others))
         loras = self._loras.source(spec, route)
         return PaintingRequest(spec, HalfStart(texts, steps), control=control, loras=loras)
+
+
+def stopping() -> Unavailable:
+    """Return what halves end with that their worker computes no longer."""
+    return Unavailable(Reason.DRAINING, "this worker stops, or takes another model")
 
 
 def _spec_of(held: HeldModel, width_px: int, height_px: int, step_count: int) -> GenerationSpec:

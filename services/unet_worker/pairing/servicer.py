@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families import Conditioning
 from pentimento.domain.errors import InvalidArgument, ResourceExhausted
 from pentimento.tensors.device import outgoing_tensor, tensor_over
-from pentimento.tensors.lined_steps import LinedSteps
+from pentimento.tensors.lined_steps import LinedSteps, messages_until
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
 from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender, transport_of
 from pentimento.tensors.step_lines import AnsweringLine, LinedLatents, make_answering_line
@@ -23,10 +24,12 @@ from pentimento.wire.generation import attempt_from_proto, controlnet_from_proto
 from pentimento.wire.tensors import Binding, size_of
 from services.unet_worker.control.remote_control import RemoteControlNet
 from services.unet_worker.pairing.controlled_halves import check_controlnet_count, controlnet_field
-from services.unet_worker.pairing.halves import GuidanceHalves, HalfOrder, OpenHalf, OpeningShapes
+from services.unet_worker.pairing.halves import GuidanceHalves, HalfOrder, OpenHalf, OpeningShapes, stopping
 
 Requests = AsyncIterator[pb.PredictHalfRequest]
 Responses = AsyncGenerator[pb.PredictHalfResponse, None]
+# What a stream may take to end: a peer that reads nothing holds up no other model.
+LET_GO_S = 1.0
 
 
 class HalfServicer:
@@ -34,6 +37,8 @@ class HalfServicer:
 
     def __init__(self, halves: GuidanceHalves) -> None:
         self._halves = halves
+        # By stream: what ends it, whatever it waits for.
+        self._ends: dict[asyncio.Task[Any], asyncio.Future[None]] = {}
 
     @property
     def open_count(self) -> int:
@@ -42,9 +47,30 @@ class HalfServicer:
     def stop(self) -> None:
         """End all: their pictures are painted by their own workers alone."""
         self._halves.stop()
+        for end in self._ends.values():
+            if not end.done():
+                end.set_exception(stopping())
+
+    async def let_go(self) -> None:
+        """Stop, and return once no stream refers to the model; a peer that does not read its end is not waited for."""
+        self.stop()
+        if self._ends:
+            await asyncio.wait(tuple(self._ends), timeout=LET_GO_S)
 
     async def answers(self, messages: Requests, free_count: Callable[[], int]) -> Responses:
         """Yield what was agreed, then a prediction a step."""
+        stream, end = cast("asyncio.Task[Any]", asyncio.current_task()), asyncio.get_running_loop().create_future()
+        self._ends[stream] = end
+        try:
+            async with aclosing(self._followed(messages_until(messages, end), free_count)) as answers:
+                async for answer in answers:
+                    yield answer
+        finally:
+            del self._ends[stream]
+            if not end.cancel():
+                end.exception()  # else it is logged, where the stream ended otherwise
+
+    async def _followed(self, messages: Requests, free_count: Callable[[], int]) -> Responses:
         message = await _opening(messages)
         order = await _order(message, _opening_shapes(message, self._halves), messages)
         with self._halves.opened(order, free_count()) as half:

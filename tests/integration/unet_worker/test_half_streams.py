@@ -1,28 +1,42 @@
 """Half streams of a worker: how many there are at once, and what becomes of them when it takes another model."""
 
 import asyncio
+import weakref
+from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.clients.errors import domain_errors
 from pentimento.clients.guidance_half import GuidanceHalfClient, HalfStream, HalfStreamRequest
-from pentimento.domain.errors import PentimentoError, ResourceExhausted
+from pentimento.domain.errors import PentimentoError, ResourceExhausted, Unavailable
 from pentimento.domain.generation import Attempt
 from pentimento.tensors.device import outgoing_tensor
-from pentimento.testing.checkpoints import SIDE_PX, TOKENS, WIDTH
+from pentimento.tensors.regions import RegionDirectory
+from pentimento.testing.checkpoints import SIDE_PX, TOKENS, WIDTH, write_checkpoint
 from pentimento.wire.tensors import UNBOUND
+from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.pairing import servicer
 from services.unet_worker.pairing.servicer import Requests
 from tests.integration.unet_worker.conftest import Served, serve
+from tests.integration.unet_worker.test_switching import credits_where
 
 OPEN_S = 20.0
+LATENT = outgoing_tensor(torch.zeros(1, 4, SIDE_PX // 4, SIDE_PX // 4), UNBOUND)
 _numbers = count(1)
 
 
-async def opened(worker: Served) -> HalfStream:
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "other", prediction_type="epsilon")
+
+
+async def opened(worker: Served, directory: RegionDirectory | None = None) -> HalfStream:
     """A stream of a half of a picture of its own."""
     half = HalfStreamRequest(
         attempt=Attempt(f"h{next(_numbers)}", 1, 1, "frontdoor", 1, "tenant"),
@@ -32,7 +46,7 @@ async def opened(worker: Served) -> HalfStream:
         step_count=20,
         states=outgoing_tensor(torch.zeros(1, TOKENS, WIDTH), UNBOUND),
     )
-    return await GuidanceHalfClient(worker.channel).open_stream(half, 1, OPEN_S)
+    return await GuidanceHalfClient(worker.channel, directory).open_stream(half, 1, OPEN_S)
 
 
 async def test_every_credit_is_a_half_though_nobody_tells_callers_apart(worker: Served) -> None:
@@ -75,3 +89,64 @@ async def test_a_half_that_opens_while_the_worker_drains_is_refused(
         await opened(worker)
 
     assert refused.value.reason == "NO_CREDIT"
+
+
+async def stepped(worker: Served) -> HalfStream:
+    stream = await opened(worker)
+    await stream.predict(0, 900.0, LATENT)
+    return stream
+
+
+async def lined(worker: Served) -> HalfStream:
+    """One whose steps go by a line, which the engine's thread hears."""
+    stream = await opened(worker, worker.model.halves._halves.directory)
+    assert stream.lined
+    await stream.predict(0, 900.0, LATENT)
+    return stream
+
+
+@pytest.mark.parametrize("begun", [opened, stepped, lined])
+async def test_halves_end_with_their_model_and_let_go_of_it_before_the_next_one_is_loaded(
+    checkpoint: Path,
+    other: Path,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: Callable[[Served], Awaitable[HalfStream]],
+) -> None:
+    (directory / "shared").mkdir(mode=0o700)
+    settings: dict[str, Any] = {"other_models": (other,), "shared_memory_dir": str(directory / "shared")}
+    async with serve(checkpoint, directory, **settings) as worker:
+        stream, gone, load = await begun(worker), [], worker.switch._load
+        model = weakref.ref(worker.model.halves._halves._model)
+
+        async def loading(name: str) -> LoadedModel:
+            gone.append(model() is None)
+            return await load(name)
+
+        monkeypatch.setattr(worker.switch, "_load", loading)
+        worker.switch.assign("other", 8)
+        await credits_where(worker, served=True, model="other")
+
+        with pytest.raises(Unavailable) as ended:
+            await stream.predict(1, 800.0, LATENT)
+        assert ended.value.reason == "DRAINING"
+        assert gone == [True]
+
+
+async def test_a_half_whose_opening_has_not_come_ends_with_the_model(
+    checkpoint: Path, other: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, called = servicer._opening, asyncio.Event()
+
+    async def noticed(messages: Requests) -> pb.OpenHalf:
+        called.set()
+        return await opening(messages)
+
+    monkeypatch.setattr(servicer, "_opening", noticed)
+    async with serve(checkpoint, directory, other_models=(other,)) as worker:
+        call = UnetWorkerServiceStub(worker.channel).PredictHalf()
+        await called.wait()
+        worker.switch.assign("other", 8)
+
+        with pytest.raises(Unavailable), domain_errors():
+            await call.read()
