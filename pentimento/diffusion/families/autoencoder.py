@@ -18,6 +18,17 @@ class LatentScale:
     shift: float | Tensor = 0.0
     deviation: float | Tensor = 1.0
 
+    @staticmethod
+    def of(config: Any, *, shifted: bool = False) -> "LatentScale":
+        """Return what an autoencoder's configuration says. Raises BadCheckpoint for what is no number, or a scale that
+        nothing can be divided by."""
+        shift = (config.shift_factor or 0.0) if shifted else 0.0
+        if not _is_number(config.scaling_factor) or not config.scaling_factor:
+            raise BadCheckpoint(f"vae: scaling_factor={config.scaling_factor!r} is no number other than 0")
+        if not _is_number(shift):
+            raise BadCheckpoint(f"vae: shift_factor={shift!r} is no number")
+        return LatentScale(config.scaling_factor, shift)
+
 
 class Autoencoder:
     """diffusers' AutoencoderKL or AutoencoderTiny; latents come and go as `dtype`. On a CPU the decoder's weights
@@ -75,5 +86,12 @@ def channel_statistics(config: Any) -> tuple[Tensor, Tensor] | None:
     mean, deviation = getattr(config, "latents_mean", None), getattr(config, "latents_std", None)
     if mean is None or deviation is None:
         return None
+    for name, values, least in (("latents_mean", mean, 0), ("latents_std", deviation, 1)):
+        if len(values) != config.latent_channels or not all(_is_number(one) and (one or not least) for one in values):
+            raise BadCheckpoint(f"vae: {name}={str(values)[:60]} is no number for each channel")
     shape = (1, -1, 1, 1)
     return torch.tensor(mean).view(shape), torch.tensor(deviation).view(shape)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

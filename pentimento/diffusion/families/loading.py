@@ -11,13 +11,16 @@ from pentimento.domain.generation import Scheduler
 DigestsLater = Callable[[], CheckpointDigests]
 
 
-def refuse_keys(checkpoint: Checkpoint, component: str, keys: Iterable[str]) -> dict[str, Any]:
-    """Return the component's configuration. BadCheckpoint when it sets a key that belongs to another kind of model."""
+def refuse_keys(
+    checkpoint: Checkpoint, component: str, keys: Iterable[str], switches: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the component's configuration. BadCheckpoint when it sets a key, or turns a switch on, that belongs to
+    another kind of model."""
     path = checkpoint.component_directory(component) / "config.json"
     config = read_json_object(path)
-    for key in keys:
-        if config.get(key) is not None:
-            raise BadCheckpoint(f"{path}: {key}={config[key]!r} is not supported")
+    foreign = [key for key in keys if config.get(key) is not None] + [key for key in switches if config.get(key)]
+    for key in foreign:
+        raise BadCheckpoint(f"{path}: {key}={config[key]!r} is not supported")
     return config
 
 
@@ -37,9 +40,33 @@ def load_schedulers(
         raise BadCheckpoint(f"{path}: {error}") from None
 
 
-def default_size_px(sample_size: int | list[int] | tuple[int, int] | None, factor: int) -> tuple[int, int]:
-    """Return width and height of the pictures that a denoiser was trained on."""
+def default_size_px(sample_size: Any, factor: int) -> tuple[int, int]:
+    """Return width and height of the pictures that a denoiser was trained on. Raises BadCheckpoint for a `sample_size`
+    that is neither a number nor height and width."""
     if sample_size is None:
         raise BadCheckpoint("the denoiser's configuration has no sample_size")
-    height, width = sample_size if isinstance(sample_size, list | tuple) else (sample_size, sample_size)
-    return width * factor, height * factor
+    sides = list(sample_size) if isinstance(sample_size, list | tuple) else [sample_size, sample_size]
+    if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
+        raise BadCheckpoint(f"the denoiser's sample_size={str(sample_size)[:60]!s} is no size")
+    return sides[1] * factor, sides[0] * factor
+
+
+def check_width(checkpoint: Checkpoint, denoiser: str, what: str, taken: int, made: int) -> None:
+    """Raise BadCheckpoint where the text encoders make another `what` than the denoiser takes: each part may be sound,
+    and of another model."""
+    if taken != made:
+        message = f"{denoiser} takes {what} of {taken} values, the text encoders make {made}"
+        raise BadCheckpoint(f"{checkpoint.directory}: {message}")
+
+
+def check_token_limits(checkpoint: Checkpoint, parts: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise BadCheckpoint for one of the tokenizers of `names` that makes more tokens than the encoder behind it has
+    positions for, or where states stand side by side and another one makes another number."""
+    limits = {name: parts[name].model_max_length for name in names}
+    first = next(iter(limits.values()))
+    for name, limit in limits.items():
+        positions = parts[name.replace("tokenizer", "text_encoder")].config.max_position_embeddings
+        wanted = f"at most {positions}, its encoder's positions" if limit > positions else f"{first}, as tokenizer's"
+        if limit > positions or limit != first:
+            path = checkpoint.component_directory(name)
+            raise BadCheckpoint(f"{path}: model_max_length={limit} must be {wanted}")

@@ -6,7 +6,7 @@ from torch import Tensor
 from pentimento.diffusion.checkpoint import Checkpoint
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
 from pentimento.diffusion.families.clip_text import ClipText
-from pentimento.diffusion.families.loading import DigestsLater, load_schedulers, refuse_keys
+from pentimento.diffusion.families.loading import DigestsLater, check_token_limits, load_schedulers, refuse_keys
 from pentimento.diffusion.families.model import (
     Conditioning,
     ControlResiduals,
@@ -15,7 +15,13 @@ from pentimento.diffusion.families.model import (
     PerSampleAdapters,
     PromptStates,
 )
-from pentimento.diffusion.families.unet import FOREIGN_KEYS, UNetDenoiser, describe_unet_model
+from pentimento.diffusion.families.unet import (
+    FOREIGN_KEYS,
+    FOREIGN_SWITCHES,
+    UNetDenoiser,
+    check_unet_texts,
+    describe_unet_model,
+)
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, SchedulerConfig
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.generation import Scheduler
@@ -27,7 +33,7 @@ _PIPELINE_OVERRIDES = {"steps_offset": 1, "clip_sample": False}
 def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "StableDiffusion":
     """Return the loaded family adapter. Raises BadCheckpoint when a configuration or weight file is not what this
     family serves."""
-    refuse_keys(checkpoint, "unet", (*FOREIGN_KEYS, "addition_embed_type"))
+    refuse_keys(checkpoint, "unet", (*FOREIGN_KEYS, "addition_embed_type"), FOREIGN_SWITCHES)
     return StableDiffusion(checkpoint, digests, device, dtype)
 
 
@@ -39,12 +45,14 @@ class StableDiffusion:
         self.dtype = dtype
         self._schedulers = load_schedulers(checkpoint, DIFFUSION_SCHEDULERS, _PIPELINE_OVERRIDES)
         parts = load_components(checkpoint, device, dtype)
+        check_token_limits(checkpoint, parts, ["tokenizer"])
+        check_unet_texts(checkpoint, parts["unet"], parts["text_encoder"].config.hidden_size)
         self._text = ClipText(parts["tokenizer"], parts["text_encoder"], device)
         self.denoiser = parts["unet"]
         self.adaptable = {"unet": self.denoiser, "text_encoder": parts["text_encoder"]}
         self._unet = UNetDenoiser(self.denoiser, dtype)
         vae = parts["vae"]
-        self._autoencoder = Autoencoder(vae, LatentScale(vae.config.scaling_factor), device, dtype)
+        self._autoencoder = Autoencoder(vae, LatentScale.of(vae.config), device, dtype)
         sees_mask = self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config, may_see_mask=True)
         self.info = describe_unet_model(
             "stable_diffusion", self.denoiser, self._autoencoder, self._schedulers, digests, sees_mask=sees_mask

@@ -1,6 +1,7 @@
 """Stable Diffusion 3 (Esser et al. 2024): a transformer over latents and text trained by flow matching, two CLIP text
 encoders, and T5 where the checkpoint has it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,13 @@ from pentimento.diffusion.families.adapters import adapted
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
 from pentimento.diffusion.families.clip_text import ClipText
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
-from pentimento.diffusion.families.loading import DigestsLater, default_size_px, load_schedulers
+from pentimento.diffusion.families.loading import (
+    DigestsLater,
+    check_token_limits,
+    check_width,
+    default_size_px,
+    load_schedulers,
+)
 from pentimento.diffusion.families.model import (
     Conditioning,
     ControlResiduals,
@@ -51,6 +58,7 @@ class StableDiffusion3:
         self.t5_token_count = int(checkpoint.settings.get("max_sequence_length", _DEFAULT_T5_TOKENS))
         self._schedulers = load_schedulers(checkpoint, FLOW_SCHEDULERS)
         parts = load_components(checkpoint, device, dtype)
+        check_token_limits(checkpoint, parts, ["tokenizer"])
         self._clips = (
             ClipText(parts["tokenizer"], parts["text_encoder"], device),
             ClipText(parts["tokenizer_2"], parts["text_encoder_2"], device),
@@ -58,6 +66,7 @@ class StableDiffusion3:
         self._t5 = T5Text(parts["tokenizer_3"], parts["text_encoder_3"], device) if "tokenizer_3" in parts else None
         self.denoiser = parts["transformer"]
         self.adaptable = {name: parts[name] for name in ("transformer", "text_encoder", "text_encoder_2")}
+        _check_widths(checkpoint, parts)
         skip_signature_checks(self.denoiser)
         self._kernels = RowKernels(self.denoiser)
         self._passes = TransformerPasses(self.denoiser) if covers_transformer(self.denoiser) else None
@@ -179,4 +188,15 @@ class StableDiffusion3:
 
 
 def _autoencoder(vae: Any, device: torch.device, dtype: torch.dtype) -> Autoencoder:
-    return Autoencoder(vae, LatentScale(vae.config.scaling_factor, vae.config.shift_factor or 0.0), device, dtype)
+    return Autoencoder(vae, LatentScale.of(vae.config, shifted=True), device, dtype)
+
+
+def _check_widths(checkpoint: Checkpoint, parts: Mapping[str, Any]) -> None:
+    """Refuse a transformer for other texts, with BadCheckpoint. CLIP's states are filled up with zeros to T5's."""
+    config, clips = parts["transformer"].config, [parts[name].config for name in ("text_encoder", "text_encoder_2")]
+    pooled = sum(clip.projection_dim for clip in clips)
+    check_width(checkpoint, "transformer", "pooled text", config.pooled_projection_dim, pooled)
+    width = config.joint_attention_dim
+    check_width(checkpoint, "transformer", "text states", width, max(width, sum(clip.hidden_size for clip in clips)))
+    if "text_encoder_3" in parts:
+        check_width(checkpoint, "transformer", "text states", width, parts["text_encoder_3"].config.d_model)

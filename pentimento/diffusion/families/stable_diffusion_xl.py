@@ -2,6 +2,7 @@
 text and the picture's size."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale, channel_statistics
 from pentimento.diffusion.families.clip_text import ClipText
-from pentimento.diffusion.families.loading import DigestsLater, load_schedulers, refuse_keys
+from pentimento.diffusion.families.loading import DigestsLater, check_token_limits, load_schedulers, refuse_keys
 from pentimento.diffusion.families.model import (
     Conditioning,
     ControlResiduals,
@@ -19,7 +20,13 @@ from pentimento.diffusion.families.model import (
     PerSampleAdapters,
     PromptStates,
 )
-from pentimento.diffusion.families.unet import FOREIGN_KEYS, UNetDenoiser, describe_unet_model
+from pentimento.diffusion.families.unet import (
+    FOREIGN_KEYS,
+    FOREIGN_SWITCHES,
+    UNetDenoiser,
+    check_unet_texts,
+    describe_unet_model,
+)
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, SchedulerConfig
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.generation import Scheduler
@@ -33,7 +40,7 @@ def load(
 ) -> "StableDiffusionXl":
     """Return the loaded family adapter. Raises BadCheckpoint when a configuration or weight file is not what this
     family serves."""
-    config = refuse_keys(checkpoint, "unet", FOREIGN_KEYS)
+    config = refuse_keys(checkpoint, "unet", FOREIGN_KEYS, FOREIGN_SWITCHES)
     if config.get("addition_embed_type") != "text_time":
         path = checkpoint.component_directory("unet") / "config.json"
         raise BadCheckpoint(
@@ -53,6 +60,9 @@ class StableDiffusionXl:
         self._zeros_for_empty = bool(checkpoint.settings.get("force_zeros_for_empty_prompt", True))
         self._schedulers = load_schedulers(checkpoint, DIFFUSION_SCHEDULERS)
         parts = load_components(checkpoint, device, dtype)
+        check_token_limits(checkpoint, parts, ["tokenizer", "tokenizer_2"])
+        made = sum(parts[name].config.hidden_size for name in ("text_encoder", "text_encoder_2"))
+        check_unet_texts(checkpoint, parts["unet"], made)
         self._texts = (
             ClipText(parts["tokenizer"], parts["text_encoder"], device),
             ClipText(parts["tokenizer_2"], parts["text_encoder_2"], device),
@@ -145,10 +155,10 @@ def _added(inputs: DenoiserInput) -> dict[str, Tensor]:
 def _autoencoder(vae: Any, device: torch.device, dtype: torch.dtype) -> Autoencoder:
     if vae.config.force_upcast and dtype is not torch.float32:
         vae.float()  # its activations leave half precision's range
-    scale = LatentScale(vae.config.scaling_factor)
+    scale = LatentScale.of(vae.config)
     if (statistics := channel_statistics(vae.config)) is not None:
         mean, deviation = (values.to(device, dtype) for values in statistics)
-        scale = LatentScale(vae.config.scaling_factor, mean, deviation)
+        scale = replace(scale, shift=mean, deviation=deviation)
     return Autoencoder(vae, scale, device, dtype)
 
 

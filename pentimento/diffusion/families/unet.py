@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.checkpoint import Checkpoint
 from pentimento.diffusion.families.adapters import adapted
 from pentimento.diffusion.families.autoencoder import Autoencoder
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
-from pentimento.diffusion.families.loading import DigestsLater, default_size_px
+from pentimento.diffusion.families.loading import DigestsLater, check_width, default_size_px
 from pentimento.diffusion.families.model import (
     Conditioning,
     ControlResiduals,
@@ -27,6 +28,8 @@ from pentimento.domain.generation import NoiseForm, Scheduler
 
 # Settings of other families and conditionings; a checkpoint that sets one would be served wrongly.
 FOREIGN_KEYS = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type", "time_cond_proj_dim")
+# The same, where diffusers writes False for those that do without.
+FOREIGN_SWITCHES = ("dual_cross_attention",)
 
 # Sides are multiples of 8 in diffusers' pipelines of these families, whatever the autoencoder's factor.
 _PIPELINE_SIZE_MULTIPLE = 8
@@ -153,6 +156,13 @@ def predict_with_unet(unet: Any, inputs: DenoiserInput, added: dict[str, Tensor]
             return_dict=False,
         )[0]
     return prediction
+
+
+def check_unet_texts(checkpoint: Checkpoint, unet: Any, made: int) -> None:
+    """Raise BadCheckpoint where some layer of a UNet attends to text states of another width than the encoders make."""
+    for name, layer in unet.named_modules():
+        if name.endswith("attn2.to_k"):
+            check_width(checkpoint, "unet", "text states", layer.in_features, made)
 
 
 def describe_unet_model(

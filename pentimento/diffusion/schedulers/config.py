@@ -139,7 +139,9 @@ def scheduler_config(scheduler: Scheduler, stored: Mapping[str, Any]) -> Schedul
         if scheduler is Scheduler.FLOW_MATCH_EULER:
             return _checked_flow(FlowConfig(**values))
         return _checked(DiffusionConfig(scheduler, **_typed({**_CLASS_DEFAULTS[scheduler], **values})))
-    except (TypeError, OverflowError) as error:
+    except UnsupportedConfig:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
         raise UnsupportedConfig(f"a value is of the wrong type: {error}") from None
 
 
