@@ -18,6 +18,9 @@ PROMPT, NEGATIVE = "a red circle", "blurred"
 
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "epsilon, leading, scaled linear": partial(write_checkpoint, beta_schedule="scaled_linear", set_alpha_to_one=False),
+    "epsilon, clipped and without an offset, which is corrected": partial(
+        write_checkpoint, clip_sample=True, steps_offset=0
+    ),
     "v, trailing, cosine": partial(
         write_checkpoint,
         prediction_type="v_prediction",

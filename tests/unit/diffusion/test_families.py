@@ -21,8 +21,16 @@ from pentimento.diffusion.families import (
     load_model,
 )
 from pentimento.diffusion.painting import ImageStart, PaintingRequest
+from pentimento.diffusion.schedulers import DiffusionConfig
 from pentimento.domain.generation import NoiseForm, Scheduler
-from pentimento.testing.checkpoints import SIDE_PX, T5_TOKENS, TOKENS, write_flow_checkpoint, write_xl_checkpoint
+from pentimento.testing.checkpoints import (
+    SIDE_PX,
+    T5_TOKENS,
+    TOKENS,
+    write_checkpoint,
+    write_flow_checkpoint,
+    write_xl_checkpoint,
+)
 from tests.unit.diffusion.specs import SPEC, paint, spec_with
 
 PROMPT = "a red circle"
@@ -102,6 +110,24 @@ def test_an_adapter_of_another_model_is_refused(model: DiffusionModel) -> None:
 
     with pytest.raises(KeyError, match="no_such_layer"):
         model.predict(replace(two_rows(model), adapters=PerSampleAdapters({"no_such_layer": update})))
+
+
+def test_every_picture_of_stable_diffusion_is_sampled_as_one_from_text(tmp_path: Path) -> None:
+    stored = write_checkpoint(tmp_path / "model", clip_sample=True, steps_offset=0)
+
+    config = load(stored).scheduler_config(Scheduler.DDIM)
+
+    assert isinstance(config, DiffusionConfig)
+    assert (config.clip_sample, config.steps_offset) == (False, 1)
+
+
+def test_sdxls_sampler_is_as_it_is_stored(tmp_path: Path) -> None:
+    stored = write_xl_checkpoint(tmp_path / "model", clip_sample=True, steps_offset=0)
+
+    config = load(stored).scheduler_config(Scheduler.DDIM)
+
+    assert isinstance(config, DiffusionConfig)
+    assert (config.clip_sample, config.steps_offset) == (True, 0)
 
 
 def test_an_absent_negative_prompt_of_sdxl_is_zeros(xl_model: DiffusionModel) -> None:
