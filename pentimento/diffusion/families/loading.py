@@ -40,15 +40,16 @@ def load_schedulers(
         raise BadCheckpoint(f"{path}: {error}") from None
 
 
-def default_size_px(sample_size: Any, factor: int) -> tuple[int, int]:
-    """Return width and height of the pictures that a denoiser was trained on. Raises BadCheckpoint for a `sample_size`
-    that is neither a number nor height and width."""
+def default_size_px(sample_size: Any, factor: int, least: int = 0) -> tuple[int, int]:
+    """Return width and height of the pictures that a denoiser was trained on; a side below `least` is read as that.
+    Raises BadCheckpoint for a `sample_size` that is neither a number nor height and width."""
     if sample_size is None:
         raise BadCheckpoint("the denoiser's configuration has no sample_size")
     sides = list(sample_size) if isinstance(sample_size, list | tuple) else [sample_size, sample_size]
     if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
         raise BadCheckpoint(f"the denoiser's sample_size={str(sample_size)[:60]!s} is no size")
-    return sides[1] * factor, sides[0] * factor
+    height, width = (max(side, least) * factor for side in sides)
+    return width, height
 
 
 def check_width(checkpoint: Checkpoint, denoiser: str, what: str, taken: int, made: int) -> None:

@@ -1,5 +1,9 @@
 """Stable Diffusion 1.x and 2.x: a CLIP text encoder, a UNet of epsilon, v or sample prediction, and an autoencoder."""
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,19 +32,35 @@ from pentimento.domain.generation import Scheduler
 
 # diffusers' pipelines of this family override two settings; so do we.
 _PIPELINE_OVERRIDES = {"steps_offset": 1, "clip_sample": False}
+_OLD_SAMPLE_SIZE = 64
 
 
 def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "StableDiffusion":
     """Return the loaded family adapter. Raises BadCheckpoint when a configuration or weight file is not what this
     family serves."""
-    refuse_keys(checkpoint, "unet", (*FOREIGN_KEYS, "addition_embed_type"), FOREIGN_SWITCHES)
-    return StableDiffusion(checkpoint, digests, device, dtype)
+    config = refuse_keys(checkpoint, "unet", (*FOREIGN_KEYS, "addition_embed_type"), FOREIGN_SWITCHES)
+    return StableDiffusion(checkpoint, digests, device, dtype, least_sample_size=_least_sample_size(config))
+
+
+def _least_sample_size(config: Mapping[str, Any]) -> int:
+    """Return what diffusers' pipelines of this family take a smaller size for that a release before 0.9 wrote: those of
+    Stable Diffusion 1 say 32, and paint 64."""
+    version = re.match(r"(\d+)\.(\d+)\.", str(config.get("_diffusers_version", "")))
+    return _OLD_SAMPLE_SIZE if version and tuple(map(int, version.groups())) < (0, 9) else 0
 
 
 class StableDiffusion:
     """The family's adapter around diffusers' modules."""
 
-    def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        digests: DigestsLater,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        least_sample_size: int = 0,
+    ) -> None:
         self.device = device
         self.dtype = dtype
         self._schedulers = load_schedulers(checkpoint, DIFFUSION_SCHEDULERS, _PIPELINE_OVERRIDES)
@@ -55,7 +75,13 @@ class StableDiffusion:
         self._autoencoder = Autoencoder(vae, LatentScale.of(vae.config), device, dtype)
         sees_mask = self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config, may_see_mask=True)
         self.info = describe_unet_model(
-            "stable_diffusion", self.denoiser, self._autoencoder, self._schedulers, digests, sees_mask=sees_mask
+            "stable_diffusion",
+            self.denoiser,
+            self._autoencoder,
+            self._schedulers,
+            digests,
+            sees_mask=sees_mask,
+            least_sample_size=least_sample_size,
         )
 
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:

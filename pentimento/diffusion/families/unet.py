@@ -173,12 +173,13 @@ def describe_unet_model(
     later: DigestsLater,
     *,
     sees_mask: bool = False,
+    least_sample_size: int = 0,
 ) -> LoadedModelInfo:
-    """Return what the model is and takes; waits for the digests."""
+    """Return what the model is and takes; waits for the digests. `least_sample_size`: what a smaller one is read as."""
     own = next(iter(schedulers.values()))
     assert isinstance(own, DiffusionConfig)
     digests = later()
-    width, height = default_size_px(unet.config.sample_size, autoencoder.factor)
+    width, height = default_size_px(unet.config.sample_size, autoencoder.factor, least_sample_size)
     return LoadedModelInfo(
         family=family,
         model_digest=digests.model,

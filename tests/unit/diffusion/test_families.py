@@ -299,3 +299,17 @@ def test_a_flow_directory_that_is_none_is_refused_by_name(
     with pytest.raises(BadCheckpoint, match=named) as refused:
         load(directory)
     assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("version", "side_px"), [("0.6.0.dev0", 256), ("0.9.0", SIDE_PX), ("0.42.1", SIDE_PX), ("of old", SIDE_PX)]
+)
+def test_sizes_that_releases_before_nine_wrote_are_read_as_diffusers_reads_them(
+    checkpoint: Path, tmp_path: Path, version: str, side_px: int
+) -> None:
+    directory = shutil.copytree(checkpoint, tmp_path / "old")
+    edit(directory / "unet/config.json", _diffusers_version=version)
+
+    info = load(directory).info
+
+    assert (info.default_width_px, info.default_height_px) == (side_px, side_px)
