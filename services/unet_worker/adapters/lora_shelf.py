@@ -84,9 +84,10 @@ class LoraShelf:
         if self._loader is None or not wanted:
             return
         loads = [asyncio.wrap_future(load) for load in self._loader.begin(wanted)]
-        for ended in await asyncio.gather(*loads, return_exceptions=True):
-            if isinstance(ended, PentimentoError):
-                logger.warning("a LoRA was not loaded ahead of need: %s", ended.message)
+        for load in loads:
+            load.add_done_callback(_say_if_failed)
+        # Unlike what is gathered, what is waited for goes on where whoever waits is cancelled: pictures may wait, too.
+        await asyncio.wait(loads)
 
     def close(self) -> None:
         """Begin no more loads."""
@@ -99,3 +100,9 @@ class LoraShelf:
             return self._uploaded.read(digest)
         assert self._directory is not None
         return self._directory.read(digest)
+
+
+def _say_if_failed(load: "asyncio.Future[Lora]") -> None:
+    error = None if load.cancelled() else load.exception()
+    if isinstance(error, PentimentoError):
+        logger.warning("a LoRA was not loaded ahead of need: %s", error.message)
