@@ -31,6 +31,8 @@ FACTOR_SUFFIXES: Mapping[str, FactorPart] = {
     ".lora.up.weight": FactorPart.UP,
     ".lora_linear_layer.down.weight": FactorPart.DOWN,
     ".lora_linear_layer.up.weight": FactorPart.UP,
+    "_lora.down.weight": FactorPart.DOWN,
+    "_lora.up.weight": FactorPart.UP,
     ".alpha": FactorPart.ALPHA,
 }
 

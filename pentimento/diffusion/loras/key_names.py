@@ -4,6 +4,7 @@
 | --- | --- |
 | diffusers | `unet.mid_block.attentions.0.proj_in.lora_A.weight` |
 | diffusers before PEFT | `….lora.down.weight`, `….lora_linear_layer.up.weight` |
+| diffusers before 0.22 | `….attn1.processor.to_q_lora.up.weight`; of a text encoder `….self_attn.to_q_lora…` |
 | PEFT | `base_model.model.mid_block.attentions.0.proj_in.lora_B.weight`: the denoiser's |
 | kohya | `lora_unet_mid_block_attentions_0_proj_in.lora_down.weight`, `….alpha`; `lora_te1_…` |
 
@@ -32,6 +33,13 @@ class FactorKey:
 _KOHYA_TEXTS = {"lora_te_": "text_encoder", "lora_te1_": "text_encoder", "lora_te2_": "text_encoder_2"}
 # Before a text encoder's modules in files, and in the classes of some releases of transformers, but not in others.
 _TEXT_MODEL = "text_model."
+# What attention's layers were called as parts of its processors, and those of text encoders like them.
+_OF_PROCESSORS = {"to_q": "to_q", "to_k": "to_k", "to_v": "to_v", "to_out.0": "to_out"}
+_IN_PROCESSORS = {
+    **{f".attn1.{layer}": f".attn1.processor.{old}" for layer, old in _OF_PROCESSORS.items()},
+    **{f".attn2.{layer}": f".attn2.processor.{old}" for layer, old in _OF_PROCESSORS.items()},
+    **{f".self_attn.{part}_proj": f".self_attn.to_{part}" for part in ("q", "k", "v", "out")},
+}
 
 
 class KeyNames:
@@ -66,11 +74,17 @@ def key_names(base: BaseLayers) -> KeyNames:
     return KeyNames(base)
 
 
+def _in_processor(name: str) -> str:
+    end = next((end for end in _IN_PROCESSORS if name.endswith(end)), "")
+    return name.removesuffix(end) + _IN_PROCESSORS.get(end, "")
+
+
 def _spellings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """The module's own name by each name that a file may have for it."""
     names = {name: name for name in shapes}
     for name in shapes:
-        bare = name.removeprefix(_TEXT_MODEL)
-        names.update({bare: name, _TEXT_MODEL + bare: name})
+        for spelling in (name, _in_processor(name)):
+            bare = spelling.removeprefix(_TEXT_MODEL)
+            names.update({bare: name, _TEXT_MODEL + bare: name})
     names.update({other: name for name, other in original_names(shapes).items()})
     return {**{spelling.replace(".", "_"): name for spelling, name in names.items()}, **names}

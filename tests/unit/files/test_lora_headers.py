@@ -33,8 +33,9 @@ def bytes_of(tensors: dict[str, Tensor], folder: Path) -> bytes:
         {**linear(), "unet.proj.alpha": torch.tensor(2.0)},
         {**linear(), "unet.proj.alpha": torch.tensor([2.0])},
         {"a.lora.down.weight": torch.zeros(1, 2).half(), "a.lora.up.weight": torch.zeros(2, 1).bfloat16()},
+        {"a.processor.to_q_lora.down.weight": torch.zeros(1, 2), "a.processor.to_q_lora.up.weight": torch.zeros(2, 1)},
     ],
-    ids=["linear", "convolution", "alpha", "alpha in a row", "half precision"],
+    ids=["linear", "convolution", "alpha", "alpha in a row", "half precision", "of a processor"],
 )
 def test_loras_pass(tensors: dict[str, Tensor], tmp_path: Path) -> None:
     judge_lora(bytes_of(tensors, tmp_path), "file")

@@ -81,6 +81,26 @@ def test_a_file_for_every_component_means_what_diffusers_takes_it_to_mean(
     assert_same_deltas(read, deltas_of_diffusers("StableDiffusionPipeline", checkpoint, file))
 
 
+def test_a_file_of_attentions_processors_means_what_diffusers_takes_it_to_mean(
+    base: BaseLayers, checkpoint: Path, tmp_path: Path
+) -> None:
+    """As diffusers wrote them until 2023."""
+    factors = random_factors(base, ends=("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "out_proj"))
+    tensors = {}
+    for component, modules in factors.items():
+        for module, (down, up) in modules.items():
+            attention, layer = module.replace("to_out.0", "to_out").rsplit(".", 1)
+            within = ".processor" if component == "unet" else ""
+            stem = f"{component}.{attention}{within}.to_{layer.removeprefix('to_').removesuffix('_proj')}_lora"
+            tensors |= {f"{stem}.down.weight": down, f"{stem}.up.weight": up}
+    file = write_tensors(tmp_path / "it.safetensors", tensors)
+
+    read = deltas(read_lora(file, base, F32))
+
+    assert len(read) == len(tensors) // 2
+    assert_same_deltas(read, deltas_of_diffusers("StableDiffusionPipeline", checkpoint, file))
+
+
 def test_kohyas_names_of_a_text_encoders_attention(base: BaseLayers, tmp_path: Path) -> None:
     factors = random_factors(base, ends=("q_proj", "k_proj", "v_proj", "out_proj"), components=["text_encoder"])
     file = write_kohya_lora(tmp_path / "it.safetensors", factors, alpha=6.0)
