@@ -195,8 +195,10 @@ class ModelSwitch:
             backend.held, backend.noise_form, backend.capabilities, backend.torch_device
         )
         # They are streams of others, which may wait for their next step for as long as they like.
-        await backend.halves.let_go()
-        await asyncio.to_thread(backend.close)
+        try:
+            await backend.halves.let_go()
+        finally:
+            await asyncio.to_thread(backend.close)
         del backend
         await _give_memory_back(between.torch_device)
         return between

@@ -22,9 +22,9 @@ from pentimento.testing.checkpoints import SIDE_PX, TOKENS, WIDTH, write_checkpo
 from pentimento.wire.tensors import UNBOUND
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.pairing import servicer
-from services.unet_worker.pairing.servicer import Requests
+from services.unet_worker.pairing.servicer import HalfServicer, Requests
 from tests.integration.unet_worker.conftest import Served, serve
-from tests.integration.unet_worker.test_switching import credits_where
+from tests.integration.unet_worker.test_switching import credits_where, engine_count
 
 OPEN_S = 20.0
 LATENT = outgoing_tensor(torch.zeros(1, 4, SIDE_PX // 4, SIDE_PX // 4), UNBOUND)
@@ -150,3 +150,23 @@ async def test_a_half_whose_opening_has_not_come_ends_with_the_model(
 
         with pytest.raises(Unavailable), domain_errors():
             await call.read()
+
+
+async def test_a_worker_that_closes_while_its_halves_end_leaves_no_engine_behind(
+    checkpoint: Path, other: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = asyncio.Event()
+
+    async def let_go(halves: HalfServicer) -> None:
+        ending.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(HalfServicer, "let_go", let_go)
+    engines_before = engine_count()
+    async with serve(checkpoint, directory, other_models=(other,)) as worker:
+        worker.switch.assign("other", 8)
+        await ending.wait()
+
+    async with asyncio.timeout(20):
+        while engine_count() > engines_before:  # noqa: ASYNC110 - another thread
+            await asyncio.sleep(0.01)
