@@ -229,7 +229,11 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
     )
     if model.digest:
         arguments += ("--expected-model-digest", model.digest)
-    others = [str(other.path) for other in settings.models if other != model]
+    others = [
+        f"{other.path}@{other.digest}" if other.digest else str(other.path)
+        for other in settings.models
+        if other != model
+    ]
     if (settings.policy or (settings.cascade is not None and settings.slo_s is not None)) and others:
         arguments += ("--other-models", ",".join(others))
     arguments += profile_arguments(settings.profiles)

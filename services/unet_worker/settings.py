@@ -67,7 +67,9 @@ class UnetWorkerSettings:
     )
     accept_other_digest: bool = setting(False, help="serve models that are not the ones their registry.json expects")
     other_models: tuple[Path, ...] = setting(
-        (), help="checkpoint directories that a plan may have it hold instead, by their names", must_exist=True
+        (),
+        help="checkpoint directories that a plan may have it hold instead, by their names; with @sha256:… behind it one"
+        " is held with that digest alone",
     )
     adapters_dir: Path | None = setting(
         None, help="directory of LoRAs: its registry.json, or its files and folders by name", must_exist=True

@@ -4,13 +4,14 @@ from pathlib import Path
 
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
+from services.unet_worker.models.other_models import other_models
 from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
 
 
 def needs_networks_alone(settings: UnetWorkerSettings) -> bool:
     """Return whether every model is a directory of components that no compiler takes: a single file is read by
     diffusers' pipelines, and torch.compile reads what diffusers marks for it."""
-    directories = (settings.model, *settings.other_models)
+    directories = (settings.model, *(other.path for other in other_models(settings)))
     is_compiled = settings.compile in (CompileChoice.COMPILE, CompileChoice.GRAPHS)
     return not is_compiled and all(map(_has_components, directories))
 

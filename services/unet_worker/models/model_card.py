@@ -9,6 +9,7 @@ from pentimento.diffusion.families import BatchKey, LoadedModelInfo
 from pentimento.diffusion.model_registry import check_digest, registry_entry
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
+from services.unet_worker.models.other_models import other_models
 from services.unet_worker.models.usual_costs import usual_cost, usual_of
 from services.unet_worker.settings import UnetWorkerSettings
 
@@ -17,19 +18,21 @@ SIZE_HEADROOM = 2
 
 def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
     """By name, each with the settings to load it with; the one held at first comes first. Raises InvalidArgument for
-    two of one name."""
+    two of one name, and for one that is not there."""
     named = {settings.model_name or settings.model.resolve().name: settings}
-    for path in settings.other_models:
-        name = path.resolve().name
+    for other in other_models(settings):
+        name = other.name
         if name in named:
             raise InvalidArgument.of("other_models", f"must have names of their own, got {name!r} twice")
+        if not other.path.is_dir():
+            raise InvalidArgument.of("other_models", f"must be there, and there is no directory {other.path}")
         named[name] = replace(
             settings,
-            model=path,
+            model=other.path,
             model_name=name,
             default_steps=0,
             default_guidance_scale=-1.0,
-            expected_model_digest="",
+            expected_model_digest=other.digest,
         )
     return named
 

@@ -141,6 +141,18 @@ async def test_a_model_that_cannot_be_loaded_costs_the_switch_and_is_not_tried_a
         assert (await paint(worker, "after")).model_digest == held.model_digest
 
 
+async def test_a_model_whose_weights_are_not_those_of_its_digest_is_not_held(
+    checkpoint: Path, other: Path, directory: Path
+) -> None:
+    pinned = Path(f"{other}@sha256:{'0' * 64}")
+    async with serve(checkpoint, directory, other_models=(pinned,)) as worker:
+        worker.switch.assign("other", 8)
+        while worker.switch.target_model == "other":  # noqa: ASYNC110 - another thread loads it
+            await asyncio.sleep(0.01)
+
+        assert (await credits_where(worker, served=True)).held.model == "tiny"
+
+
 def without_numbers(checkpoint: Path) -> Path:
     """The checkpoint with a denoiser that makes NaN of everything: it loads, and fails at its first picture."""
     file = checkpoint / "unet" / "diffusion_pytorch_model.safetensors"

@@ -135,6 +135,16 @@ def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> Non
     assert flags_of(planned, "a-0")["--other-models"] == f"{tmp_path}/b"
 
 
+def test_a_model_of_one_digest_alone_is_that_wherever_a_plan_places_it(tmp_path: Path) -> None:
+    digest = f"sha256:{'1' * 64}"
+    models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / "b", digest))
+
+    suite = plan_suite(SuiteSettings(models, tmp_path, policy="modm"), StateDirectory(tmp_path / "state"))
+
+    assert flags_of(suite, "a-0")["--other-models"] == f"{tmp_path}/b@{digest}"
+    assert flags_of(suite, "b-0")["--expected-model-digest"] == digest
+
+
 def test_a_policy_plans_the_cascade_that_is_served(tmp_path: Path) -> None:
     models = (ModelDirectory("h", tmp_path / "h"), ModelDirectory("l", tmp_path / "l"))
     settings = SuiteSettings(models, tmp_path, cascade=ServedCascade(("l", "h"), (tmp_path / "d",)))

@@ -163,7 +163,25 @@ def test_a_model_that_is_expected_or_allowed_is_held(directory: Path, registered
 
 def test_the_digest_of_the_settings_is_of_the_first_model_alone(directory: Path) -> None:
     other = directory.parent / "other"
+    other.mkdir()
 
     found = checkpoints(settings(directory, other_models=(other,), expected_model_digest="sha256:model"))
 
     assert [one.expected_model_digest for one in found.values()] == ["sha256:model", ""]
+
+
+def test_another_model_has_the_digest_that_is_behind_its_directory(directory: Path) -> None:
+    other, digest = directory.parent / "other", f"sha256:{'1' * 64}"
+    other.mkdir()
+
+    named = checkpoints(settings(directory, other_models=(Path(f"{other}@{digest}"),)))
+
+    assert (named["other"].model, named["other"].expected_model_digest) == (other, digest)
+
+
+@pytest.mark.parametrize(("given", "wrong"), [("other@sha256:12", "64 hexadecimal digits"), ("none", "no directory")])
+def test_another_model_that_cannot_be_held_is_refused(directory: Path, given: str, wrong: str) -> None:
+    (directory.parent / "other").mkdir()
+
+    with pytest.raises(InvalidArgument, match=f"other_models: .*{wrong}"):
+        checkpoints(settings(directory, other_models=(directory.parent / given,)))
