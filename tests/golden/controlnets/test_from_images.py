@@ -1,0 +1,146 @@
+"""Controlled pictures that start from an image, whole or under a mask, against diffusers' ControlNet pipelines of
+img2img and inpainting. ControlNets act in all steps: diffusers counts their shares over the steps that are left."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.controlnets import ControlSetting
+from pentimento.diffusion.images import decode_mask, decode_pixels
+from pentimento.diffusion.painting import ImageStart, first_img2img_step
+from pentimento.domain.generation import NoiseForm
+from pentimento.testing.checkpoints import SIDE_PX, write_checkpoint, write_controlnet, write_xl_checkpoint
+from pentimento.testing.controlled_painting import ControlledByEngine, ControlledCase, conditions_for
+from pentimento.testing.diffusers_reference import Case, DiffusersReference, _tensor_of, mask_image
+from pentimento.testing.latent_listener import painted_together
+from pentimento.testing.worker_under_test import noise_image, png_of
+from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
+
+IMAGE, MASK = noise_image(SIDE_PX, SIDE_PX), mask_image(SIDE_PX, SIDE_PX)
+SETTINGS = (ControlSetting(scale=0.7), ControlSetting(scale=1.3))
+STEPS = 6
+
+
+@dataclass(frozen=True)
+class ImageKind:
+    """A model with what its ControlNets are, and diffusers' pipelines from an image and under a mask."""
+
+    write: Callable[[Path], Path]
+    xl: bool
+    from_image: str
+    masked: str
+
+
+KINDS = {
+    "sd": ImageKind(
+        partial(write_checkpoint, vae="kl"),
+        False,
+        "StableDiffusionControlNetImg2ImgPipeline",
+        "StableDiffusionControlNetInpaintPipeline",
+    ),
+    "sdxl": ImageKind(
+        write_xl_checkpoint,
+        True,
+        "StableDiffusionXLControlNetImg2ImgPipeline",
+        "StableDiffusionXLControlNetInpaintPipeline",
+    ),
+    "sd that sees masks": ImageKind(
+        partial(write_checkpoint, sees_mask=True), False, "", "StableDiffusionControlNetInpaintPipeline"
+    ),
+}
+
+
+class ImageSides:
+    """diffusers and the engine, with the same model and ControlNets."""
+
+    def __init__(self, kind: ImageKind, folder: Path) -> None:
+        self.kind = kind
+        model = kind.write(folder / "model")
+        paths = [write_controlnet(folder / f"control-{seed}", xl=kind.xl, seed=seed) for seed in range(2)]
+        self.engine = ControlledByEngine(model, paths)
+        self._reference = DiffusersReference(model)
+        self._networks = [diffusers.ControlNetModel.from_pretrained(path) for path in paths]
+
+    def difference(self, case: Case, settings: Sequence[ControlSetting]) -> float:
+        conditions = conditions_for(len(settings), SIDE_PX, SIDE_PX)
+        return float((self._theirs(case, settings, conditions) - self._ours(case, settings, conditions)).abs().max())
+
+    @torch.inference_mode()
+    def _ours(self, case: Case, settings: Sequence[ControlSetting], conditions: Sequence[Tensor]) -> Tensor:
+        assert case.strength is not None
+        pixels = decode_pixels(png_of(IMAGE), "image", SIDE_PX, SIDE_PX)
+        mask = decode_mask(png_of(MASK), "mask", SIDE_PX, SIDE_PX) if case.masked else None
+        first = first_img2img_step(case.steps, case.strength, NoiseForm.VARIANCE_PRESERVING)
+        start = ImageStart(pixels, first, mask, from_noise=case.masked and case.strength == 1.0)
+        request = self.engine.request(ControlledCase(case, tuple(settings)), conditions)
+        return painted_together(self.engine._engine, [replace(request, start=start)])[0]
+
+    def _theirs(self, case: Case, settings: Sequence[ControlSetting], conditions: Sequence[Tensor]) -> Tensor:
+        many = len(settings) > 1
+        networks, scales = self._networks[: len(settings)], [setting.scale for setting in settings]
+        extra: dict[str, Any] = {"mask_image": MASK, "height": SIDE_PX, "width": SIDE_PX} if case.masked else {}
+        latents: Tensor = self._pipeline(case, networks if many else networks[0])(
+            case.prompt,
+            negative_prompt=case.negative_prompt or None,
+            image=_tensor_of(IMAGE),
+            control_image=list(conditions) if many else conditions[0],
+            strength=case.strength,
+            num_inference_steps=case.steps,
+            guidance_scale=case.guidance_scale,
+            generator=torch.Generator().manual_seed(case.seed),
+            controlnet_conditioning_scale=scales if many else scales[0],
+            guess_mode=False,
+            output_type="latent",
+            **extra,
+        ).images
+        return latents
+
+    def _pipeline(self, case: Case, controlnet: Any) -> Any:
+        kind = getattr(diffusers, self.kind.masked if case.masked else self.kind.from_image)
+        taken = inspect.signature(kind.__init__).parameters
+        parts = {**self._reference.pipeline(case).components, **self._reference._settings, "controlnet": controlnet}
+        pipeline = kind(**{name: part for name, part in parts.items() if name in taken})
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+
+# diffusers' pipelines of networks that see masks paint under masks alone.
+PAINTED = [(name, masked) for name, kind in KINDS.items() for masked in (False, True) if masked or kind.from_image]
+
+
+@pytest.fixture(scope="module", params=PAINTED, ids=lambda one: f"{one[0]}, {'masked' if one[1] else 'whole'}")
+def painted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ImageSides, bool]]:
+    """Both sides, and whether pictures are masked."""
+    name, masked = request.param
+    sides = ImageSides(KINDS[name], tmp_path_factory.mktemp("images"))
+    yield sides, masked
+    sides.engine.close()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("strength", [0.5, 1.0])
+def test_controlled_pictures_from_an_image_equal_those_of_diffusers(
+    painted: tuple[ImageSides, bool], strength: float, count: int
+) -> None:
+    sides, masked = painted
+
+    differences = {
+        scheduler: sides.difference(
+            Case("a red circle", "blurred", scheduler, seed=3, steps=STEPS, strength=strength, masked=masked),
+            SETTINGS[:count],
+        )
+        for scheduler in sides.engine.model.info.schedulers
+    }
+
+    assert len(differences) == 4
+    assert all(value <= 1e-4 for value in differences.values()), differences
