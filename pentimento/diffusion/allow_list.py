@@ -37,7 +37,9 @@ _DIFFUSION_SCHEDULER = _classes(
 # Of adapters that see images; nothing here asks them.
 _IMAGE_CONDITIONING = {
     "feature_extractor": _classes(
-        "transformers", "CLIPFeatureExtractor", "CLIPImageProcessor", "CLIPImageProcessorFast", "SiglipImageProcessor"
+        "transformers",
+        "CLIPFeatureExtractor",
+        *(f"{kind}ImageProcessor{how}" for kind in ("CLIP", "Siglip") for how in ("", "Fast", "Pil")),
     ),
     "image_encoder": _classes("transformers", "CLIPVisionModelWithProjection", "SiglipVisionModel"),
 }

@@ -197,6 +197,14 @@ def test_components_that_are_not_used_may_be_there(copy: Path) -> None:
     load(copy)
 
 
+@pytest.mark.parametrize("name", ["CLIPImageProcessor", "CLIPFeatureExtractor", "CLIPImageProcessorPil"])
+def test_image_processors_are_let_be_by_whatever_name_their_release_gave_them(copy: Path, name: str) -> None:
+    """Without torchvision transformers 5 writes the last one."""
+    edit(copy / "model_index.json", feature_extractor=["transformers", name])
+
+    load(copy)
+
+
 def test_the_digest_covers_weights_and_configuration_but_no_bystanders(copy: Path) -> None:
     before = load_model(copy, torch.device("cpu"), torch.float32).info
     (copy / "README.md").write_text("a card")
