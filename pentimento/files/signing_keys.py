@@ -23,11 +23,14 @@ def keep_signing_keys(path: Path) -> None:
         return
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
-        draft.touch(mode=0o600, exist_ok=False)
-        draft.write_text(new_signing_key() + "\n")
-        with suppress(FileExistsError):
-            path.hardlink_to(draft)
-        draft.unlink()
+        try:
+            draft.touch(mode=0o600, exist_ok=False)
+            draft.write_text(new_signing_key() + "\n")
+            with suppress(FileExistsError):
+                path.hardlink_to(draft)
+        finally:
+            # Of a start that fails nothing is left: whoever is restarted beside a full disk would leave one a time.
+            draft.unlink(missing_ok=True)
     except OSError as error:
         raise InvalidArgument.of(str(path), f"cannot be made: {type(error).__name__}") from None
 

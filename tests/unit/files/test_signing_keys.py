@@ -1,5 +1,7 @@
 """Files of keys: the newest first, and what is wrong with one is told without it."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,17 @@ def test_a_file_is_made_once_and_closed_to_others(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="nowhere/keys: cannot be made"):
         keep_signing_keys(tmp_path / "nowhere" / "keys")
+
+
+@pytest.mark.parametrize("step", ["write_text", "hardlink_to"])
+def test_of_a_file_that_cannot_be_finished_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, step, full)
+
+    with pytest.raises(InvalidArgument, match="keys: cannot be made"):
+        keep_signing_keys(tmp_path / "keys")
+    assert list(tmp_path.iterdir()) == []
