@@ -14,20 +14,28 @@ import grpc.aio
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.suite_status import SuiteStatus, gathered
+from pentimento.domain.clock import boot_s
 from pentimento.domain.fleet import Fleet
 from services.edge.history.samples import sample_of
 
 # Of all samples together, whatever their number: a fleet of many models has large ones.
 MAX_HISTORY_BYTES = 4 << 20
 LOOK_TIMEOUT_S = 2.0
+# A page that has samples of so much later than the newest has them of a process before this one, whose clock was ahead;
+# by less the clocks of several processes differ, among which a page's questions are shared out.
+AHEAD_MS = 60_000
 
 
 class SampleRing:
     """The newest samples, so many and so many bytes of JSON at most."""
 
-    def __init__(self, max_samples: int, max_bytes: int = MAX_HISTORY_BYTES) -> None:
+    def __init__(
+        self, max_samples: int, max_bytes: int = MAX_HISTORY_BYTES, elapsed_s: Callable[[], float] = boot_s
+    ) -> None:
         self._max_samples = max_samples
         self._max_bytes = max_bytes
+        self._elapsed_s = elapsed_s
+        self._added_s = 0.0
         self._kept: deque[tuple[int, bytes]] = deque()
         self.size_bytes = 0
 
@@ -35,9 +43,12 @@ class SampleRing:
         return len(self._kept)
 
     def add(self, sample: dict[str, Any]) -> None:
-        """Keep a sample, and let go of the oldest as far as there is no room. Its time is moved past that of the one
-        before, whatever the clock did."""
-        at_ms = max(sample["at"], self._kept[-1][0] + 1) if self._kept else sample["at"]
+        """Keep a sample, and let go of the oldest as far as there is no room. Where the clock went back its time is
+        that of the one before and what has passed since: charts divide by what lies between two samples."""
+        now_s = self._elapsed_s()
+        passed_ms = max(round((now_s - self._added_s) * 1000), 1)
+        at_ms = max(sample["at"], self._kept[-1][0] + passed_ms) if self._kept else sample["at"]
+        self._added_s = now_s
         encoded = json.dumps({**sample, "at": at_ms}, separators=(",", ":")).encode()
         self._kept.append((at_ms, encoded))
         self.size_bytes += len(encoded)
@@ -45,7 +56,10 @@ class SampleRing:
             self.size_bytes -= len(self._kept.popleft()[1])
 
     def after(self, at_ms: int) -> bytes:
-        """Return the samples of later than that as a JSON array, oldest first."""
+        """Return the samples of later than that as a JSON array, oldest first; all of them where that is a time which
+        this process has not seen yet."""
+        if self._kept and at_ms > self._kept[-1][0] + AHEAD_MS:
+            at_ms = 0
         return b"[%s]" % b",".join(encoded for at, encoded in self._kept if at > at_ms)
 
 

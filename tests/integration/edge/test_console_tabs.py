@@ -112,3 +112,25 @@ async def test_a_tab_holds_the_bytes_of_the_pictures_that_it_shows_alone(page: A
         held.append(await page.evaluate("window.held.size"))
 
     assert held == [1, 3, 1]
+
+
+async def test_charts_go_on_where_an_edge_comes_back_with_its_clock_set_back(page: Any) -> None:
+    totals = dict.fromkeys(("accepted", "completed", "failed", "rejected", "late", "scored", "deferred", "run"), 0)
+    rest = {"epoch": "f 1", "saved": 0, "latencies": [], "starts": [], "workers": {}, "thresholds": {}, "admission": 1}
+    times = {"0": [1_000_000, 1_040_000], "1040000": [1_010_000, 1_020_000]}
+    asked: list[str] = []
+
+    async def answer(route: Any) -> None:
+        after = route.request.url.partition("after=")[2]
+        asked.append(after)
+        told = [{"at": at, **totals, **rest} for at in times.get(after, ())]
+        await route.fulfill(body=json.dumps({"interval_ms": 1, "samples": told}))
+
+    await page.route("**/data/history?*", answer)
+    await page.goto("/#/charts")
+    async with page.expect_request("**/data/history?after=1020000"):
+        pass
+    shown = await page.evaluate("import('/console/static/looks.js').then((looks) => looks.samples.map(({ at }) => at))")
+
+    assert asked[:2] == ["0", "1040000"]
+    assert shown == [1_000_000, 1_010_000, 1_020_000]

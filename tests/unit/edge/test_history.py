@@ -96,12 +96,23 @@ def test_a_page_gets_what_it_has_not() -> None:
     assert kept(ring, 40) == []
 
 
-def test_a_clock_that_goes_back_hides_no_sample() -> None:
-    ring = SampleRing(3)
-    for at_ms in (1000, 400, 400):
+def test_a_clock_that_goes_back_hides_no_sample_and_changes_no_distance() -> None:
+    elapsed_s = iter((50.0, 55.0, 60.0, 60.0))
+    ring = SampleRing(4, elapsed_s=lambda: next(elapsed_s))
+    for at_ms in (1_000_000, 400_000, 405_000, 405_000):
         ring.add({"at": at_ms})
 
-    assert [sample["at"] for sample in kept(ring, 1000)] == [1001, 1002]
+    assert [sample["at"] for sample in kept(ring, 1_000_000)] == [1_005_000, 1_010_000, 1_010_001]
+
+
+def test_a_page_that_has_seen_later_times_than_this_process_gets_all() -> None:
+    ring = SampleRing(3)
+    for at_ms in (1_000_000, 1_005_000):
+        ring.add({"at": at_ms})
+
+    assert [sample["at"] for sample in kept(ring, 4_600_000)] == [1_000_000, 1_005_000]
+    # Another process whose clock is a little ahead, and which answers the same page.
+    assert kept(ring, 1_006_000) == []
 
 
 @given(

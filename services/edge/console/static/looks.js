@@ -10,9 +10,10 @@ export const samples = [];
 
 const number = (bound) => (bound === "Infinity" ? Infinity : bound);
 
+/** Nothing is told twice: samples of earlier than the last one are of a clock that went back, and take the place of what was later. */
 function keep(found) {
   for (const sample of found) {
-    if (sample.at <= (samples.at(-1)?.at ?? 0)) continue;
+    while (samples.length && samples.at(-1).at >= sample.at) samples.pop();
     samples.push({ ...sample, latencies: sample.latencies.map(([bound, count]) => [number(bound), count]) });
   }
   if (samples.length > MOST) samples.splice(0, samples.length - MOST);
