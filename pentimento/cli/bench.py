@@ -12,7 +12,7 @@ import click
 from pentimento.cli.connection import connection_options, frontdoor_address, read_token, token_option
 from pentimento.cli.forwarding import ForwardingCommand
 from pentimento.cli.json_output import json_option
-from pentimento.cli.numbers import FINITE
+from pentimento.cli.numbers import FINITE, FiniteRange
 from pentimento.domain.errors import InvalidArgument
 from pentimento.supervisor.child import source_path
 from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_loras, find_model
@@ -126,7 +126,9 @@ def lora_bound(model: str, loras: str, prompts: Path, flags: tuple[str, ...]) ->
 def report_options(command: Any) -> Any:
     """Where a report goes besides the terminal, and what of the run it leaves out."""
     for option in (
-        click.option("--warm-up", type=FINITE, default=0.0, metavar="SECONDS", help="leave the first requests out"),
+        click.option(
+            "--warm-up", type=FiniteRange(min=0.0), default=0.0, metavar="SECONDS", help="leave the first requests out"
+        ),
         click.option(
             "-r",
             "--report",
@@ -162,7 +164,8 @@ def report_options(command: Any) -> Any:
 @connection_options
 def load(workload: Path | None, **options: Any) -> None:
     """Plays a WORKLOAD file (or Poisson arrivals) on a running suite, open-loop: nobody waits for anybody else's
-    picture, and a latency counts from when the request was due. Prints the run's report."""
+    picture, and a latency counts from when the request was due. Prints the run's report, also of a run that Ctrl-C
+    ends: what was under way then is cancelled."""
     from pentimento.cli.bench_load import run_load
 
     address = frontdoor_address(options["address"], options["state_dir"])

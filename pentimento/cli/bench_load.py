@@ -45,9 +45,14 @@ def run_load(path: Path | None, address: str, tokens: Mapping[str, str], options
     )
     gc.freeze()  # A full collection would hold arrivals up, and count as the server's time.
     run = asyncio.run(run_of(workload, address, tokens, options["tls_ca_file"], settings, options["name"]))
-    if options["save"] is not None:
-        save_run(run, options["save"])
-    show([report_of(run, options["warm_up"])], options["reports"], as_json=options["as_json"])
+    try:
+        if options["save"] is not None:
+            save_run(run, options["save"])
+    finally:
+        # Whatever became of the file: what took so long to measure is told.
+        show([report_of(run, options["warm_up"])], options["reports"], as_json=options["as_json"])
+    if run.provenance.get("interrupted"):
+        raise click.Abort
 
 
 def make_workload(options: Mapping[str, Any]) -> Workload:
@@ -72,8 +77,10 @@ async def run_of(
     settings: LoadSettings,
     name: str = "",
 ) -> Run:
-    """Plays it and says what it was played on."""
+    """Plays it and says what it was played on. Cancelling the task ends the run, which says so: what was under way is
+    cancelled, what was not sent yet has no record."""
     seen = _Seen()
+    interrupted = False
     async with AsyncExitStack() as stack:
         clients = {
             tenant: await stack.enter_async_context(
@@ -84,7 +91,11 @@ async def run_of(
         # A suite that is not there is told of once, and not once a request.
         await next(iter(clients.values())).list_models()
         began_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        records = await play(workload, clients, settings, judge=seen.judge, on_answer=seen.count)
+        try:
+            records = await play(workload, clients, settings, judge=seen.judge, on_answer=seen.count)
+        except asyncio.CancelledError:
+            interrupted = True
+            records = sorted(seen.records, key=lambda record: record.arrived_s)
     kind = "emulated" if seen.emulated else "live"
     provenance = {
         "kind": kind,
@@ -93,6 +104,7 @@ async def run_of(
         "builds": sorted(seen.builds),
         "reasons": dict(sorted(seen.reasons.items())),
         "generator_late_s": lateness(records),
+        **({"interrupted": True} if interrupted else {}),
     }
     return Run(name or kind, provenance, tuple(records))
 
@@ -113,11 +125,13 @@ class _Seen:
 
     def __init__(self) -> None:
         self.emulated = False
+        self.records: list[RequestRecord] = []
         self.builds: set[str] = set()
         self.reasons: Counter[str] = Counter()
 
     def count(self, record: RequestRecord, received: ReceivedAnswer) -> None:
-        """Why a request got no picture, by the error's reason."""
+        """Keep the record of a request that has ended, and why it got no picture, by the error's reason."""
+        self.records.append(record)
         if not record.outcome.answered:
             self.reasons[received.error.reason if received.error is not None else "NO_ANSWER"] += 1
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.errors import Cancelled, InvalidArgument, PentimentoError
 from pentimento.domain.image_request import Accepted, CacheMode, Completed
 from pentimento.loadgen.answers import ReceivedAnswer, record_of
 from pentimento.loadgen.asking import check_askable, request_of
@@ -54,7 +54,7 @@ async def play(
 
     `clients` are by tenant, ANY_TENANT for all that have none of their own. `judge` tells a picture's quality; it runs
     on a thread, after the request's end was noted; `on_answer` is called at every end. Cancelling the task cancels what
-    is under way.
+    is under way, which ends as CANCELLED.
     """
     player = _Player(clients, settings or LoadSettings(), judge, on_answer)
     check_askable(workload, player.settings.conditioning_image)
@@ -97,13 +97,15 @@ class _Player:
         return asyncio.get_running_loop().time() - self._began_at
 
     async def _ask(self, number: int, arrival: Arrival) -> RequestRecord:
-        received = await self._receive(arrival)
+        return self._tell(number, arrival, await self._receive(number, arrival))
+
+    def _tell(self, number: int, arrival: Arrival, received: ReceivedAnswer) -> RequestRecord:
         record = record_of(number, arrival, received, self.settings.detailed_stages)
         if self._on_answer is not None:
             self._on_answer(record, received)
         return record
 
-    async def _receive(self, arrival: Arrival) -> ReceivedAnswer:
+    async def _receive(self, number: int, arrival: Arrival) -> ReceivedAnswer:
         sent_s = self._now()
         left_s = arrival.at_s + arrival.deadline_s - sent_s
         request_id, completed, error = "", None, None
@@ -125,6 +127,11 @@ class _Player:
             pass
         except PentimentoError as raised:
             error = raised
+        except asyncio.CancelledError:
+            # A run of those alone that had ended would be one of the quick ones.
+            gone = Cancelled("RUN_ENDED", "the run ended before the answer came")
+            self._tell(number, arrival, ReceivedAnswer(sent_s, self._now(), request_id, error=gone))
+            raise
         ended_s = self._now()
         if completed is None:
             return ReceivedAnswer(sent_s, ended_s, request_id, error=error)

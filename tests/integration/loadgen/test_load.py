@@ -1,7 +1,12 @@
 """The load generator and its command against a real server that answers by a script."""
 
 import asyncio
+import errno
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
-from pentimento.cli import cli, describe
+from pentimento.cli import bench_load, cli, describe
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import Completed, ImageFormat
@@ -186,6 +191,45 @@ async def test_the_command_plays_a_file_and_writes_records_and_reports(tmp_path:
     assert page.read_text().startswith("<!doctype html>")
 
 
+async def test_a_run_that_is_interrupted_keeps_what_it_has(tmp_path: Path) -> None:
+    made = workload([0.0, 0.0, 3600.0], ("late", "never", "done"))
+    save_workload(made, tmp_path / "w.jsonl")
+    kept, document, gallery = tmp_path / "run.jsonl", tmp_path / "r.json", Gallery(together=2)
+    flags = ("--save", str(kept), "--report", str(document))
+
+    async with serving(gallery, tmp_path) as address:
+        command_line = ("-m", "pentimento.cli", "bench", "load", str(tmp_path / "w.jsonl"), "--address", address)
+        process = await asyncio.create_subprocess_exec(sys.executable, *command_line, *flags, stderr=subprocess.PIPE)
+        await gallery.there.wait()
+        process.send_signal(signal.SIGINT)
+        _, told = await process.communicate()
+
+    assert process.returncode == 130, told
+    run = load_run(kept)
+    assert run.provenance["interrupted"] is True
+    # The one that nobody answers is cancelled, the one that had not come yet was never sent.
+    assert len(run.records) == 2 and run.records[1].outcome is Outcome.CANCELLED
+    assert json.loads(document.read_text())["provenance"]["interrupted"] is True
+
+
+async def test_a_run_whose_file_cannot_be_written_is_still_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    save_workload(workload([0.0]), tmp_path / "w.jsonl")
+    monkeypatch.setattr(bench_load, "save_run", full)
+
+    async with serving(Gallery(), tmp_path) as address:
+        done = await command(
+            "load", str(tmp_path / "w.jsonl"), "--address", address, "--save", str(tmp_path / "run.jsonl")
+        )
+
+    assert isinstance(done.exception, OSError)
+    assert "SLO attainment" in done.output
+
+
 async def test_runs_are_laid_side_by_side(tmp_path: Path) -> None:
     record = RequestRecord("r", "a", "standard", "heavy", 0.0, 10.0, 2.0, Outcome.COMPLETED)
     for name in ("live", "simulated"):
@@ -210,6 +254,12 @@ async def test_what_is_wrong_is_told_by_its_field(tmp_path: Path, arguments: lis
 
     assert isinstance(done.exception, InvalidArgument)
     assert message in describe(done.exception)
+
+
+async def test_a_warm_up_that_no_report_takes_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    done = await command("load", "--address", f"unix:{tmp_path}/s", "--warm-up", "-1")
+
+    assert (done.exit_code, "'--warm-up'" in done.output) == (2, True)
 
 
 async def test_a_suite_that_is_not_there_is_told_of_once(tmp_path: Path) -> None:
