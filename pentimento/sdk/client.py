@@ -9,7 +9,7 @@ from types import TracebackType
 
 from pentimento.clients.image import ImageClient
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.errors import Cancelled, Internal, InvalidArgument, Unavailable
+from pentimento.domain.errors import Cancelled, Internal, InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.image_request import (
     Accepted,
     Completed,
@@ -183,22 +183,27 @@ class AsyncClient:
         key = idempotency_key or uuid.uuid4().hex
         reported = ReportedEvents()
         for attempt in range(1, self._retries.tries + 1):
+            # Under a key of our own a retry begins anew; under the caller's key it is the caller's to know.
+            may_begin_anew = attempt < self._retries.tries and not idempotency_key
+            begin_anew, wished_ms = False, None
             try:
                 async with aclosing(call(key)) as events:
                     async for event in events:
-                        if reported.is_new(event):
+                        if may_begin_anew and isinstance(event, PictureFailed) and taken_for_gone(event.error):
+                            begin_anew = True
+                        elif reported.is_new(event):
                             yield event
-                return
+                if not begin_anew:
+                    return
             except (Unavailable, Cancelled) as error:
                 if reported.all_completed:
                     return
-                # Under a key of our own a retry begins anew; under the caller's key it is the caller's to know.
-                taken_for_gone = error.reason == Reason.CLIENT_LEFT and not idempotency_key
-                if attempt == self._retries.tries or (isinstance(error, Cancelled) and not taken_for_gone):
+                begin_anew, wished_ms = may_begin_anew and taken_for_gone(error), error.retry_after_ms
+                if attempt == self._retries.tries or (isinstance(error, Cancelled) and not begin_anew):
                     raise
-                if taken_for_gone:
-                    key = uuid.uuid4().hex
-                await asyncio.sleep(self._retries.pause_s(attempt, error.retry_after_ms))
+            if begin_anew:
+                key = uuid.uuid4().hex
+            await asyncio.sleep(self._retries.pause_s(attempt, wished_ms))
 
     async def cancel(self, request_id: str) -> RequestState:
         """Stop a request within one denoising step, and return the state it is in afterwards."""
@@ -220,6 +225,11 @@ class AsyncClient:
     async def list_adapters(self) -> tuple[Adapter, ...]:
         """Return the LoRAs and ControlNets that a request may name, with the models that they are made for."""
         return await self._retries.answered(self._images.list_adapters)
+
+
+def taken_for_gone(error: PentimentoError) -> bool:
+    """Return whether a request, or one of its several pictures, ended because its client's connection broke."""
+    return error.reason == Reason.CLIENT_LEFT
 
 
 async def _picture_of(stream: AsyncGenerator[GenerateEvent, None]) -> Picture:

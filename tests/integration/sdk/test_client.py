@@ -21,6 +21,7 @@ from tests.integration.sdk.scripted import (
     QUICK,
     REPLAYED,
     TWO,
+    Script,
     ScriptedImageService,
     completed,
     for_ever,
@@ -192,6 +193,44 @@ async def test_a_retry_gives_each_picture_once_and_progress_of_those_that_are_mi
         ("Completed", 1),
     ]
     assert len(set(service.keys)) == 1
+
+
+def left(index: int) -> pb.GenerateResponse:
+    error = Cancelled("CLIENT_LEFT", "cancelled because its client went away")
+    return event_to_proto(PictureFailed(f"p2-x-{index}", index, error))
+
+
+ANEW = pb.GenerateResponse(accepted=pb.Accepted(request_id="p2-y", image_request_ids=["p2-y-0", "p2-y-1"]))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        plays(TWO, left(0), left(1), then=Cancelled("CLIENT_LEFT", "cancelled because its client went away")),
+        plays(TWO, completed(0), left(1)),
+    ],
+    ids=["all", "one"],
+)
+async def test_pictures_whose_client_was_taken_for_gone_are_painted_anew(tmp_path: Path, second: Script) -> None:
+    scripts = [plays(TWO, then=Unavailable("DOWN", "down")), second, plays(ANEW, completed(0), completed(1))]
+    service = ScriptedImageService(scripts)
+
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
+        found = await client.generate_all(ImageRequest("a circle", image_count=2))
+
+    assert ([picture.data for picture in found.pictures], found.failures) == ([b"image 0", b"image 1"], ())
+    assert service.keys[0] == service.keys[1] != service.keys[2]
+
+
+async def test_pictures_under_the_callers_key_are_told_to_have_lost_their_client(tmp_path: Path) -> None:
+    scripts = [plays(TWO, completed(0), then=Unavailable("DOWN", "down")), plays(TWO, completed(0), left(1))]
+    service = ScriptedImageService(scripts)
+
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
+        found = await client.generate_all(ImageRequest("a circle", image_count=2), idempotency_key="order-7")
+
+    assert [(one.image_index, one.error.reason) for one in found.failures] == [(1, "CLIENT_LEFT")]
+    assert service.keys == ["order-7", "order-7"]
 
 
 async def test_generate_is_for_one_picture(tmp_path: Path) -> None:
