@@ -8,7 +8,7 @@ from pentimento.domain.image_request import AskedControlNet, AskedLora
 
 LORA_FORM = "NAME[:SCALE]"
 CONTROLNET_FORM = "NAME:FILE[:SCALE[:START-END]]"
-# Of a conditioning image; servers take less.
+# Of a picture that a request comes with; servers take less.
 MAX_FILE_BYTES = 64 << 20
 _LIMIT_PARTS = 2
 
@@ -26,7 +26,7 @@ def controlnet_of(text: str) -> AskedControlNet:
     file, limits = _split(rest, text)
     scale = _number("controlnet", CONTROLNET_FORM, limits[0], text) if limits else None
     start, end = _shares(limits[1], text) if len(limits) == _LIMIT_PARTS else (None, None)
-    return AskedControlNet(name, _read(file), scale, start, end)
+    return AskedControlNet(name, read_image("controlnet", file), scale, start, end)
 
 
 def _split(rest: str, text: str) -> tuple[Path, list[str]]:
@@ -55,9 +55,11 @@ def _number(option: str, form: str, text: str, whole: str) -> float:
         raise InvalidArgument.of(option, f"must be {form}, got {whole!r}") from None
 
 
-def _read(file: Path) -> bytes:
+def read_image(option: str, file: Path) -> bytes:
+    """Return the bytes of a picture that a request comes with. InvalidArgument names the option of a file that is too
+    large for one."""
     with file.open("rb") as opened:
         data = opened.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
-        raise InvalidArgument.of("controlnet", f"must name a file of at most {MAX_FILE_BYTES} bytes, got {file}")
+        raise InvalidArgument.of(option, f"must name a file of at most {MAX_FILE_BYTES} bytes, got {file}")
     return data

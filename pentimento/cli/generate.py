@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from pentimento.cli.asked_adapters import CONTROLNET_FORM, LORA_FORM, controlnet_of, lora_of
+from pentimento.cli.asked_adapters import CONTROLNET_FORM, LORA_FORM, controlnet_of, lora_of, read_image
 from pentimento.cli.calls import ask_frontdoor, frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.contact_sheet import SHEET_FORMS, save_contact_sheet
@@ -32,6 +32,8 @@ from pentimento.sdk.picture import Picture
 
 # What the contract can carry; the limits that count are the server's.
 INT64 = click.IntRange(-(2**63), 2**63 - 1)
+# No server can be told to paint more for one request; each of them has a line of what became of it.
+COUNT = click.IntRange(-(2**63), 100)
 UINT64 = click.IntRange(0, 2**64 - 1)
 MOST_PX = 2**63 - 1
 
@@ -43,7 +45,7 @@ MOST_PX = 2**63 - 1
     type=click.File(encoding="utf-8", errors="surrogateescape"),
     help="a prompt a line, - for standard input; blank lines are passed over",
 )
-@click.option("--count", type=INT64, metavar="N", help="pictures of each prompt, by seeds one after the other")
+@click.option("--count", type=COUNT, metavar="N", help="pictures of each prompt, by seeds one after the other")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [picture-SEED.png]")
 @click.option(
     "--output-dir",
@@ -222,7 +224,7 @@ def init_image_from(image: Path | None, mask: Path | None, strength: float) -> I
         if mask is not None:
             raise click.UsageError("--mask says where --init-image is painted over; there is none")
         return None
-    return InitImage(image.read_bytes(), strength, mask.read_bytes() if mask is not None else b"")
+    return InitImage(read_image("init-image", image), strength, read_image("mask", mask) if mask is not None else b"")
 
 
 def valid_text(prompt: str) -> str:

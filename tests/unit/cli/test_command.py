@@ -242,6 +242,20 @@ def test_a_picture_that_could_not_be_saved_is_not_painted(option: str, file: str
     assert done.stderr.startswith(f"pentimento: {option.removeprefix('--')}: must ")
 
 
+@pytest.mark.parametrize("command", [("generate",), ("jobs", "submit")])
+def test_a_file_that_is_too_large_for_a_picture_is_not_read(command: tuple[str, ...], tmp_path: Path) -> None:
+    done = run(*command, "a red circle", "--init-image", "/dev/zero", "--address", "unix:/nobody", cwd=tmp_path)
+
+    expected = "pentimento: init-image: must name a file of at most 67108864 bytes, got /dev/zero\n"
+    assert (done.returncode, done.stderr) == (1, expected)
+
+
+def test_a_number_of_pictures_that_no_server_paints_is_refused_by_its_option(tmp_path: Path) -> None:
+    done = run("generate", "a red circle", "--count", "2000000000", "--address", "unix:/nobody", cwd=tmp_path)
+
+    assert (done.returncode, "Invalid value for '--count'" in done.stderr) == (2, True)
+
+
 def test_a_token_s_file_of_bytes_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff")
 
