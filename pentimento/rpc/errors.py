@@ -66,7 +66,6 @@ CLASS_OF: dict[grpc.StatusCode, type[PentimentoError]] = {
 FOREIGN_MESSAGE = {
     grpc.StatusCode.UNAVAILABLE: "the server cannot be reached",
     grpc.StatusCode.DEADLINE_EXCEEDED: "the deadline passed before the answer came",
-    grpc.StatusCode.CANCELLED: "the call was cancelled",
     grpc.StatusCode.UNIMPLEMENTED: "the server does not know this call",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the server or the connection refused more",
 }
@@ -147,7 +146,13 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> PentimentoError:
 
 
 def foreign(code: grpc.StatusCode, details: str) -> PentimentoError:
-    """The error of a status that no kit wrote."""
+    """The error of a status that no kit wrote.
+
+    Nobody hears of a cancel of one's own as a status. The other end's is a stream that was reset: of calls that nobody
+    had taken yet when a server stopped, or that a proxy cut off. They were not answered, and may be made again.
+    """
+    if code is grpc.StatusCode.CANCELLED:
+        code = grpc.StatusCode.UNAVAILABLE
     if code is grpc.StatusCode.UNAVAILABLE:
         logger.debug("unreachable", extra={"details": details})
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:

@@ -105,7 +105,8 @@ def test_two_idempotency_keys_are_none() -> None:
 
 
 STATUS_OF_GRPC = {
-    grpc.StatusCode.CANCELLED: (499, "request_cancelled"),
+    # A stream that was reset: nobody answered, and the same call may be made again.
+    grpc.StatusCode.CANCELLED: (503, "server_error"),
     grpc.StatusCode.UNKNOWN: (500, "server_error"),
     grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (504, "timeout_error"),

@@ -139,6 +139,18 @@ def test_a_foreign_status_is_told_in_our_words(code: grpc.StatusCode, cls: type[
     assert (type(error), error.reason, error.message) == (cls, code.name, message)
 
 
+def test_a_stream_that_was_reset_was_not_answered() -> None:
+    error = error_from_rpc(rpc_error(grpc.StatusCode.CANCELLED, "Received RST_STREAM with error code 8"))
+
+    assert (type(error), error.reason) == (errors.Unavailable, "UNAVAILABLE")
+
+
+def test_a_cancel_that_was_told_stays_one() -> None:
+    packed = to_status(errors.Cancelled("CANCELLED", "cancelled by the client")).SerializeToString()
+
+    assert type(error_from_rpc(rpc_error(grpc.StatusCode.CANCELLED, "", packed))) is errors.Cancelled
+
+
 def test_grpc_s_own_refusal_of_a_size_is_told_with_both_sizes() -> None:
     words = "CLIENT: Sent message larger than max (2097152 vs. 1048576)"
 
