@@ -1,6 +1,7 @@
 """The console in tabs of a real Chromium that stay open for long, or are clicked through quickly."""
 
 import json
+import os
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from PIL import Image
 
 from pentimento.testing.browser import running_browser, why_no_browser
 from pentimento.testing.edge_suite import running_edge
@@ -112,6 +114,71 @@ async def test_a_tab_holds_the_bytes_of_the_pictures_that_it_shows_alone(page: A
         held.append(await page.evaluate("window.held.size"))
 
     assert held == [1, 3, 1]
+
+
+async def test_a_file_that_was_changed_since_it_was_chosen_is_told_of(page: Any, tmp_path: Path) -> None:
+    file = tmp_path / "image.png"
+    Image.new("RGB", (64, 64), "red").save(file)
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url) if request.url.endswith("/generate") else None)
+    await page.goto("/")
+    await page.get_by_label("Prompt").fill("a circle")
+    await page.get_by_text("More").click()
+    await page.get_by_label("Start from an image").set_input_files(file)
+    await page.get_by_label("Where to paint anew").wait_for()
+
+    Image.new("RGB", (64, 64), "blue").save(file)
+    os.utime(file, (1, 1))
+    await page.get_by_role("button", name="Paint", exact=True).click()
+    await page.get_by_text("choose it again").wait_for()
+    told_and_sent = await page.get_by_role("alert").count(), list(sent)
+    await page.get_by_label("Start from an image").set_input_files(file)
+    async with page.expect_request("**/generate"):
+        await page.get_by_role("button", name="Paint", exact=True).click()
+
+    assert told_and_sent == (1, [])
+    assert await page.get_by_text("choose it again").count() == 0
+
+
+SPEC = {
+    "prompt": "a circle",
+    "negative_prompt": "",
+    "model": "tiny",
+    "num_inference_steps": 4,
+    "guidance_scale": 3,
+    "width_px": 64,
+    "height_px": 64,
+    "seed": "7",
+    "scheduler": "ddim",
+    "loras": [],
+    "controlnets": [],
+    "init_image": None,
+}
+
+
+@pytest.mark.parametrize("init_image", [None, {"strength": 0.6}])
+async def test_a_picture_that_is_painted_again_does_not_start_from_the_image_of_another(
+    page: Any, init_image: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "image.png"
+    Image.new("RGB", (64, 64), "red").save(file)
+    await page.goto("/")
+    await page.get_by_text("More").click()
+    await page.get_by_label("Start from an image").set_input_files(file)
+    await page.get_by_label("Where to paint anew").wait_for()
+
+    await page.goto("/#/gallery")
+    await page.wait_for_selector("main[data-ready=gallery]")
+    again = "spec => import('/console/static/playground.js').then((playground) => playground.askAgain(spec))"
+    await page.evaluate(again, {**SPEC, "init_image": init_image})
+    await page.wait_for_selector("main[data-ready=playground]")
+    told = await page.get_by_text("was painted from an image").count()
+    async with page.expect_request("**/generate") as asked:
+        await page.get_by_role("button", name="Paint", exact=True).click()
+
+    assert "image" not in (await asked.value).post_data_json
+    # It is kept nowhere: only whoever painted it can choose it again.
+    assert told == (0 if init_image is None else 1)
 
 
 async def test_charts_go_on_where_an_edge_comes_back_with_its_clock_set_back(page: Any) -> None:

@@ -2,7 +2,7 @@
 
 import { base64Of } from "./api.js";
 import { adaptersFor } from "./deployment.js";
-import { field, freshId, h } from "./dom.js";
+import { field, freshId, h, notice } from "./dom.js";
 import { MaskEditor } from "./mask.js";
 
 const CACHE_CHOICES = [
@@ -21,13 +21,18 @@ class ImageField {
   constructor(label, hint) {
     this.input = h("input", { type: "file", accept: "image/png,image/jpeg,image/webp", onchange: () => this.show() });
     this.thumb = h("img", { class: "thumb", alt: "", hidden: true });
-    this.clear = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => { this.input.value = ""; this.show(); } }, "Remove");
+    this.clear = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.drop() }, "Remove");
     this.element = field(label, this.input, hint);
     this.element.append(h("div", { class: "row" }, this.thumb, this.clear));
     this.onchange = () => {};
   }
 
   get file() { return this.input.files[0]; }
+
+  drop() {
+    this.input.value = "";
+    this.show();
+  }
 
   show() {
     URL.revokeObjectURL(this.thumb.src);
@@ -64,6 +69,7 @@ export class PaintForm {
       this.mask.show(this.image.file);
     };
     this.adapters = h("div");
+    this.problem = h("div");
     this.go = h("button", { type: "submit", class: "main" }, "Paint");
     this.stop = h("button", { type: "button", class: "stop", hidden: true, onclick: onstop }, "Stop");
     this.element = this.build();
@@ -101,6 +107,7 @@ export class PaintForm {
       this.known.features.cache && field("Cache", this.cache),
       this.adapters,
       this.more,
+      this.problem,
       h("div", { class: "row actions" }, this.go, this.stop, h("span", { class: "hint" }, "Ctrl + Enter")));
     form.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); form.requestSubmit(); }
@@ -155,7 +162,16 @@ export class PaintForm {
 
   async submit() {
     if (!this.element.reportValidity()) return;
-    this.onpaint(await this.request());
+    this.problem.replaceChildren();
+    let body;
+    try {
+      body = await this.request();
+    } catch {
+      // Browsers do not read a file that was written since it was chosen.
+      this.problem.replaceChildren(notice("bad", "An image was changed, or is gone, since it was chosen: choose it again."));
+      return;
+    }
+    this.onpaint(body);
   }
 
   async request() {
@@ -204,6 +220,16 @@ export class PaintForm {
       weight.value = used?.scale ?? 1;
     }
     this.fillNet(spec.controlnets[0]);
+    this.fillImage(spec.init_image);
+  }
+
+  /** As that of a ControlNet; one that was chosen for another picture does not stay. */
+  fillImage(used) {
+    this.image.drop();
+    this.problem.replaceChildren(...(used ? [notice("", "This picture was painted from an image, which is kept nowhere: choose it again.")] : []));
+    if (!used) return;
+    this.strength.value = used.strength;
+    this.more.open = true;
   }
 
   /** Its image is kept nowhere: it is asked for anew. */
