@@ -1,5 +1,7 @@
 """The journal's words for how a request ended, as the error that its client gets."""
 
+from dataclasses import replace
+
 from pentimento.dataplane.effects import End, Reject
 from pentimento.domain.errors import (
     Cancelled,
@@ -34,6 +36,24 @@ def rejection(effect: Reject) -> PentimentoError:
 def key_reused() -> PentimentoError:
     message = "idempotency_key: must come with the request body it was first used with"
     return FailedPrecondition("IDEMPOTENCY_KEY_REUSED", message)
+
+
+# Of an attempt, by which a worker names what it judges; whoever asked for a picture knows the fields behind it.
+ATTEMPTS_OWN = "spec."
+
+
+def as_asked(error: PentimentoError) -> PentimentoError:
+    """Return a worker's error by the fields of the request that the picture was asked for with."""
+    if not any(violation.field.startswith(ATTEMPTS_OWN) for violation in error.violations):
+        return error
+    violations = [replace(one, field=one.field.removeprefix(ATTEMPTS_OWN)) for one in error.violations]
+    return type(error)(
+        error.reason,
+        error.message.removeprefix(ATTEMPTS_OWN),
+        violations=tuple(violations),
+        retry_after_ms=error.retry_after_ms,
+        metadata=error.metadata,
+    )
 
 
 # For those who ask later, when nobody knows any more how long the queue was.

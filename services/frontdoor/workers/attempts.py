@@ -34,6 +34,7 @@ from pentimento.domain.replay import taken_of
 from pentimento.domain.thinned_steps import taken_count
 from pentimento.policies.thinning import ThinningOffer
 from pentimento.stores.objects.store import digest_of
+from services.frontdoor.answers.endings import as_asked
 from services.frontdoor.metrics import STARTS, THINNED_STEPS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job
@@ -175,10 +176,10 @@ async def _follow(
         if execution.result is not None:
             # How the stream ended after the picture was here concerns nobody.
             return
-        job.failure = error
+        job.failure = as_asked(error)
         # Should it be queued again.
         job.routed[execution.stage].queued_at = parts.clock.monotonic()
-        parts.submit(AttemptFailed(request_id, token, failure_kind(error), error.reason, error.message))
+        parts.submit(AttemptFailed(request_id, token, failure_kind(error), error.reason, job.failure.message))
     except asyncio.CancelledError:
         # The link to the worker was lost; where that is news to the dataplane, the request runs elsewhere.
         parts.submit(AttemptFailed(request_id, token, FailureKind.WORKER_LOST))

@@ -8,6 +8,7 @@ import openai
 import pytest
 from PIL import Image
 
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import InitImage
 from pentimento.testing.paced_worker import picture_of
 from tests.integration.edge.conftest import EdgeUnderTest
@@ -106,3 +107,14 @@ async def test_a_wrong_field_of_a_form_is_named(edge: EdgeUnderTest) -> None:
 
         assert refused.value.param == param and says in str(refused.value)
     assert edge.worker.executed == []
+
+
+async def test_a_mask_that_only_the_worker_can_judge_is_named_as_any_other(edge: EdgeUnderTest) -> None:
+    edge.worker.fail_with = InvalidArgument.of("spec.init_image.mask", "must be black somewhere; it is all white")
+    files = [("image", png()), ("mask", png(colour="white"))]
+
+    answer = await edge.http.post("/v1/images/edits", data={"prompt": "x"}, files=files)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "mask")
+    assert error["message"] == "mask: must be black somewhere; it is all white"

@@ -293,6 +293,22 @@ async def test_a_failed_attempt_tells_the_workers_reason(suite: FrontdoorSuite, 
     )
 
 
+async def test_a_field_that_the_worker_refuses_is_named_as_its_client_wrote_it(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
+    worker.fail_with = InvalidArgument.of("spec.controlnets[0].conditioning_image", "must be 64 x 64 pixels")
+    stream = suite.client.generate(REQUEST)
+    request_id = await suite.accepted(stream)
+
+    with pytest.raises(InvalidArgument) as caught:
+        async for _ in stream:
+            pass
+
+    status = await suite.client.get_request(request_id)
+    assert [one.field for one in caught.value.violations] == ["controlnets[0].conditioning_image"]
+    assert status.error_message == "controlnets[0].conditioning_image: must be 64 x 64 pixels"
+
+
 @pytest.fixture
 def quick_pings(patient_connections: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """All in a fifth of the time that it takes by default."""
