@@ -6,6 +6,8 @@ from pentimento.domain.errors import InvalidArgument
 
 
 def check_folder(field: str, file: Path) -> None:
-    """Raise InvalidArgument for a file in a folder that is not there."""
+    """Raise InvalidArgument for a file in a folder that is not there, and for a folder."""
     if not file.parent.is_dir():
         raise InvalidArgument.of(field, f"must be in a folder that exists, got {file}")
+    if file.is_dir():
+        raise InvalidArgument.of(field, f"must be a file, got the folder {file}")

@@ -42,7 +42,8 @@ MOST_PX = 2**63 - 1
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
 @click.option(
     "--prompts-file",
-    type=click.File(encoding="utf-8", errors="surrogateescape"),
+    # Some editors begin a file with a mark of its encoding, which is no part of the first prompt.
+    type=click.File(encoding="utf-8-sig", errors="surrogateescape"),
     help="a prompt a line, - for standard input; blank lines are passed over",
 )
 @click.option("--count", type=COUNT, metavar="N", help="pictures of each prompt, by seeds one after the other")
@@ -51,7 +52,7 @@ MOST_PX = 2**63 - 1
     "--output-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="where several pictures go, as PROMPT-INDEX-SEED.png [the current directory]",
+    help="where pictures go that --output does not name: several as PROMPT-INDEX-SEED.png [the current directory]",
 )
 @click.option(
     "--contact-sheet", type=click.Path(dir_okay=False, path_type=Path), help="write all pictures as one, small, too"
@@ -133,15 +134,18 @@ def paint_one(
 ) -> None:
     """Save and describe the picture of one prompt."""
     request = request_from(prompt, options)
+    folder = options["output_dir"]
     if output is not None:
         check_folder("output", output)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
     with frontdoor_client(options) as client:
         events = client.stream(
             request, idempotency_key=options["idempotency_key"], preview_interval_steps=options["preview"]
         )
         with closing(events):
-            picture = watch(events, output or Path("picture.png"), quiet=as_json, protocol=protocol)
-    saved = picture.save(output or Path(f"picture-{picture.provenance.spec.seed}.png"))
+            picture = watch(events, output or folder / "picture.png", quiet=as_json, protocol=protocol)
+    saved = picture.save(output or folder / f"picture-{picture.provenance.spec.seed}.png")
     if as_json:
         click.echo(json.dumps({"file": str(saved), **provenance_as_json(picture.provenance)}, ensure_ascii=False))
     else:

@@ -4,7 +4,8 @@ import base64
 import io
 import json
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
 
@@ -70,6 +71,48 @@ TWO_OF_A = Wish(1, ImageRequest("a", image_count=2))
 B = Wish(2, ImageRequest("b"))
 FULL = ResourceExhausted("QUEUE_FULL", "the queue is full")
 BROKEN = PictureFailed("p2-x-1", 1, Internal("BROKEN", "the decoder broke"))
+
+
+class OnePicture:
+    """Answers any request with one picture, and notes what was asked."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+
+    def stream(self, request: ImageRequest, **_: object) -> Generator[GenerateEvent, None, None]:
+        self.prompts.append(request.prompt)
+        yield completed(0, 7)
+
+
+@pytest.fixture
+def one_picture(monkeypatch: pytest.MonkeyPatch) -> OnePicture:
+    client = OnePicture()
+    monkeypatch.setattr("pentimento.cli.generate.frontdoor_client", lambda options: nullcontext(client))
+    return client
+
+
+def test_a_single_picture_goes_into_the_folder_that_is_named_too(one_picture: OnePicture, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["generate", "a", "--output-dir", str(tmp_path / "new")])
+
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["picture-7.png"]
+
+
+def test_a_mark_of_encoding_is_no_part_of_the_first_prompt(one_picture: OnePicture, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_bytes("\ufeffa red circle\n".encode())
+
+    files = ("--prompts-file", str(tmp_path / "prompts.txt"), "--output", str(tmp_path / "a.png"))
+    CliRunner().invoke(cli, ["generate", *files])
+
+    assert one_picture.prompts == ["a red circle"]
+
+
+@pytest.mark.parametrize("output", ["", "."])
+def test_a_folder_is_no_file_to_write_and_nothing_is_painted(one_picture: OnePicture, output: str) -> None:
+    done = CliRunner().invoke(cli, ["generate", "a", "--output", output])
+
+    assert done.exit_code != 0
+    assert one_picture.prompts == []
 
 
 async def test_pictures_are_saved_by_prompt_index_and_seed(tmp_path: Path) -> None:
