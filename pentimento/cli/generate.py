@@ -185,9 +185,12 @@ def paint_many(
     ]
     options["output_dir"].mkdir(parents=True, exist_ok=True)
     outcomes = Outcomes(options["output_dir"])
-    with Bars(sum(wish.count for wish in wishes), quiet=as_json) as bars:
-        ask_frontdoor(options, lambda client: paint_all(client, wishes, options["parallel"], outcomes, bars))
-    tell(wishes, outcomes, summary, as_json=as_json)
+    try:
+        with Bars(sum(wish.count for wish in wishes), quiet=as_json) as bars:
+            ask_frontdoor(options, lambda client: paint_all(client, wishes, options["parallel"], outcomes, bars))
+    finally:
+        # Also of what an interrupt or a full disk ended: hundreds of pictures may be there.
+        tell(wishes, outcomes, summary, as_json=as_json)
     painted = outcomes.in_order(wishes)
     if options["contact_sheet"] is not None and any(painted):
         save_contact_sheet(painted, options["contact_sheet"], wishes[0].count if wishes[0].count > 1 else 0)

@@ -1,8 +1,11 @@
 """`pentimento generate` for many prompts: what is asked for, saved, told and shown."""
 
+import asyncio
 import base64
+import errno
 import io
 import json
+import os
 import re
 from collections.abc import AsyncGenerator, Generator
 from contextlib import nullcontext
@@ -113,6 +116,23 @@ def test_a_folder_is_no_file_to_write_and_nothing_is_painted(one_picture: OnePic
 
     assert done.exit_code != 0
     assert one_picture.prompts == []
+
+
+def test_what_is_there_is_told_where_the_rest_cannot_be_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    client, save = ScriptedClient({"a": [completed(0, 7)], "b": [completed(0, 8)]}), Picture.save
+
+    def save_first(picture: Picture, path: Path) -> Path:
+        if path.name.startswith("002"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return save(picture, path)
+
+    monkeypatch.setattr(Picture, "save", save_first)
+    monkeypatch.setattr("pentimento.cli.generate.ask_frontdoor", lambda options, ask: asyncio.run(ask(client)))
+
+    done = CliRunner().invoke(cli, ["generate", "a", "b", "--parallel", "1", "--output-dir", str(tmp_path), "--json"])
+
+    assert isinstance(done.exception, OSError)
+    assert json.loads(done.stdout)["file"] == str(tmp_path / "001-0-7.png")
 
 
 async def test_pictures_are_saved_by_prompt_index_and_seed(tmp_path: Path) -> None:
