@@ -22,6 +22,7 @@ try {
   }
 } catch (error) {
   if (!(error instanceof OpenAI.APIError)) throw error;
-  console.error(`${error.status} ${error.code} ${error.param}: ${error.message}`);
+  // What ends a stream that had begun has no status.
+  console.error(`${error.status ?? "stream"} ${error.code} ${error.param}: ${error.message}`);
   process.exitCode = 1;
 }

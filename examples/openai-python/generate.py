@@ -27,8 +27,10 @@ def main(prompt: str, file: str, url: str = "http://127.0.0.1:50480/v1", image: 
                 print(f"{event.type} {file}: {event.size}, {event.usage.output_tokens} tokens")
             else:
                 print(f"{event.type} {event.partial_image_index}")
-    except openai.APIStatusError as error:
-        print(f"{error.status_code} {error.code} {error.param}: {error.message}", file=sys.stderr)
+    except openai.APIError as error:
+        # What ends a stream that had begun has no status.
+        status = getattr(error, "status_code", "stream")
+        print(f"{status} {error.code} {error.param}: {error.message}", file=sys.stderr)
         return 1
     return 0
 

@@ -3,11 +3,15 @@
 import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from pentimento.domain.errors import DeadlineExceeded
 from pentimento.supervisor.local import LocalSuite
+from services.edge.images.events import error_event
 from tests.e2e.strangers.environment import ROOT, run
 from tests.edge_packages import missing
 
@@ -58,4 +62,35 @@ def test_a_refusal_names_the_field(client: tuple[list[str], Path], url: str) -> 
 
     assert done.returncode == 1
     assert done.stderr.startswith("400 INVALID_FIELD prompt: ")
+    assert not (folder / "none.png").exists()
+
+
+class BrokenStream(BaseHTTPRequestHandler):
+    """Answers as the edge does where a picture fails while it is painted."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        late = DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done")
+        self.wfile.write(error_event(late))
+
+    def log_message(self, *_: object) -> None:
+        """Tell nothing."""
+
+
+def test_a_picture_that_fails_while_it_is_painted_is_told_in_a_line(client: tuple[list[str], Path]) -> None:
+    command, folder = client
+    with ThreadingHTTPServer(("127.0.0.1", 0), BrokenStream) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+
+        done = subprocess.run([*command, "x", "none.png", url], cwd=folder, capture_output=True, text=True, timeout=120)
+        server.shutdown()
+
+    assert done.returncode == 1
+    reason, _, message = done.stderr.strip().partition(": ")
+    assert reason.startswith("stream DEADLINE_EXCEEDED ")
+    assert message == "the deadline passed before the picture was done"
     assert not (folder / "none.png").exists()
