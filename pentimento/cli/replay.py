@@ -20,7 +20,7 @@ from pentimento.sdk.picture import Picture, read_provenance, without_provenance
 
 # Of pictures and of what they came with; servers send and take less.
 MAX_FILE_BYTES = 256 << 20
-INIT_IMAGE, CONDITIONING_IMAGE = "init_image.image", "controlnets[{}].conditioning_image"
+INIT_IMAGE, MASK, CONDITIONING_IMAGE = "init_image.image", "init_image.mask", "controlnets[{}].conditioning_image"
 
 
 @click.command()
@@ -32,6 +32,11 @@ INIT_IMAGE, CONDITIONING_IMAGE = "init_image.image", "controlnets[{}].conditioni
     "--init-image",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="the picture that the request came with, where it came with one",
+)
+@click.option(
+    "--mask",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="the mask of that picture, where the request came with one",
 )
 @click.option(
     "--conditioning-image",
@@ -76,8 +81,7 @@ def read_file(path: Path) -> bytes:
 def request_of(png: bytes, options: dict[str, Any]) -> ReplayRequest:
     """Return what is asked of the server: the request that the file names. Of how it came to be, the server has its own
     record."""
-    init = options["init_image"]
-    files = {INIT_IMAGE: init} if init else {}
+    files = {place: file for place, file in ((INIT_IMAGE, options["init_image"]), (MASK, options["mask"])) if file}
     files |= {CONDITIONING_IMAGE.format(index): file for index, file in enumerate(options["conditioning_images"])}
     inputs = tuple((place, read_file(file)) for place, file in files.items())
     return ReplayRequest(request_id_of(png), inputs, deadline_ms(options["deadline"]))

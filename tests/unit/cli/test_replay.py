@@ -17,7 +17,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import PinnedPicture, ReplayRequest
 from pentimento.pictures.png_chunks import HEADER_END, png_chunk
 
-OPTIONS: dict[str, Any] = {"init_image": None, "conditioning_images": (), "deadline": None}
+OPTIONS: dict[str, Any] = {"init_image": None, "mask": None, "conditioning_images": (), "deadline": None}
 
 
 def picture(provenance: object) -> bytes:
@@ -45,6 +45,16 @@ def test_the_picture_that_the_request_came_with_goes_along(tmp_path: Path) -> No
     assert request == ReplayRequest("r-1", (("init_image.image", b"a picture"),), 1500)
 
 
+def test_a_mask_goes_along_with_its_picture(tmp_path: Path) -> None:
+    for name in ("init", "mask"):
+        (tmp_path / name).write_bytes(name.encode())
+
+    given = OPTIONS | {"init_image": tmp_path / "init", "mask": tmp_path / "mask"}
+    request = request_of(picture({"request_id": "r-1"}), given)
+
+    assert request.inputs == (("init_image.image", b"init"), ("init_image.mask", b"mask"))
+
+
 def test_the_images_that_controlnets_went_by_go_along_in_their_order(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("edges.png", "layout.png")]
     for file in files:
@@ -56,6 +66,17 @@ def test_the_images_that_controlnets_went_by_go_along_in_their_order(tmp_path: P
         ("controlnets[0].conditioning_image", b"edges"),
         ("controlnets[1].conditioning_image", b"layout"),
     )
+
+
+def test_whatever_a_request_comes_with_has_an_option_to_give_it_again(tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(picture({"request_id": "r-1"}))
+    files = [f"--{name}={tmp_path / 'picture.png'}" for name in ("init-image", "mask", "conditioning-image")]
+
+    done = CliRunner().invoke(
+        cli, ["replay", str(tmp_path / "picture.png"), *files, f"--state-dir={tmp_path / 'none'}"]
+    )
+
+    assert "no suite serves from" in str(done.exception)
 
 
 @pytest.mark.parametrize("provenance", [{}, {"request_id": 1}, {"request_id": None}, {"request_id": "\ud800"}, []])
