@@ -1,6 +1,9 @@
 """The `pentimento` command. Each subcommand's module is imported when it is called, so that `--help` stays quick."""
 
+import codecs
 import importlib
+import io
+import json
 import sys
 
 import click
@@ -61,6 +64,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: what went wrong is one line on stderr, and the exit code 1 (2 for wrong usage, 130 for Ctrl-C)."""
+    print_any_text()
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:
@@ -83,6 +87,21 @@ def main() -> None:
         click.echo(f"pentimento: {words_of(error)}", err=True)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def print_any_text() -> None:
+    """Have standard output and error take every character: what their encoding lacks, and bytes of a file's name that
+    are no text, are written as JSON writes them. Else a picture would be there and nobody be told of it."""
+    codecs.register_error("json-escape", json_escape)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="json-escape")
+
+
+def json_escape(error: UnicodeError) -> tuple[str, int]:
+    """Return what stands in for characters that cannot be encoded, and where to go on."""
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def words_of(error: OSError) -> str:

@@ -208,6 +208,18 @@ def test_text_that_no_message_carries_is_one_line() -> None:
     assert (done.returncode, done.stderr) == (2, "pentimento: '\\udcff' must be UTF-8 text\n")
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+def test_what_an_encoding_lacks_is_printed_as_json_writes_it(encoding: str) -> None:
+    command = [sys.executable, "-m", "pentimento.cli", "token", "new", "--json", "--tenant", "Café 红 😀 \udcff"]
+
+    done = subprocess.run(
+        command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}, check=False, timeout=60
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.decode(encoding))["tenant"] == "Café 红 😀 \udcff"
+
+
 def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
