@@ -4,6 +4,7 @@ import click
 
 from pentimento.cli.json_output import json_option, say
 from pentimento.domain.identity import DEFAULT_TENANT, Role
+from pentimento.domain.tenants import check_name
 from pentimento.rpc.tokens import GRANTABLE, new_token, token_entry
 
 ROLES = sorted(role.value for role in GRANTABLE)
@@ -21,6 +22,7 @@ def token() -> None:
 def new(tenant: str, roles: tuple[str, ...], as_json: bool) -> None:
     """Makes a token. It goes to stdout and is kept nowhere; the entry for the token file, a digest, goes to stderr."""
     secret = new_token()
+    check_name(tenant, "tenant")
     entry = token_entry(secret, tenant, frozenset(Role(role) for role in roles))
     say({"token": secret, "tenant": tenant, "roles": sorted(set(roles)), "entry": entry}, secret, as_json=as_json)
     if not as_json:

@@ -11,6 +11,7 @@ is malformed changes nothing and is reported in the log. Calls that already run 
 """
 
 import hashlib
+import json
 import logging
 import re
 import secrets
@@ -51,9 +52,11 @@ def blinded(digest: str) -> bytes:
 
 
 def token_entry(token: str, tenant: str, roles: frozenset[Role]) -> str:
-    """The lines to add to a token file."""
+    """The lines to add to a token file. A tenant's name is a text of TOML, whatever is in it: it may be a stranger's
+    choice, and must not end the entry and begin another."""
+    name = json.dumps(tenant, ensure_ascii=False).replace("\x7f", "\\u007f")
     names = ", ".join(f'"{role.value}"' for role in sorted(roles, key=lambda role: role.value))
-    return f'[[token]]\nsha256 = "{hash_token(token)}"\ntenant = "{tenant}"\nroles = [{names}]\n'
+    return f'[[token]]\nsha256 = "{hash_token(token)}"\ntenant = {name}\nroles = [{names}]\n'
 
 
 def parse_tokens(text: str, origin: str) -> dict[str, Caller]:

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from pentimento.cli import SUBCOMMANDS, cli, describe, status, up, zoo
+from pentimento.cli import SUBCOMMANDS, cli, describe, json_escape, status, up, zoo
 from pentimento.cli.generate import parse_size
 from pentimento.domain.errors import FailedPrecondition, FieldViolation, InvalidArgument, NotFound
+from pentimento.domain.identity import Role
 from pentimento.rpc.tokens import hash_token, parse_tokens
 from pentimento.supervisor.child import SOURCE_ROOT
 
@@ -208,16 +209,21 @@ def test_text_that_no_message_carries_is_one_line() -> None:
     assert (done.returncode, done.stderr) == (2, "pentimento: '\\udcff' must be UTF-8 text\n")
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
-def test_what_an_encoding_lacks_is_printed_as_json_writes_it(encoding: str) -> None:
-    command = [sys.executable, "-m", "pentimento.cli", "token", "new", "--json", "--tenant", "Café 红 😀 \udcff"]
+def test_what_an_encoding_lacks_is_printed_as_json_writes_it() -> None:
+    command = [sys.executable, "-m", "pentimento.cli", "token", "new", "--json", "--tenant", "Café 红 😀"]
 
     done = subprocess.run(
-        command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}, check=False, timeout=60
+        command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "latin-1"}, check=False, timeout=60
     )
 
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.decode(encoding))["tenant"] == "Café 红 😀 \udcff"
+    assert json.loads(done.stdout.decode("latin-1"))["tenant"] == "Café 红 😀"
+
+
+def test_a_file_s_name_that_is_no_text_is_printed_as_json_writes_it() -> None:
+    error = UnicodeEncodeError("utf-8", "a\udcffb", 1, 2, "surrogates not allowed")
+
+    assert json_escape(error) == ("\\udcff", 2)
 
 
 def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
@@ -284,6 +290,23 @@ def test_new_token_matches_its_entry() -> None:
 
     entries = parse_tokens(done.stderr, "stderr")
     assert list(entries) == [hash_token(done.stdout)]
+
+
+def test_a_tenant_s_name_begins_no_other_entry_of_the_token_file() -> None:
+    name = 'x", roles = ["admin"] } [[token]] \\ "'
+
+    done = run("token", "new", "--tenant", name)
+
+    (caller,) = parse_tokens(done.stderr, "stderr").values()
+    assert (caller.tenant, caller.roles) == (name, frozenset({Role.USER}))
+
+
+@pytest.mark.parametrize("name", ["", 'x"\nroles = ["admin"]\n#', " x"])
+def test_a_name_that_no_tenant_may_have_gets_no_token(name: str) -> None:
+    done = run("token", "new", "--tenant", name)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("pentimento: tenant: must be 1 to 100 printable characters")
 
 
 def test_description_names_every_field() -> None:

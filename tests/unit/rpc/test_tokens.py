@@ -37,6 +37,13 @@ def entry(sha256: str = f'"{DIGEST}"', tenant: str = '"acme"', roles: str = '["u
     return f"[[token]]\nsha256 = {sha256}\ntenant = {tenant}\nroles = {roles}\n{more}"
 
 
+@given(st.text(st.characters(exclude_categories=("Cs",)), min_size=1))
+def test_an_entry_names_any_tenant_as_it_is(tenant: str) -> None:
+    (caller,) = parse_tokens(token_entry("hello", tenant, frozenset({Role.USER})), "tokens.toml").values()
+
+    assert caller == Caller(tenant, frozenset({Role.USER}))
+
+
 @given(st.sets(st.sampled_from([Role.USER, Role.SERVICE, Role.ADMIN, Role.TENANT_ADMIN]), min_size=1))
 def test_an_entry_made_for_a_token_names_its_caller(roles: set[Role]) -> None:
     token = new_token()
