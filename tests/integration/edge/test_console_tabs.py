@@ -140,6 +140,35 @@ async def test_a_file_that_was_changed_since_it_was_chosen_is_told_of(page: Any,
     assert await page.get_by_text("choose it again").count() == 0
 
 
+async def test_a_number_between_the_steps_of_its_field_is_asked_for(page: Any) -> None:
+    await page.goto("/")
+    await page.get_by_label("Prompt").fill("a circle")
+    await page.get_by_label("Guidance").fill("1.55")
+    async with page.expect_request("**/generate") as asked:
+        await page.get_by_role("button", name="Paint", exact=True).click()
+
+    assert (await asked.value).post_data_json["guidance_scale"] == 1.55
+
+
+async def test_what_the_form_refuses_is_shown_wherever_it_is(page: Any) -> None:
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url) if request.url.endswith("/generate") else None)
+    await page.goto("/")
+    await page.get_by_label("Prompt").fill("a circle")
+    await page.get_by_label("Steps").fill("1.5")
+    await page.get_by_role("button", name="Paint", exact=True).click()
+    halves = await page.evaluate("document.activeElement.value")
+    await page.get_by_label("Steps").fill("1")
+
+    await page.get_by_text("More").click()
+    await page.get_by_label("Width in pixels").fill("3")
+    await page.get_by_text("More").click()
+    await page.get_by_role("button", name="Paint", exact=True).click()
+    await page.get_by_label("Width in pixels").wait_for()
+
+    assert (halves, await page.evaluate("document.activeElement.value"), sent) == ("1.5", "3", [])
+
+
 SPEC = {
     "prompt": "a circle",
     "negative_prompt": "",

@@ -14,6 +14,11 @@ const CACHE_CHOICES = [
 
 const number = (attributes) => h("input", { type: "number", inputmode: "decimal", ...attributes });
 const MOST_PICTURES = 10;
+const FAULTS = ["badInput", "customError", "patternMismatch", "rangeOverflow", "rangeUnderflow", "tooLong", "tooShort", "typeMismatch", "valueMissing"];
+
+/** Whether a control's value cannot be asked for. Fractions may lie between the steps that its arrows take. */
+const isWrong = ({ step, validity }) => FAULTS.some((fault) => validity[fault]) || (validity.stepMismatch && !String(step).includes("."));
+
 const option = ([value, label]) => h("option", { value }, label);
 
 /** A file of an image with its thumbnail. */
@@ -100,7 +105,7 @@ export class PaintForm {
         field("Keep out", this.negative, "A negative prompt."), size,
         h("div", { class: "pair" }, field("Scheduler", this.scheduler), field("Previews", this.previews)),
         this.image.element, this.strengthField, this.mask.element));
-    const form = h("form", { class: "paint", "aria-label": "What to paint", onsubmit: (event) => { event.preventDefault(); this.submit(); } },
+    const form = h("form", { class: "paint", "aria-label": "What to paint", novalidate: true, onsubmit: (event) => { event.preventDefault(); this.submit(); } },
       field("Prompt", this.prompt),
       h("div", { class: "pair" }, field("Model", this.model), field("Pictures", this.count)),
       h("div", { class: "triple" }, field("Seed", this.seed), field("Steps", this.steps), field("Guidance", this.guidance)),
@@ -161,7 +166,13 @@ export class PaintForm {
   }
 
   async submit() {
-    if (!this.element.reportValidity()) return;
+    const wrong = [...this.element.elements].find((control) => control.willValidate && isWrong(control));
+    if (wrong) {
+      // A browser shows nothing of a field that is folded away.
+      this.more.open ||= this.more.contains(wrong);
+      wrong.reportValidity();
+      return;
+    }
     this.problem.replaceChildren();
     let body;
     try {
