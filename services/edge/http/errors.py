@@ -9,7 +9,8 @@ PermissionDenied     403      permission_error
 NotFound             404      not_found_error
 FailedPrecondition   409      conflict_error, with `x-should-retry: false`
 Aborted              409      conflict_error
-ResourceExhausted    429      rate_limit_error; MESSAGE_TOO_LARGE is 413
+ResourceExhausted    429      rate_limit_error; MESSAGE_TOO_LARGE is 413. TENANT_QUOTA without a time is of a request
+                              that never fits, with `x-should-retry: false`
 Cancelled            499      request_cancelled
 Internal             500      server_error
 Unavailable          503      server_error
@@ -73,12 +74,17 @@ def error_headers(error: PentimentoError) -> dict[str, str]:
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     # Another try of what took too long would be painted, and come too late, once more.
-    if isinstance(error, errors.FailedPrecondition | errors.DeadlineExceeded):
+    if isinstance(error, errors.FailedPrecondition | errors.DeadlineExceeded) or never_fits(error):
         headers["x-should-retry"] = "false"
-    if status in (429, 503):
+    elif status in (429, 503):
         wait_s = DEFAULT_RETRY_AFTER_S if error.retry_after_ms is None else math.ceil(error.retry_after_ms / 1000)
         headers["Retry-After"] = str(max(wait_s, 1))
     return headers
+
+
+def never_fits(error: PentimentoError) -> bool:
+    """Return whether a request is larger than its tenant's quota: of others it is known when they fit."""
+    return error.reason == Reason.TENANT_QUOTA and error.retry_after_ms is None
 
 
 def error_response(error: PentimentoError, names: dict[str, str] | None = None) -> Response:

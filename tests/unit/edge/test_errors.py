@@ -29,6 +29,9 @@ from tests.unit.edge.test_origins import request
         (errors.ResourceExhausted("A", "a", retry_after_ms=2001), 429, {"retry-after": "3"}),
         (errors.ResourceExhausted("A", "a", retry_after_ms=0), 429, {"retry-after": "1"}),
         (errors.ResourceExhausted("MESSAGE_TOO_LARGE", "a"), 413, {}),
+        (errors.ResourceExhausted("TENANT_QUOTA", "a", retry_after_ms=2500), 429, {"retry-after": "3"}),
+        # It is larger than the quota, and never fits.
+        (errors.ResourceExhausted("TENANT_QUOTA", "a"), 429, {"x-should-retry": "false"}),
         (errors.Cancelled("A", "a"), 499, {}),
         (errors.Internal("A", "a"), 500, {}),
         (errors.Unavailable("A", "a", retry_after_ms=500), 503, {"retry-after": "1"}),
