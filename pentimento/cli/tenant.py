@@ -17,8 +17,8 @@ from pentimento.cli.durations import duration_ms
 from pentimento.cli.json_output import json_option, say
 from pentimento.cli.numbers import FINITE
 from pentimento.clients.tenants import TenantsClient
-from pentimento.domain.errors import FailedPrecondition, NotFound
-from pentimento.domain.tenants import DAY_S, HOUR_S, Tenant, TenantKey, TenantQuota, UsagePeriod
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.tenants import DAY_S, HOUR_S, USAGE_KEPT_S, Tenant, TenantKey, TenantQuota, UsagePeriod
 from pentimento.files.json_values import to_json
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import RpcChannelSettings
@@ -174,8 +174,10 @@ def revoke(key_id: str, as_json: bool, **options: Any) -> None:
 @admin_options
 def usage(name: str, since: str, by: str, as_json: bool, **options: Any) -> None:
     """Shows what the tenant NAME used, by days or hours of UTC."""
-    length_s, now_ms = LENGTHS[by], int(time.time() * 1000)
-    first_ms = now_ms - duration_ms("since", since)
+    length_s, now_ms, since_ms = LENGTHS[by], int(time.time() * 1000), duration_ms("since", since)
+    if since_ms > USAGE_KEPT_S * 1000:
+        raise InvalidArgument.of("since", f"must be at most {USAGE_KEPT_S // DAY_S}d, for which usage is kept")
+    first_ms = now_ms - since_ms
     # From the beginning of the first day or hour.
     first_ms -= first_ms % (length_s * 1000)
     found = ask(options, lambda client: client.usage(name, max(first_ms, 0), now_ms + 1, length_s))

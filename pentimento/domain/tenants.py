@@ -145,6 +145,8 @@ class UsagePeriod:
 
 
 HOUR_S, DAY_S = 3600, 86_400
+# For how long it is known what a tenant used.
+USAGE_KEPT_S = 400 * DAY_S
 MAX_NAME_LENGTH = 100
 
 

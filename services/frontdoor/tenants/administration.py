@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.tenants import (
+    DAY_S,
+    USAGE_KEPT_S,
     HashedKey,
     Tenant,
     TenantKey,
@@ -21,7 +23,8 @@ from services.frontdoor.tenants.usage import UsageMeter
 
 KEY_PREFIX = "pentimento"
 MAX_LIFE_S = 10 * 366 * 86_400
-MAX_USAGE_S = 366 * 86_400
+# All that is kept, from the beginning of its first day to the end of the last.
+MAX_USAGE_S = USAGE_KEPT_S + 2 * DAY_S
 
 
 class TenantAdministration:

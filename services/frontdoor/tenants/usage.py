@@ -8,8 +8,8 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import Completed
 from pentimento.domain.tenants import (
-    DAY_S,
     HOUR_S,
+    USAGE_KEPT_S,
     UsageCounter,
     UsagePeriod,
     UsageRow,
@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 # A process that dies loses what it counted since.
 FLUSH_S = 5.0
 FORGET_S = 3600.0
-KEPT_S = 400.0 * DAY_S
 UsageKey = tuple[str, int, str]
 # Counts that wait for a ledger that is away; of more nothing new is begun.
 MAX_WAITING = 100_000
@@ -93,7 +92,7 @@ class UsageMeter:
             try:
                 await self.flush()
                 if self._clock.monotonic() - forgot_at >= FORGET_S:
-                    await asyncio.wrap_future(self._ledger.forget(self._clock.wall() - KEPT_S))
+                    await asyncio.wrap_future(self._ledger.forget(self._clock.wall() - USAGE_KEPT_S))
                     forgot_at = self._clock.monotonic()
                 is_away = False
             except PentimentoError as error:

@@ -1,12 +1,17 @@
 """What `pentimento tenant` makes of its options, and what it shows."""
 
+import asyncio
+
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 from rich.table import Table
 
-from pentimento.cli.tenant import changed_quota, keys_table, seconds, tenants_table, usage_table, without
+from pentimento.cli.tenant import changed_quota, keys_table, seconds, tenant, tenants_table, usage_table, without
+from pentimento.clients.tenants import TenantsClient
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.tenants import DAY_S, HOUR_S, Tenant, TenantKey, TenantQuota, UsagePeriod
+from services.frontdoor.tenants.administration import MAX_USAGE_S
 
 NOTHING: dict[str, object] = dict.fromkeys(
     ("requests_per_s", "burst_count", "concurrent_count", "cost_per_minute", "cache_bytes", "weight"), None
@@ -69,3 +74,24 @@ def test_usage_is_shown_by_its_period(length_s: int, at: str) -> None:
         *("3", "2", "1", "1e+06", "0.2", "7"),
         *("TENANT_QUOTA", "4"),
     ]
+
+
+def test_usage_is_asked_for_as_far_back_as_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Answering(TenantsClient):
+        def __init__(self) -> None:
+            """Stand for a client without a channel."""
+
+        async def usage(self, tenant: str, from_ms: int, to_ms: int, period_s: int = DAY_S) -> tuple[UsagePeriod, ...]:
+            asked.append((from_ms, to_ms))
+            return ()
+
+    monkeypatch.setattr("pentimento.cli.tenant.ask", lambda options, question: asyncio.run(question(Answering())))
+    done = [CliRunner().invoke(tenant, ["usage", "acme", "--since", since]) for since in ("400d", "401d")]
+
+    ((from_ms, to_ms),) = asked
+    # From the beginning of the day; the administration gives as much at once.
+    assert (done[0].exit_code, from_ms % (DAY_S * 1000)) == (0, 0)
+    assert 400 * DAY_S * 1000 < to_ms - from_ms <= MAX_USAGE_S * 1000
+    assert str(done[1].exception) == "since: must be at most 400d, for which usage is kept"
