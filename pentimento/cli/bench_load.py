@@ -2,10 +2,11 @@
 
 import asyncio
 import gc
+import signal
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,8 @@ async def run_of(
     settings: LoadSettings,
     name: str = "",
 ) -> Run:
-    """Plays it and says what it was played on. Cancelling the task ends the run, which says so: what was under way is
-    cancelled, what was not sent yet has no record."""
+    """Plays it and says what it was played on. Cancelling the task, or SIGTERM, ends the run, which says so: what was
+    under way is cancelled, what was not sent yet has no record."""
     seen = _Seen()
     interrupted = False
     async with AsyncExitStack() as stack:
@@ -91,6 +92,11 @@ async def run_of(
         # A suite that is not there is told of once, and not once a request.
         await next(iter(clients.values())).list_models()
         began_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        # As Ctrl-C does; on another thread than the main one nobody hears of signals.
+        with suppress(RuntimeError):
+            loop.add_signal_handler(signal.SIGTERM, task.cancel)
         try:
             records = await play(workload, clients, settings, judge=seen.judge, on_answer=seen.count)
         except asyncio.CancelledError:

@@ -191,7 +191,8 @@ async def test_the_command_plays_a_file_and_writes_records_and_reports(tmp_path:
     assert page.read_text().startswith("<!doctype html>")
 
 
-async def test_a_run_that_is_interrupted_keeps_what_it_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told_to_stop", [signal.SIGINT, signal.SIGTERM])
+async def test_a_run_that_is_interrupted_keeps_what_it_has(tmp_path: Path, told_to_stop: signal.Signals) -> None:
     made = workload([0.0, 0.0, 3600.0], ("late", "never", "done"))
     save_workload(made, tmp_path / "w.jsonl")
     kept, document, gallery = tmp_path / "run.jsonl", tmp_path / "r.json", Gallery(together=2)
@@ -201,7 +202,7 @@ async def test_a_run_that_is_interrupted_keeps_what_it_has(tmp_path: Path) -> No
         command_line = ("-m", "pentimento.cli", "bench", "load", str(tmp_path / "w.jsonl"), "--address", address)
         process = await asyncio.create_subprocess_exec(sys.executable, *command_line, *flags, stderr=subprocess.PIPE)
         await gallery.there.wait()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(told_to_stop)
         _, told = await process.communicate()
 
     assert process.returncode == 130, told
