@@ -19,7 +19,9 @@ LOOK_S = 0.1
 
 def start_detached(state: StateDirectory, *, as_json: bool) -> int:
     """Runs this very command without `--detach`; 0 once all serve, its exit code when it ended before. An interrupt
-    stops what was started."""
+    stops what was started. FailedPrecondition when a suite runs here."""
+    # Its log is that of the suite that runs.
+    state.check_free()
     state.make()
     log = state.logs / "up.log"
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]

@@ -54,15 +54,22 @@ class StateDirectory:
         if not take_exclusively(lock):
             owner = os.pread(lock, 32, 0).decode().strip() or "unknown"
             os.close(lock)
-            raise FailedPrecondition(
-                "SUITE_RUNNING",
-                f"a suite already runs on {self.path} (pid {owner}): stop it, or name another --state-dir",
-            )
+            raise self._taken(owner)
         # What a crashed supervisor published is not ours.
         self.withdraw()
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock
+
+    def check_free(self) -> None:
+        """Raises FailedPrecondition when a suite has it."""
+        owner = self.owner()
+        if owner is not None:
+            raise self._taken(str(owner))
+
+    def _taken(self, owner: str) -> FailedPrecondition:
+        message = f"a suite already runs on {self.path} (pid {owner}): stop it, or name another --state-dir"
+        return FailedPrecondition("SUITE_RUNNING", message)
 
     def make(self) -> None:
         """Changes state: the directory and what a suite keeps in it are there, and closed to other users."""

@@ -16,18 +16,30 @@ def test_modules_of_the_current_folder_are_not_taken_for_its_own(tmp_path: Path)
     (tmp_path / "click.py").write_text('raise SystemExit("the folder\'s own")')
     state = StateDirectory(tmp_path / "state")
     state.acquire()
+    # As between taking the lock and saying whose it is: whoever is started finds it taken, nobody before.
+    (state.path / "lock").write_text("")
 
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "pentimento.cli", "up", "--detach", "--state-dir", str(state.path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        cwd=tmp_path,
-    )
+    done = up_detached(state, tmp_path)
     state.release()
 
-    assert done.stderr.startswith(f"pentimento: a suite already runs on {state.path}")
+    assert done.stderr.startswith(f"pentimento: a suite already runs on {state.path} (pid unknown)")
+
+
+def test_a_suite_that_runs_keeps_its_log(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path / "state")
+    state.acquire()
+    (state.logs / "up.log").write_text("all processes serve\n")
+
+    done = up_detached(state, tmp_path)
+    state.release()
+
+    assert done.returncode == 1
+    assert (state.logs / "up.log").read_text() == "all processes serve\n"
+
+
+def up_detached(state: StateDirectory, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "pentimento.cli", "up", "--detach", "--state-dir", str(state.path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=cwd)
 
 
 def test_whoever_interrupts_the_start_has_no_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
