@@ -1,5 +1,6 @@
 """The console in tabs of a real Chromium that stay open for long, or are clicked through quickly."""
 
+import io
 import json
 import os
 import tempfile
@@ -208,6 +209,24 @@ async def test_a_picture_that_is_painted_again_does_not_start_from_the_image_of_
     assert "image" not in (await asked.value).post_data_json
     # It is kept nowhere: only whoever painted it can choose it again.
     assert told == (0 if init_image is None else 1)
+
+
+async def test_a_picture_that_is_looked_at_again_stays_readable_beside_many_others(page: Any) -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (3, 2), "red").save(picture, "PNG")
+    await page.route("**/requests/*/image", lambda route: route.fulfill(body=picture.getvalue()))
+    await page.goto("/")
+    again = """async () => {
+        const { pictureOf } = await import("/console/static/api.js");
+        for (let index = 0; index < 200; index += 1) await pictureOf(`r-${index}`);
+        const shown = await pictureOf("r-0");
+        await pictureOf("its-ancestor");
+        const image = new Image();
+        image.src = shown;
+        return image.decode().then(() => image.naturalWidth, String);
+    }"""
+
+    assert await page.evaluate(again) == 3
 
 
 async def test_charts_go_on_where_an_edge_comes_back_with_its_clock_set_back(page: Any) -> None:

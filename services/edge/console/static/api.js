@@ -42,9 +42,13 @@ export const post = async (path, body, signal) => (await call(path, body, signal
 const pictures = new Map();
 const MOST_PICTURES = 200;
 
-/** The address of a picture's bytes inside this page; asked for once. */
+/** The address of a picture's bytes inside this page; asked for once. Those that were looked at longest ago are let go. */
 export function pictureOf(requestId) {
-  if (!pictures.has(requestId)) {
+  const known = pictures.get(requestId);
+  if (known) {
+    pictures.delete(requestId);
+    pictures.set(requestId, known);
+  } else {
     const loading = call(`requests/${encodeURIComponent(requestId)}/image`).then(async (answer) => URL.createObjectURL(await answer.blob()));
     loading.catch(() => pictures.delete(requestId));
     pictures.set(requestId, loading);
