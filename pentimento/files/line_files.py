@@ -15,8 +15,12 @@ def save_lines(path: Path, header: Mapping[str, Any], lines: Iterable[Mapping[st
     """Write the header and a line for each mapping. The same values are the same bytes: no name and no time inside."""
     data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in (header, *lines)).encode()
     fresh = path.with_name(path.name + ".tmp")
-    fresh.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-    fresh.replace(path)
+    try:
+        fresh.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def open_lines(path: Path, format_number: int) -> tuple[Line, Iterator[Line]]:

@@ -1,6 +1,8 @@
 """Files of records: what is written is read back; what is wrong is named by file, line, field and limit."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,22 @@ def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: object, limit
 
     with pytest.raises(InvalidArgument, match=rf"r\.jsonl:2: {field}: {limit}"):
         load_run(path)
+
+
+def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "run.jsonl", Path.write_bytes
+    path.write_text("an earlier run")
+
+    def write_half(file: Path, data: bytes) -> int:
+        write(file, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+
+    with pytest.raises(OSError, match="No space left"):
+        save_run(Run("run", {}, (PLAIN,)), path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "an earlier run"
 
 
 def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
