@@ -41,7 +41,8 @@ def start_detached(state: StateDirectory, *, as_json: bool) -> int:
         supervisor.wait()
         raise
     if endpoint is None:
-        click.echo(log.read_text(), nl=False, err=True)
+        nothing = f"pentimento: the suite ended before it served, and {log} is empty: is its disk full?\n"
+        click.echo(log.read_text() or nothing, nl=False, err=True)
         return supervisor.returncode or 1
     words = f"serving at {endpoint.public or endpoint.frontdoor}; stop it with `{stopping(state.path)}`"
     say(serving_document(endpoint, state), words, as_json=as_json)

@@ -37,6 +37,19 @@ def test_a_suite_that_runs_keeps_its_log(tmp_path: Path) -> None:
     assert (state.logs / "up.log").read_text() == "all processes serve\n"
 
 
+def test_a_start_that_could_not_say_why_it_ended_is_told_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: start(["false"], **options))
+    state = StateDirectory(tmp_path / "state")
+
+    assert detached.start_detached(state, as_json=False) == 1
+
+    log = state.logs / "up.log"
+    assert f"the suite ended before it served, and {log} is empty: is its disk full?" in capsys.readouterr().err
+
+
 def up_detached(state: StateDirectory, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "pentimento.cli", "up", "--detach", "--state-dir", str(state.path)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=cwd)
