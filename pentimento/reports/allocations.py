@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -75,13 +75,18 @@ def sample_line(sample: AllocationSample) -> str:
 
 
 def read_samples(path: Path) -> tuple[AllocationSample, ...]:
-    """Return the samples of a file. Raises InvalidArgument naming line and field, NotFound."""
-    samples = []
+    """Return the samples of a file; of one that was recorded to again, whose times begin anew there, they go on behind
+    those before. Raises InvalidArgument naming line and field, NotFound."""
+    samples: list[AllocationSample] = []
+    behind_s = 0.0
     for number, line in numbered_lines(path):
         try:
-            samples.append(from_json(AllocationSample, json.loads(line), f"{path}:{number}"))
+            sample = from_json(AllocationSample, json.loads(line), f"{path}:{number}")
         except (ValueError, RecursionError):
             raise InvalidArgument.of(f"{path}:{number}", "must be a line of `pentimento status --record`") from None
+        if samples and behind_s + sample.at_s < samples[-1].at_s:
+            behind_s = samples[-1].at_s
+        samples.append(replace(sample, at_s=behind_s + sample.at_s))
     return tuple(samples)
 
 

@@ -46,6 +46,14 @@ def test_a_plan_tells_workers_by_model_and_thresholds_by_stage() -> None:
     assert FIRST.thresholds == {"light>heavy light": 0.6}
 
 
+def test_what_is_recorded_to_the_same_file_again_goes_on_behind_what_was_there(tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    times = (0.0, 1.0, 2.0, 0.25, 1.25, 0.5)
+    file.write_text("".join(sample_line(replace(FIRST, at_s=at_s)) for at_s in times))
+
+    assert [sample.at_s for sample in read_samples(file)] == [0.0, 1.0, 2.0, 2.25, 3.25, 3.75]
+
+
 def test_samples_come_back_from_their_file(tmp_path: Path) -> None:
     file = tmp_path / "record.jsonl"
     file.write_text(sample_line(FIRST) + sample_line(SECOND))
