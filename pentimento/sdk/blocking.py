@@ -119,7 +119,9 @@ class Client:
             while (event := self._call(next_or_none(events))) is not None:
                 yield event
         finally:
-            self._call(events.aclose())
+            # With the client its streams have ended: whoever lets go of one afterwards hears nothing of it.
+            if not self._closed:
+                self._call(events.aclose())
 
     def submit(self, request: ImageRequest, *, idempotency_key: str = "", webhook_url: str = "") -> Accepted:
         """Have the request painted as a job, which goes on without this client; as `AsyncClient.submit`."""

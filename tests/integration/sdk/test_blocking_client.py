@@ -56,6 +56,20 @@ async def test_blocking_client_streams_and_cancels_by_closing(tmp_path: Path) ->
     assert progress.step == 1
 
 
+async def test_a_stream_that_is_let_go_of_after_its_client_says_nothing(tmp_path: Path) -> None:
+    service = ScriptedImageService([for_ever])
+
+    def outlive(address: str) -> None:
+        with Client(address) as client:
+            events = client.stream(ImageRequest("a circle"))
+            next(events)
+        events.close()
+
+    async with serving(service, tmp_path) as address:
+        await asyncio.to_thread(outlive, address)
+        await asyncio.wait_for(service.cancelled.wait(), 120)
+
+
 async def test_blocking_client_returns_the_picture(tmp_path: Path) -> None:
     service = ScriptedImageService([plays(ACCEPTED, COMPLETED)])
 
