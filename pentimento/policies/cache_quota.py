@@ -29,16 +29,16 @@ def gives_way(holdings: Mapping[str, CacheHolding], limits: CacheLimits) -> str 
     over = _over_own_bytes(holdings, limits.tenant_bytes)
     if over is not None:
         return over
-    held = {tenant: limits.shares(holding) for tenant, holding in holdings.items() if holding.entry_count}
-    short = [
-        *([0] if sum(holding.entry_count for holding in holdings.values()) > limits.max_entry_count else []),
-        *([1] if sum(holding.size_bytes for holding in holdings.values()) > limits.max_size_bytes else []),
-    ]
-    most = {tenant: max(shares[number] for number in short or (0, 1)) for tenant, shares in held.items()}
-    first = max(most, key=lambda tenant: (most[tenant], tenant), default=None)
-    if first is None or (not short and most[first] <= limits.tenant_share):
-        return None
-    return first
+    # Asked for every entry that goes: where many tenants share a cache this is what an eviction takes longest for.
+    is_short_of_entries = sum([holding.entry_count for holding in holdings.values()]) > limits.max_entry_count
+    is_short_of_bytes = sum([holding.size_bytes for holding in holdings.values()]) > limits.max_size_bytes
+    some = [(tenant, holding) for tenant, holding in holdings.items() if holding.entry_count]
+    if is_short_of_entries and not is_short_of_bytes:
+        return max([(holding.entry_count, tenant) for tenant, holding in some])[1]
+    if is_short_of_bytes and not is_short_of_entries:
+        return max([(holding.size_bytes, tenant) for tenant, holding in some])[1]
+    share, first = max([(max(limits.shares(holding)), tenant) for tenant, holding in some], default=(0.0, None))
+    return first if is_short_of_entries or share > limits.tenant_share else None
 
 
 def _over_own_bytes(holdings: Mapping[str, CacheHolding], limits: Mapping[str, int]) -> str | None:

@@ -8,6 +8,7 @@ insertion, so that what is new is never among it (NIRVANA, 5.4; `policies.evicti
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, select, update
@@ -22,8 +23,12 @@ _entries = tables.entries
 _objects = tables.objects
 
 _BATCH_COUNT = 64
-# Others wait for a part: two tenths of a second.
-_PART_COUNT = 2048
+# Others wait for a part: two tenths of a second, half of them to choose. Where many tenants share the cache choosing
+# takes longest, and what is chosen by then is a part.
+_PART_COUNT = 1024
+_CHOOSING_S = 0.1
+# What is read of a tenant first, and how many times as much of one that gives way often at each further read.
+_FIRST_COUNT, _GROWTH = 8, 4
 _IS_LIVE = _entries.c.doomed_at.is_(None)
 _LESS = (
     update(_entries)
@@ -50,12 +55,10 @@ def evict(
     doomed. Entries whose number is above `new_after` go after all others."""
     # What another gateway lets go of between the count and the choice would be counted still, and others go for it.
     take_ticks(connection, 0)
-    held, evicted = holdings(connection), 0
-    while chosen := _choose_entries(connection, held, who, new_after):
-        evicted += doom(connection, chosen, now, delete_after)
-        if evicted >= _PART_COUNT:
-            return evicted, partial(evict, who=who, now=now, delete_after=delete_after, new_after=new_after)
-    return evicted, None
+    chosen, is_over = _choose_entries(connection, holdings(connection), who, new_after)
+    evicted = sum(doom(connection, batch, now, delete_after) for batch in _batches(chosen))
+    following = partial(evict, who=who, now=now, delete_after=delete_after, new_after=new_after)
+    return evicted, None if is_over else following
 
 
 def evict_items(
@@ -68,32 +71,33 @@ def evict_items(
     """
     # Two gateways that chose the same items would count them off twice.
     take_ticks(connection, 0)
-    held, evicted = holdings(connection), 0
-    while chosen := _choose_items(connection, held, who, new_after):
-        _let_go(connection, chosen, now, delete_after)
-        evicted += len(chosen)
-        if evicted >= _PART_COUNT:
-            return evicted, partial(evict_items, who=who, now=now, delete_after=delete_after, new_after=new_after)
-    return evicted, None
+    chosen, is_over = _choose_items(connection, holdings(connection), who, new_after)
+    for batch in _batches(chosen):
+        _let_go(connection, batch, now, delete_after)
+    following = partial(evict_items, who=who, now=now, delete_after=delete_after, new_after=new_after)
+    return len(chosen), None if is_over else following
 
 
 def _choose_entries(
     connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay, new_after: int | None
-) -> list[str]:
-    """Choose a batch of entries at most; `held` is what is left without them."""
+) -> tuple[list[str], bool]:
+    """Choose the entries of a part, and say whether nobody's go after them; `held` is what is left without them."""
     lowest: dict[str, Iterator[Any]] = {}
     chosen: list[str] = []
-    while len(chosen) < _BATCH_COUNT and (tenant := who(held)) is not None:
+    until = monotonic() + _CHOOSING_S
+    while (tenant := who(held)) is not None:
         if tenant not in lowest:
-            lowest[tenant] = iter(_lowest_entries(connection, tenant, new_after))
+            lowest[tenant] = _lowest_entries(connection, tenant, new_after)
         entry = next(lowest[tenant])
         chosen.append(entry.entry_id)
         holding = held[tenant]
         held[tenant] = CacheHolding(holding.entry_count - 1, holding.size_bytes - entry.size_bytes)
-    return chosen
+        if len(chosen) == _PART_COUNT or monotonic() >= until:
+            return chosen, False
+    return chosen, True
 
 
-def _lowest_entries(connection: Connection, tenant: str, new_after: int | None) -> Sequence[Any]:
+def _lowest_entries(connection: Connection, tenant: str, new_after: int | None) -> Iterator[Any]:
     order = (_entries.c.rank_score, _entries.c.rank_tie, _entries.c.sequence)
     statement = select(_entries.c.entry_id, _entries.c.size_bytes).where(_entries.c.tenant == tenant, _IS_LIVE)
     return _old_before_new(connection, statement.order_by(*order), new_after)
@@ -101,24 +105,27 @@ def _lowest_entries(connection: Connection, tenant: str, new_after: int | None) 
 
 def _choose_items(
     connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay, new_after: int | None
-) -> list[Any]:
-    """Choose a batch of items at most; `held` is what is left without them."""
+) -> tuple[list[Any], bool]:
+    """Choose the items of a part, and say whether nobody's go after them; `held` is what is left without them."""
     lowest: dict[str, Iterator[Any]] = {}
     left: dict[str, int] = {}
     chosen: list[Any] = []
-    while len(chosen) < _BATCH_COUNT and (tenant := who(held)) is not None:
+    until = monotonic() + _CHOOSING_S
+    while (tenant := who(held)) is not None:
         if tenant not in lowest:
-            lowest[tenant] = iter(_lowest_items(connection, tenant, new_after))
+            lowest[tenant] = _lowest_items(connection, tenant, new_after)
         item = next(lowest[tenant])
         chosen.append(item)
         left[item.entry_id] = left.get(item.entry_id, item.object_count) - 1
         holding = held[tenant]
         entry_count = holding.entry_count - (left[item.entry_id] == 0)
         held[tenant] = CacheHolding(entry_count, holding.size_bytes - item.size_bytes)
-    return chosen
+        if len(chosen) == _PART_COUNT or monotonic() >= until:
+            return chosen, False
+    return chosen, True
 
 
-def _lowest_items(connection: Connection, tenant: str, new_after: int | None) -> Sequence[Any]:
+def _lowest_items(connection: Connection, tenant: str, new_after: int | None) -> Iterator[Any]:
     order = (_objects.c.rank_score, _objects.c.rank_tie, _objects.c.key)
     columns = (_objects.c.key, _objects.c.entry_id, _objects.c.size_bytes, _objects.c.compatibility_key)
     items = select(*columns, _entries.c.object_count)
@@ -128,15 +135,27 @@ def _lowest_items(connection: Connection, tenant: str, new_after: int | None) ->
     return _old_before_new(connection, of_tenant.order_by(*order), new_after)
 
 
-def _old_before_new(connection: Connection, ordered: Select[Any], new_after: int | None) -> Sequence[Any]:
-    """A batch of what `ordered` selects of entries up to that number, and where they are too few of those after."""
+def _old_before_new(connection: Connection, ordered: Select[Any], new_after: int | None) -> Iterator[Any]:
+    """What `ordered` selects of entries up to that number, then of those after; nothing of it may change meanwhile."""
     if new_after is None:
-        return connection.execute(ordered.limit(_BATCH_COUNT)).all()
-    of_old, of_new = _entries.c.sequence <= new_after, _entries.c.sequence > new_after
-    old = connection.execute(ordered.where(of_old).limit(_BATCH_COUNT)).all()
-    if len(old) == _BATCH_COUNT:
-        return old
-    return [*old, *connection.execute(ordered.where(of_new).limit(_BATCH_COUNT - len(old)))]
+        yield from _by_pages(connection, ordered)
+        return
+    yield from _by_pages(connection, ordered.where(_entries.c.sequence <= new_after))
+    yield from _by_pages(connection, ordered.where(_entries.c.sequence > new_after))
+
+
+def _by_pages(connection: Connection, ordered: Select[Any]) -> Iterator[Any]:
+    read, count = 0, _FIRST_COUNT
+    while rows := connection.execute(ordered.limit(count).offset(read)).all():
+        yield from rows
+        if len(rows) < count:
+            return
+        read, count = read + count, _GROWTH * count
+
+
+def _batches(chosen: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(chosen), _BATCH_COUNT):
+        yield chosen[start : start + _BATCH_COUNT]
 
 
 def _let_go(connection: Connection, items: Sequence[Any], now: float, delete_after: float) -> None:

@@ -124,7 +124,7 @@ def test_more_than_a_batch_of_items_goes(ledger: CacheLedger) -> None:
 
 @pytest.mark.parametrize("of_items", [True, False])
 def test_what_goes_is_read_in_batches(ledger: CacheLedger, of_items: bool) -> None:
-    """Of 70 entries of one item 69 go: two batches of 64 at most, each by fewer than ten statements."""
+    """Of 70 entries of one item 69 go: read by 8, 32 and 128, then two batches, each by ten statements at most."""
     for number in range(70):
         add(ledger, f"g{number}", steps=(5,))
     made = list[str]()
@@ -133,7 +133,7 @@ def test_what_goes_is_read_in_batches(ledger: CacheLedger, of_items: bool) -> No
         evicted = ledger.evict_items if of_items else ledger.evict
         assert evicted(down_to(1), grace_s=0).result() == 69
 
-    assert len(made) < 25
+    assert len(made) < 26
 
 
 @contextmanager

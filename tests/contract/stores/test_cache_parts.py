@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
 from pentimento.domain.cache import CacheHolding
 from pentimento.policies.cache_quota import CacheLimits, gives_way
@@ -82,3 +83,61 @@ def test_what_goes_goes_in_parts_between_which_others_write(
     assert evict(who, grace_s=0).result() == 9
     assert len(left) == 1 and 2 < left[0] < 11
     assert live(ledger, entry_ids) == set(entry_ids[9:])
+
+
+@pytest.mark.parametrize("of_items", [False, True])
+def test_a_part_ends_where_choosing_takes_long(
+    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool
+) -> None:
+    """Every look at the clock takes half of what choosing may: two go at once."""
+    looks = count()
+    monkeypatch.setattr(cache_evictions, "monotonic", lambda: next(looks) * cache_evictions._CHOOSING_S / 2)
+    for number in range(9):
+        add(ledger, str(number), (5,), tenant=f"t{number}")
+    parts = list[int]()
+
+    def who(held: Mapping[str, CacheHolding]) -> str | None:
+        parts.append(len(held))
+        return gives_way(held, CacheLimits(3, 3 * SIZE))
+
+    evict = ledger.evict_items if of_items else ledger.evict
+    assert evict(who, grace_s=0).result() == 6
+
+    # A tenant that has nothing left is none of those that the next part begins with.
+    assert sorted(set(parts), reverse=True) == [9, 7, 5, 3]
+
+
+@pytest.mark.parametrize("of_items", [False, True])
+def test_what_many_tenants_hold_is_not_read_anew_for_each_batch(
+    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool
+) -> None:
+    """Five tenants let go of four entries each, batch by batch of two: each is read once."""
+    monkeypatch.setattr(cache_evictions, "_BATCH_COUNT", 2)
+    for number in range(30):
+        add(ledger, str(number), (5,), tenant=f"t{number % 5}")
+    ordered = list[str]()
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if "ORDER BY" in statement:
+            ordered.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    evict = ledger.evict_items if of_items else ledger.evict
+    evicted = evict(down_to(10, 10), grace_s=0).result()
+    event.remove(Engine, "before_cursor_execute", note)
+
+    assert (evicted, len(ordered)) == (20, 5)
+
+
+@pytest.mark.parametrize("of_items", [False, True])
+def test_more_of_a_tenant_goes_than_is_read_at_first(
+    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool
+) -> None:
+    monkeypatch.setattr(cache_evictions, "_FIRST_COUNT", 2)
+    entry_ids = [add(ledger, str(number), (5,)) for number in range(20)]
+    new_after = ledger.newest_number() - 10
+
+    evict = ledger.evict_items if of_items else ledger.evict
+    assert evict(down_to(3, 3), 0, new_after).result() == 17
+
+    assert live(ledger, entry_ids) == set(entry_ids[17:])
