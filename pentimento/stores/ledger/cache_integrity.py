@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, exists, func, select
 
 from pentimento.stores.ledger import cache_tables as tables
 from pentimento.stores.ledger.live_entries import IS_LIVE
@@ -34,8 +34,8 @@ def contradictions(connection: Connection) -> Iterator[str]:
             yield f"tenant {tenant} is said to hold {held.get(tenant)} entries and bytes, rows {there.get(tenant)}"
     homeless = select(_objects.c.key).where(
         _objects.c.delete_after.is_(None),
-        _objects.c.grant_id.not_in(select(tables.grants.c.grant_id)),
-        _objects.c.entry_id.is_(None) | _objects.c.entry_id.not_in(select(_entries.c.entry_id).where(IS_LIVE)),
+        ~exists().where(tables.grants.c.grant_id == _objects.c.grant_id),
+        ~exists().where(_entries.c.entry_id == _objects.c.entry_id, IS_LIVE),
     )
     for key in connection.scalars(homeless):
         yield f"object {key} belongs to no grant and no live entry, and is not doomed"

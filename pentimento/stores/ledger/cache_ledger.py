@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Engine, bindparam, delete, exists, func, select, update
 
 from pentimento.domain.access import EvictionRule, FifoRule
 from pentimento.domain.cache import CacheHolding
@@ -296,12 +296,9 @@ class CacheLedger:
 
     def deletable_keys(self, limit_count: int) -> list[str]:
         """Return keys of doomed objects whose grace is over, whose entry is out of the index and that no pin holds."""
-        still_indexed, now = select(_entries.c.entry_id), self._clock.wall()
-        statement = select(_objects.c.key).where(
-            _objects.c.delete_after <= now,
-            pins.is_free(now),
-            _objects.c.entry_id.is_(None) | _objects.c.entry_id.not_in(still_indexed),
-        )
+        # No NOT IN: PostgreSQL compares each with all entries where those outgrow its memory for one hash table.
+        still_indexed, now = exists().where(_entries.c.entry_id == _objects.c.entry_id), self._clock.wall()
+        statement = select(_objects.c.key).where(_objects.c.delete_after <= now, pins.is_free(now), ~still_indexed)
         with self._reading() as connection:
             return list(connection.scalars(statement.limit(limit_count)))
 

@@ -58,7 +58,8 @@ def drop_pins(connection: Connection, key: str) -> int:
 
 def is_free(now: float) -> ColumnElement[bool]:
     """Return the condition on an object that no pin holds it now."""
-    return _objects.c.key.not_in(select(_pins.c.key).where(_pins.c.expires_at > now))
+    # No NOT IN: PostgreSQL compares each with all pins where those outgrow its memory for one hash table.
+    return ~_is_pinned(now)
 
 
 def claim_deletion(connection: Connection, keys: Collection[str], now: float) -> list[str]:
@@ -74,17 +75,22 @@ def claim_deletion(connection: Connection, keys: Collection[str], now: float) ->
 def kept_by_pins(now: float) -> Select[tuple[str, str, int]]:
     """Select the objects that are doomed and stay for a pin alone."""
     columns = (_objects.c.key, _objects.c.digest, _objects.c.size_bytes)
-    return select(*columns).where(_objects.c.delete_after.is_not(None), ~is_free(now))
+    return select(*columns).where(_objects.c.delete_after.is_not(None), _is_pinned(now))
 
 
 def contradictions(connection: Connection, now: float) -> Iterator[str]:
     """Return a sentence for each pin of something that is not there, or is being deleted."""
-    there = select(_objects.c.key).where(
-        or_(_objects.c.delete_after.is_(None), _objects.c.delete_after != _BEING_DELETED)
+    there = exists().where(
+        _objects.c.key == _pins.c.key,
+        or_(_objects.c.delete_after.is_(None), _objects.c.delete_after != _BEING_DELETED),
     )
-    lost = select(_pins.c.request_id, _pins.c.key).where(_pins.c.expires_at > now, _pins.c.key.not_in(there))
+    lost = select(_pins.c.request_id, _pins.c.key).where(_pins.c.expires_at > now, ~there)
     for request_id, key in connection.execute(lost):
         yield f"the pin of request {request_id} is on object {key}, which is not kept"
+
+
+def _is_pinned(now: float) -> ColumnElement[bool]:
+    return exists().where(_pins.c.key == _objects.c.key, _pins.c.expires_at > now)
 
 
 def _of(tenant: str, key: str) -> ColumnElement[bool]:

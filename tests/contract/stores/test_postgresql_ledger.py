@@ -4,16 +4,17 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from threading import Barrier
+from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, event, text
 
 from pentimento.domain.cache import CacheHolding
 from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.stores.errors import StoreUnavailable, UnansweredCommit
 from pentimento.stores.ledger import open_journal
-from pentimento.stores.ledger.cache_ledger import open_cache_ledger
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.stores.ledger.writer import GroupCommitWriter
@@ -171,3 +172,47 @@ def somebody_waits(url: str) -> bool:
             return connection.execute(text("SELECT 1 FROM pg_locks WHERE NOT granted")).first() is not None
     finally:
         engine.dispose()
+
+
+SEARCHES: dict[str, Callable[[CacheLedger], object]] = {
+    "objects to delete": lambda ledger: ledger.deletable_keys(10),
+    "objects that a pin keeps": lambda ledger: ledger.kept_by_pins(),
+    "contradictions": lambda ledger: ledger.check_integrity(),
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
+def test_no_row_is_compared_with_all_of_another_table(
+    postgresql: PostgresqlServer, search: Callable[[CacheLedger], object]
+) -> None:
+    """As in a cache that outgrows the memory of a server for one hash table."""
+    url = postgresql.new_database()
+    made = list[tuple[str, Any]]()
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
+        made.append((statement, parameters))
+
+    with closing(open_cache_ledger(url)) as ledger, closing(ledger._engine.raw_connection()) as connection:
+        cursor = connection.cursor()
+        cursor.execute("INSERT INTO cache_pins SELECT 't', 'r' || i, 'k' || i, 1e12 FROM generate_series(1, 5000) i")
+        cursor.execute(
+            "INSERT INTO cache_entries (entry_id, pool, tenant, created_at, sequence, ancestor_depth, text_vector,"
+            " object_count, size_bytes, rank_score, rank_tie, indexed, request_id)"
+            " SELECT 'e' || i, 't', 't', 1, i, 0, '', 1, 1, 0, i, 1, '' FROM generate_series(1, 5000) i"
+        )
+        cursor.execute(
+            "INSERT INTO cache_objects (key, grant_id, entry_id, compatibility_key, size_bytes, tenant, delete_after)"
+            " SELECT 'k' || i, 'g' || i, 'e' || i, 'c', 1, 't', i % 2 FROM generate_series(1, 5000) i"
+        )
+        cursor.execute("ANALYZE cache_pins, cache_entries, cache_objects")
+        connection.commit()
+        event.listen(ledger._engine, "before_cursor_execute", note)
+        search(ledger)
+        cursor.execute("SET work_mem = '64kB'")
+        plans = list[str]()
+        for statement, parameters in made:
+            cursor.execute(f"EXPLAIN {statement}", parameters)
+            plans += [line for (line,) in cursor.fetchall()]
+
+    assert plans
+    assert [line for line in plans if "SubPlan" in line] == []
