@@ -1,6 +1,5 @@
 """One cache, one encoder: vectors of two encoders are not comparable, however alike they look."""
 
-import asyncio
 import threading
 
 from pentimento.domain.embedding import Embedding
@@ -76,12 +75,19 @@ class EncoderGuard:
         if encoder_digest != self.encoder_digest:
             raise InvalidArgument.of("encoder_digest", "must be that of the cache's encoder")
 
-    async def bind(self, embedding: Embedding) -> None:
-        """Bind an unbound cache to a checked embedding's encoder. Raises InvalidArgument when another was first."""
-        if self._binding is None:
-            wanted = EncoderBinding(embedding.encoder_digest, embedding.dimension_count)
-            self._binding = await asyncio.wrap_future(self._ledger.bind_encoder(wanted))
-        _require_encoder(self._binding, embedding, "text_embedding")
+    def check_entry(self, text: Embedding, image: Embedding | None) -> EncoderBinding:
+        """Return the encoder of an entry's vectors, to which its commit binds a cache that is bound to none. Raises
+        InvalidArgument as `check`, and where text and image are of two."""
+        self.check(text, "text_embedding")
+        encoder = EncoderBinding(text.encoder_digest, text.dimension_count)
+        if image is not None:
+            self.check(image, "image_embedding")
+            _require_encoder(encoder, image, "image_embedding")
+        return encoder
+
+    def note_bound(self, encoder: EncoderBinding) -> None:
+        """Changes state: know the encoder that a commit was of."""
+        self._binding = self._binding or encoder
 
 
 def _require_encoder(binding: EncoderBinding, embedding: Embedding, field: str) -> None:

@@ -134,13 +134,12 @@ class EntryWriting:
         check_attempt(attempt, scope)
         check_name("grant_id", captured.grant_id)
         check_captured(captured, scope.num_inference_steps)
-        self._guard.check(text, "text_embedding")
-        await self._guard.bind(text)
-        if image is not None:
-            self._guard.check(image, "image_embedding")
-        entry_id = await asyncio.wrap_future(
-            self._ledger.commit(self._entry(scope, attempt, captured, text, image, ancestor_depth))
-        )
+        encoder = self._guard.check_entry(text, image)
+        entry = self._entry(scope, attempt, captured, text, image, ancestor_depth)
+        # Bound by its first entry, not by a commit that is refused: nothing else could ever enter then.
+        committed = self._ledger.commit(entry, None if self._guard.bound else encoder)
+        entry_id = await asyncio.wrap_future(committed)
+        self._guard.note_bound(encoder)
         metrics.COMMITS.inc()
         await self._make_findable()
         return entry_id

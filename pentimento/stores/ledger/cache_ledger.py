@@ -129,22 +129,19 @@ class CacheLedger:
         """Keep for every start that so much is kept of the tenant at most; None for no bound of its own."""
         return self._submit(lambda connection: limits.limit_tenant(connection, tenant, most_bytes))
 
-    def bind_encoder(self, binding: EncoderBinding) -> "Future[EncoderBinding]":
-        """Bind the cache to an encoder if it is bound to none, and return the binding in force."""
-        return self._submit(lambda connection: writes.bind_encoder(connection, binding))
-
     def reserve(self, grant: GrantRecord) -> "Future[None]":
         """Keep a grant. Its keys are known from here on, so an upload under them is never an orphan."""
         return self._submit(lambda connection: writes.reserve(connection, grant))
 
-    def commit(self, commit: EntryCommit) -> "Future[str]":
+    def commit(self, commit: EntryCommit, encoder: EncoderBinding | None = None) -> "Future[str]":
         """Turn a grant into a live entry and return its id, the first one when repeated. Keys not captured are doomed.
+        `encoder` is of its vectors where the cache may be bound to none yet: the first entry binds it.
 
         Fails with NotFound when the grant is gone, FailedPrecondition when it is another attempt's or scope's,
-        InvalidArgument when it does not cover what was captured.
+        InvalidArgument when it does not cover what was captured, or the cache is bound to another encoder.
         """
         rule = self._rule
-        return self._submit(lambda connection: writes.commit(connection, commit, rule))
+        return self._submit(lambda connection: writes.commit(connection, commit, rule, encoder))
 
     def release(self, grant_id: str) -> "Future[bool]":
         """Give an open grant back and doom its keys. False when it is gone or committed."""

@@ -71,8 +71,11 @@ def reserve(connection: Connection, grant: GrantRecord) -> None:
     _ADD_KEY.each(connection, keys)
 
 
-def commit(connection: Connection, commit: EntryCommit, rule: EvictionRule) -> str:
-    """Turn a grant into a live entry, doom the keys not captured, and return the entry's id. `rule` ranks its items."""
+def commit(
+    connection: Connection, commit: EntryCommit, rule: EvictionRule, encoder: EncoderBinding | None = None
+) -> str:
+    """Turn a grant into a live entry, doom the keys not captured, and return the entry's id. `rule` ranks its items;
+    `encoder` is of its vectors where the cache may be bound to none yet."""
     grant_id = commit.captured.grant_id
     claimed = _CLAIM.first(connection, {"id": grant_id, "entry_id": commit.entry_id})
     grant = claimed or _GRANT.first(connection, {"id": grant_id})
@@ -82,6 +85,8 @@ def commit(connection: Connection, commit: EntryCommit, rule: EvictionRule) -> s
     for name, value in zip(_MATCHED, made_for, strict=True):
         if value != getattr(commit, name):
             raise FailedPrecondition("GRANT_MISMATCH", f"the grant was made for another {name}")
+    if encoder is not None and bind_encoder(connection, encoder) != encoder:
+        raise InvalidArgument.of("encoder_digest", "must be that whose vectors the cache holds; another needs its own")
     if claimed:
         _insert_entry(connection, commit, rule)
     return str(entry_id)

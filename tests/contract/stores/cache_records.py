@@ -6,10 +6,12 @@ import uuid
 from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import (
+    EncoderBinding,
     EntryCommit,
     GrantedKey,
     GrantRecord,
 )
+from pentimento.stores.ledger.cache_writes import bind_encoder
 from pentimento.stores.objects.store import refer_to
 
 VECTOR = struct.pack("<2f", 1.0, 0.0)
@@ -44,6 +46,11 @@ def commit(name: str = "g1", steps: tuple[int, ...] = (5, 10), image: bool = Fal
         created_at=1000.0,
         step_count=50,
     )
+
+
+def bind(ledger: CacheLedger, encoder: EncoderBinding) -> EncoderBinding:
+    """Bind the ledger's cache as its first entry does; the binding in force."""
+    return ledger._submit(lambda connection: bind_encoder(connection, encoder)).result()
 
 
 def add(ledger: CacheLedger, name: str, steps: tuple[int, ...] = (5, 10), size: int = 10) -> str:

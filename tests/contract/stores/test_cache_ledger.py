@@ -124,13 +124,26 @@ def test_new_entries_wait_for_the_index(ledger: CacheLedger) -> None:
     assert ledger.indexed_ids([first, second]) == set()
 
 
-def test_the_first_encoder_is_bound(ledger: CacheLedger) -> None:
+def test_the_first_entry_binds_the_cache_to_its_encoder(ledger: CacheLedger) -> None:
+    for name in ("g1", "g2"):
+        ledger.reserve(grant(name)).result()
     assert ledger.binding() is None
 
-    first = ledger.bind_encoder(EncoderBinding("one", 2)).result()
-    second = ledger.bind_encoder(EncoderBinding("two", 3)).result()
+    ledger.commit(commit("g1"), EncoderBinding("one", 2)).result()
+    with pytest.raises(InvalidArgument, match="encoder_digest"):
+        ledger.commit(commit("g2"), EncoderBinding("two", 3)).result()
 
-    assert first == second == ledger.binding() == EncoderBinding("one", 2)
+    assert ledger.binding() == EncoderBinding("one", 2)
+    assert (ledger.totals().entry_count, ledger.totals().open_grant_count) == (1, 1)
+
+
+def test_a_commit_that_is_refused_binds_nothing(ledger: CacheLedger) -> None:
+    ledger.reserve(grant()).result()
+    for refused in (commit("unknown"), replace(commit(), tenant="other"), commit(steps=())):
+        with pytest.raises(PentimentoError):
+            ledger.commit(refused, EncoderBinding("one", 2)).result()
+
+    assert ledger.binding() is None
 
 
 def test_caches_keep_their_id_and_two_have_different_ones(

@@ -1,14 +1,16 @@
 """Reserve, upload, commit: only what an accepted attempt brought becomes findable."""
 
 import asyncio
+import struct
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.generation import CapturedEntries, FromLatent, FromNoise
-from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
+from tests.gateways import ENCODER, RunningGateway, attempt, embedding, running_gateway, scope
 
 
 async def test_a_grant_names_an_opaque_key_for_each_step_that_the_rules_keep(gateway: RunningGateway) -> None:
@@ -175,3 +177,28 @@ async def test_entries_that_missed_the_index_are_indexed_later(gateway: RunningG
 
     assert gateway.problems() == []
     assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
+
+
+async def test_a_commit_that_comes_too_late_leaves_the_cache_to_another_encoder(gateway: RunningGateway) -> None:
+    by = attempt()
+    grant = await gateway.client.reserve(scope(), by)
+    assert grant is not None
+    captured = gateway.upload(grant)
+    await gateway.client.release(grant.grant_id)
+
+    with pytest.raises(NotFound):
+        await gateway.client.commit(scope(), by, captured, embedding(1, encoder="sha256:another"))
+
+    assert await gateway.store(embedding(1))
+
+
+async def test_an_entry_s_picture_has_the_vector_of_its_prompt_s_encoder(gateway: RunningGateway) -> None:
+    by = attempt()
+    grant = await gateway.client.reserve(scope(), by)
+    assert grant is not None
+    captured, shorter = gateway.upload(grant), Embedding(struct.pack("<2f", 1, 0), 2, ENCODER)
+
+    with pytest.raises(InvalidArgument, match="image_embedding"):
+        await gateway.client.commit(scope(), by, captured, embedding(1), shorter)
+
+    assert (await gateway.client.statistics()).entry_count == 0

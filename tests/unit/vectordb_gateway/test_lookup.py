@@ -27,6 +27,7 @@ from pentimento.stores.ledger.cache_records import EncoderBinding
 from pentimento.stores.vectors.index import Space, VectorQuery
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.validation import SHARED_POOL
+from tests.contract.stores.cache_records import bind
 from tests.gateways import scope
 from tests.unit.vectordb_gateway.said_index import (
     EMBEDDING,
@@ -44,7 +45,7 @@ from tests.unit.vectordb_gateway.said_index import (
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
     ledger = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
-    ledger.bind_encoder(EncoderBinding(ENCODER, 2)).result()
+    bind(ledger, EncoderBinding(ENCODER, 2))
     made = Gateway(ledger)
     made.guard.open()
     yield made
@@ -267,7 +268,7 @@ async def test_nothing_is_searched_before_the_first_commit(tmp_path: Path) -> No
 
 async def test_nothing_is_searched_before_the_index_is_ready(gateway: Gateway) -> None:
     gateway.guard = EncoderGuard(gateway.ledger, gateway.index)
-    await gateway.guard.bind(EMBEDDING)
+    gateway.guard.note_bound(EncoderBinding(ENCODER, 2))
 
     answer = await gateway.ask(scope())
 

@@ -19,6 +19,7 @@ from services.vectordb_gateway import lookup
 from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch
 from services.vectordb_gateway.settings import MatchPredictorSettings
 from services.vectordb_gateway.store_threads import StoreThreads
+from tests.contract.stores.cache_records import bind
 from tests.gateways import scope
 from tests.selector_profiles import LATENT_PROFILE
 from tests.unit.vectordb_gateway.said_index import (
@@ -62,7 +63,7 @@ class ToldWatch(MatchWatch):
 def gateway(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Gateway]:
     """By a thread that waits for the index, and by awaiting it."""
     ledger = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
-    ledger.bind_encoder(EncoderBinding(ENCODER, 2)).result()
+    bind(ledger, EncoderBinding(ENCODER, 2))
     made = Gateway(ledger, request.param())
     made.watch = ToldWatch(made)
     made.guard.open()
@@ -189,7 +190,7 @@ async def test_rows_that_are_in_memory_are_read_without_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
-    ledger.bind_encoder(EncoderBinding(ENCODER, 2)).result()
+    bind(ledger, EncoderBinding(ENCODER, 2))
     gateway = Gateway(ledger, AwaitedIndex())
     gateway.row_age_s = 3600.0
     gateway.guard.open()

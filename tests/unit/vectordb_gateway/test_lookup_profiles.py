@@ -12,6 +12,7 @@ from pentimento.policies.followed_cache import CacheInForce
 from pentimento.policies.selector_profiles import ProfiledStep, SelectorProfiles
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding
+from tests.contract.stores.cache_records import bind
 from tests.gateways import scope
 from tests.selector_profiles import LATENT_PROFILE
 from tests.unit.vectordb_gateway.said_index import ENCODER, Gateway
@@ -28,7 +29,7 @@ PROFILE = replace(
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
     ledger = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
-    ledger.bind_encoder(EncoderBinding(ENCODER, 2)).result()
+    bind(ledger, EncoderBinding(ENCODER, 2))
     made = Gateway(ledger)
     made.rules = SelectionRules(latents=(), images=())
     made.profiles = SelectorProfiles((PROFILE,))

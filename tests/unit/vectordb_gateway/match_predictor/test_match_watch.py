@@ -28,6 +28,7 @@ from pentimento.stores.objects.store import refer_to
 from services.vectordb_gateway.match_predictor import predictor as predictor_module
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.settings import MatchPredictorChoice, MatchPredictorSettings
+from tests.contract.stores.cache_records import bind
 
 pytest.importorskip("sklearn")
 
@@ -79,7 +80,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a ledger with all entries, which every test takes a copy of."""
     path = tmp_path_factory.mktemp("filled") / "ledger.sqlite"
     opened = open_cache_ledger(f"sqlite:///{path}")
-    opened.bind_encoder(ENCODER).result()
+    bind(opened, ENCODER)
     for future in [commit(opened, row) for row in ENTRIES]:
         future.result()
     opened.close()
