@@ -97,7 +97,8 @@ class Indexing:
         try:
             while following is not None:
                 with self._lock:
-                    self._guard.prepare_index()
+                    # Another gateway may have stored the first entry of all.
+                    self._guard.open()
                     batch = following.result()
                     if batch.removals != self._removals:
                         # Something that it holds may be gone from the ledger: nobody would take it out again.

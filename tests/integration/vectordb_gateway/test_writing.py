@@ -202,3 +202,17 @@ async def test_an_entry_s_picture_has_the_vector_of_its_prompt_s_encoder(gateway
         await gateway.client.commit(scope(), by, captured, embedding(1), shorter)
 
     assert (await gateway.client.statistics()).entry_count == 0
+
+
+async def test_a_gateway_finds_what_another_one_over_the_same_ledger_was_the_first_to_store(tmp_path: Path) -> None:
+    ledger = ("--ledger-url", f"sqlite:///{tmp_path}/ledger.sqlite")
+    objects = ("--objects-url", f"file://{tmp_path}/objects")
+    async with (
+        running_gateway(tmp_path / "one", *ledger, *objects) as one,
+        running_gateway(tmp_path / "other", *ledger, *objects) as other,
+    ):
+        await one.store(embedding(1))
+
+        other.maintain()
+
+        assert other.process.guard.prepared
