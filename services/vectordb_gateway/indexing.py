@@ -10,7 +10,7 @@ from typing import TypeVar
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EntryVectors
-from pentimento.stores.vectors import VectorIndex, VectorPoint
+from pentimento.stores.vectors import RestorableIndex, VectorIndex, VectorPoint
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.index_differences import index_differences
@@ -128,6 +128,8 @@ class Indexing:
             return
         starts_count = self._index.starts_count
         self._guard.prepare_again()
+        if isinstance(self._index, RestorableIndex) and self._index.is_restored:
+            self._renew(self._index)
         # Without the lock: a million entries take seconds, and commits go on.
         for differences in index_differences(self._ledger, self._index):
             self._mark_missing(differences.missing)
@@ -138,6 +140,12 @@ class Indexing:
         """Let go of the threads."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._reader.shutdown(wait=True, cancel_futures=True)
+
+    def _renew(self, restored: RestorableIndex) -> None:
+        """Have every point written again: ids alone do not tell that one has a key which its entry lost since."""
+        for batch in batches(self._ledger.entry_ids(), _BATCH_COUNT):
+            self._ledger.mark_unindexed(batch).result()
+        restored.note_renewed()
 
     def _remove_batch(self) -> bool:
         """Return whether there was anything to take out."""

@@ -4,12 +4,21 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.stores.vectors.index import AwaitedSearches, Space, VectorIndex, VectorMatch, VectorPoint, VectorQuery
+from pentimento.stores.vectors.index import (
+    AwaitedSearches,
+    RestorableIndex,
+    Space,
+    VectorIndex,
+    VectorMatch,
+    VectorPoint,
+    VectorQuery,
+)
 from pentimento.stores.vectors.index_building import IndexBuilding
 
 __all__ = [
     "AwaitedSearches",
     "IndexBuilding",
+    "RestorableIndex",
     "Space",
     "VectorIndex",
     "VectorMatch",

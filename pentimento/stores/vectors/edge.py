@@ -80,6 +80,22 @@ class EdgeVectorIndex:
         """What builds the index anew, once there is one."""
         return self._schedule
 
+    @property
+    def is_restored(self) -> bool:
+        """Whether the points are those of a snapshot."""
+        return self._serving is not None and self._serving.generation.restored
+
+    def note_renewed(self) -> None:
+        """Take the points for the ledger's own from here on, whoever writes them again. Raises StoreUnavailable."""
+        with self._lock:
+            serving, generations = self._serving, self._generations
+        if serving is None or generations is None:
+            raise StoreUnavailable("vector index", "it is closed")
+        try:
+            serving.note_renewed(generations.publish)
+        except OSError as error:
+            raise StoreUnavailable("vector index", error.strerror or type(error).__name__) from error
+
     def prepare(self, dimension_count: int) -> None:
         """Start the child and open the index. Raises SchemaMismatch when it holds vectors of another size."""
         with self._lock:

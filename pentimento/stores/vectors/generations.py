@@ -2,7 +2,8 @@
 
     <directory>/v1-d512             the first one
     <directory>/v1-d512.g000002     one that was built later
-    <directory>/v1-d512.current     which of them serves, and how many points it had: JSON, replaced in one rename
+    <directory>/v1-d512.current     which of them serves, how many points it had, whether it was restored: JSON,
+                                    replaced in one rename
     <directory>/v1-d512.lock        held by the process that the index belongs to
 
 A directory that `current` does not name is a leftover, unless it was put aside as unreadable.
@@ -34,10 +35,12 @@ LOCK_SUFFIX = ".shard-lock"
 
 @dataclass(frozen=True)
 class Generation:
-    """A directory of the index, and how many points it had when its graph was built (0: never)."""
+    """A directory of the index, and how many points it had when its graph was built (0: never). `restored`: it is a
+    snapshot, whose points may have keys that their entries lost since."""
 
     path: Path
     built_count: int = 0
+    restored: bool = False
 
 
 class Generations:
@@ -75,6 +78,7 @@ class Generations:
         try:
             found = json.loads(self._pointer.read_text())
             name, built_count = str(found["directory"]), int(found["built_count"])
+            restored = found.get("restored", False) is True
         except FileNotFoundError:
             return Generation(self._directory / self._name)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -83,7 +87,7 @@ class Generations:
         if not re.fullmatch(rf"{re.escape(self._name)}(\.g\d+)?", name):
             logger.error("the index that should serve has no name of ours; it is filled anew")
             return Generation(self._directory / self._name)
-        return Generation(self._directory / name, built_count)
+        return Generation(self._directory / name, built_count, restored)
 
     def following(self) -> Path:
         """Return the path of the next one; nothing is there."""
@@ -93,7 +97,8 @@ class Generations:
 
     def publish(self, generation: Generation) -> None:
         """Make a generation the one that serves, durably, in one rename. Raises OSError: nothing has changed then."""
-        words = json.dumps({"directory": generation.path.name, "built_count": generation.built_count})
+        told = {"built_count": generation.built_count, "restored": generation.restored}
+        words = json.dumps({"directory": generation.path.name, **told})
         fresh = self._pointer.with_suffix(".current-new")
         with fresh.open("w") as file:
             file.write(words)

@@ -4,6 +4,7 @@
     <snapshot>/shard              the points; the graph is built again after a restore, beside the serving index
 
 The ledger stays the truth: what a restored index lacks or has too much is put right by the gateway's reconciliation.
+That writes every point once more: a snapshot has keys that entries have lost since.
 """
 
 import json
@@ -71,7 +72,7 @@ def restore_snapshot(snapshot: Path, directory: Path, timeout_s: float = 20.0) -
         path = generations.following()
         try:
             shutil.copytree(snapshot / _SHARD, path)
-            generations.publish(Generation(path))
+            generations.publish(Generation(path, restored=True))
         except OSError:
             generations.discard(path)
             raise

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from services.vectordb_gateway.index_copies import main
-from tests.gateways import at_similarity, embedding, running_gateway
+from services.vectordb_gateway.searches import image_query, latent_query
+from tests.gateways import at_similarity, embedding, running_gateway, scope
 
 
 def command(name: str, directory: Path, *more: str) -> int:
@@ -33,6 +35,38 @@ async def test_a_restored_index_is_brought_up_to_the_ledger(tmp_path: Path) -> N
         assert gateway.problems() == []
         assert later in set(gateway.process.stores.index.entry_ids())
     assert answer.text_similarity == pytest.approx(1.0, abs=1e-4)
+
+
+async def test_a_restored_entry_is_not_found_by_what_it_lost_since(tmp_path: Path) -> None:
+    flags = ("--image-thresholds", "0.3:0.4", "--eviction", "lcbfu")
+    async with running_gateway(tmp_path, *flags) as gateway:
+        entry_id = await gateway.store(embedding(1), image=embedding(1))
+    assert command("snapshot", tmp_path, *ledger_of(tmp_path), "--to", f"{tmp_path}/snapshot") == 0
+    async with running_gateway(tmp_path, *flags) as gateway:
+        ledger, image_alone = gateway.process.stores.ledger, CacheLimits(10, 100)
+        assert ledger.evict_items(lambda held: gives_way(held, image_alone), grace_s=0).result() == 5
+        gateway.maintain()
+    assert command("restore", tmp_path, "--from", f"{tmp_path}/snapshot") == 0
+
+    async with running_gateway(tmp_path, *flags) as gateway:
+        index, vector = gateway.process.stores.index, embedding(1).values
+        by_latent = index.search(latent_query(vector, ("tenant",), scope()), 10)
+        by_image = index.search(image_query(vector, ("tenant",), scope()), 10)
+        assert gateway.process.stores.ledger.unindexed(10) == []
+    assert (by_latent, [match.entry_id for match in by_image]) == ([], [entry_id])
+
+
+async def test_a_restored_index_is_written_again_once(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.store(embedding(1))
+    assert command("snapshot", tmp_path, *ledger_of(tmp_path), "--to", f"{tmp_path}/snapshot") == 0
+    assert command("restore", tmp_path, "--from", f"{tmp_path}/snapshot") == 0
+    async with running_gateway(tmp_path):
+        pass
+
+    async with running_gateway(tmp_path) as gateway:
+        gateway.process.indexing.reconcile()
+        assert gateway.process.stores.ledger.unindexed(10) == []
 
 
 async def test_a_rebuilt_index_holds_what_the_ledger_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
