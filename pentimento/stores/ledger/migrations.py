@@ -61,6 +61,8 @@ def require_newest(engine: Engine, component: str, migrations: Sequence[Migratio
 def _lock(connection: Connection) -> None:
     # SQLite's transactions began with the write lock already.
     if connection.dialect.name == "postgresql":
+        # It takes as long as the tables are large, and so does the wait for another who migrates them.
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
 
 

@@ -13,6 +13,7 @@ from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import Migration, migrate
+from tests.postgresql import PostgresqlServer
 
 FIRST = Migration(1, ("CREATE TABLE things (id TEXT PRIMARY KEY)", "INSERT INTO things (id) VALUES ('kept')"))
 SECOND = Migration(2, ("ALTER TABLE things ADD COLUMN data {blob}",))
@@ -39,6 +40,16 @@ def test_a_migration_that_fails_changes_nothing(ledger_url: str) -> None:
         migrate(engine, "things", (FIRST, BROKEN))
 
     assert migrate(engine, "things", (FIRST, SECOND)) == 2
+    engine.dispose()
+
+
+def test_a_migration_takes_as_long_as_it_takes(postgresql: PostgresqlServer) -> None:
+    engine = open_engine(f"{postgresql.new_database()}%20-cstatement_timeout%3D200")
+
+    assert migrate(engine, "things", (Migration(1, ("SELECT pg_sleep(0.5)",)),)) == 1
+
+    with engine.connect() as connection:
+        assert connection.execute(text("SHOW statement_timeout")).scalar_one() == "200ms"
     engine.dispose()
 
 

@@ -246,7 +246,8 @@ def test_a_server_s_tables_are_migrated_by_one_at_a_time_in_its_own_types() -> N
     migrations._lock(server)  # type: ignore[arg-type]
     migrations._apply(server, "things", migrations.Migration(2, ("ALTER TABLE t ADD COLUMN d {blob}",)))  # type: ignore[arg-type]
 
-    (lock, key), (change, _), (_, version) = server.ran
+    (waits, _), (lock, key), (change, _), (_, version) = server.ran
+    assert waits == "SET LOCAL statement_timeout = 0"
     assert lock == "SELECT pg_advisory_xact_lock(%(lock)s)"
     assert isinstance(key, dict) and key.keys() == {"lock"}
     assert (change, version) == ("ALTER TABLE t ADD COLUMN d BYTEA", {"version": 2, "component": "things"})
