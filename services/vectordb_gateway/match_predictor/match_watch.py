@@ -178,6 +178,9 @@ class MatchWatch:
     def _reopened(self, path: Path, binding: EncoderBinding) -> MatchPredictor:
         try:
             predictor, outcomes = load_predictor(path, self._ledger.cache_id, binding)
+            if predictor.last_sequence > self._ledger.newest_number():
+                # A ledger that was restored gives numbers again: new entries would be taken for those it knows.
+                raise UnusableFile("is of a later state of this cache")
         except UnusableFile as error:
             if path.exists():
                 logger.warning("the match predictor is trained anew: its file %s", error)

@@ -280,6 +280,28 @@ def test_a_restarted_gateway_goes_on_without_training(
     assert rulings(watch, STRANGE[300:]).count(Ruling.SKIP) >= 75
 
 
+def test_entries_that_came_after_the_ledger_was_restored_are_searched_for(
+    ledger: CacheLedger, filled: Path, tmp_path: Path
+) -> None:
+    kept = replace(AUTO, match_predictor_file=tmp_path / "predictor.npz")
+    watch = learnt(ledger, kept)
+    for row in STRANGE[350:352]:
+        commit(ledger, row).result()
+    watch.maintain()
+    watch.save()
+    shutil.copy(filled, tmp_path / "restored.sqlite")
+    restored = open_cache_ledger(f"sqlite:///{tmp_path}/restored.sqlite")
+
+    watch = learnt(restored, kept)
+    before = ask(watch, STRANGE[390])
+    commit(restored, STRANGE[390]).result()
+    watch.follow()
+
+    assert before is not Ruling.SEARCH
+    assert ask(watch, STRANGE[390], saved_share=0.5) is Ruling.SEARCH
+    restored.close()
+
+
 @pytest.mark.parametrize("what", ["torn", "encoder"])
 def test_a_file_that_cannot_be_used_is_told_and_trained_anew(
     ledger: CacheLedger, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
