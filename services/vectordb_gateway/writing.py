@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pentimento.domain.cache import CacheScope, image_key, latent_key, scope_digest
@@ -15,6 +16,7 @@ from pentimento.domain.grant_signature import GrantBinding, sign
 from pentimento.policies.cache_selection import keeps_image, kept_steps
 from pentimento.policies.followed_cache import kind_of_run
 from pentimento.rpc.grant_keys import GrantKeys
+from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
 from services.vectordb_gateway import metrics
@@ -161,7 +163,13 @@ class EntryWriting:
             expires_at=self._clock.wall() + self._bounds.grant_ttl_s,
             keys=tuple(keys),
         )
-        await asyncio.wrap_future(self._ledger.reserve(record))
+        try:
+            await asyncio.wrap_future(self._ledger.reserve(record))
+        except asyncio.CancelledError:
+            # Nobody hears of it. Where the ledger has begun with it already, it would stay open until it runs out.
+            with suppress(StoreUnavailable):
+                self._ledger.release(record.grant_id)
+            raise
         metrics.GRANTS.labels("granted").inc()
         # Workers compare it with their own clocks.
         grant = _grant_of(record, self._bounds.grant_ttl_s, self._clock.wall_as_told())

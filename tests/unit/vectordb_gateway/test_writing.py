@@ -1,0 +1,55 @@
+"""A reservation whose caller is gone before the ledger answers."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+
+from pentimento.domain.clock import SteadyClock, SystemClock
+from pentimento.policies.cache_selection import SelectionRules
+from pentimento.policies.followed_cache import CacheChoice
+from pentimento.policies.reuse_rules import ReuseRules
+from pentimento.stores.ledger import cache_writes
+from pentimento.stores.ledger.cache_ledger import open_cache_ledger
+from pentimento.stores.ledger.cache_records import GrantRecord
+from pentimento.stores.objects import open_objects
+from services.vectordb_gateway.capacity import Capacity
+from services.vectordb_gateway.encoder_guard import EncoderGuard
+from services.vectordb_gateway.indexing import Indexing
+from services.vectordb_gateway.planned_cache import PlannedCache
+from services.vectordb_gateway.settings import CapacitySettings, GrantSettings
+from services.vectordb_gateway.writing import EntryWriting, ReservedRun, WriteBounds
+from tests.gateways import attempt, scope
+from tests.unit.vectordb_gateway.said_index import SaidIndex
+
+
+async def test_a_grant_of_which_nobody_hears_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, objects = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite"), open_objects(f"file://{tmp_path}")
+    index = SaidIndex()
+    guard = EncoderGuard(ledger, index)
+    capacity = Capacity(ledger, objects, CapacitySettings(), GrantSettings())
+    planned = PlannedCache(CacheChoice(), ReuseRules(SelectionRules()))
+    clock, indexing = SteadyClock(SystemClock()), Indexing(ledger, index, guard)
+    writing = EntryWriting(ledger, guard, indexing, capacity, planned, WriteBounds(900.0, 5), clock)
+    reserve, begun, go_on = cache_writes.reserve, threading.Event(), threading.Event()
+
+    def slow(connection: Connection, grant: GrantRecord) -> None:
+        begun.set()
+        go_on.wait(60.0)
+        reserve(connection, grant)
+
+    monkeypatch.setattr(cache_writes, "reserve", slow)
+    asked = asyncio.create_task(writing.reserve(scope(), attempt(), ReservedRun()))
+    await asyncio.to_thread(begun.wait, 60.0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    go_on.set()
+    # The writer has come to what was before.
+    await asyncio.wrap_future(ledger.unpin("tenant", "request"))
+
+    assert ledger.totals().open_grant_count == 0
+    indexing.close()
+    ledger.close()
