@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from pentimento.domain.errors import PentimentoError
+from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.objects import ObjectStore
 from services.vectordb_gateway import metrics
@@ -19,6 +20,8 @@ from services.vectordb_gateway.use_notes import UseNotes
 logger = logging.getLogger(__name__)
 
 _BATCH_COUNT = 256
+# So many objects that cannot be deleted, or one of which that is told so late, and the store is taken for away.
+_MOST_REFUSED, _REFUSAL_S = 8, 5.0
 
 
 class Maintenance:
@@ -112,10 +115,11 @@ class Maintenance:
         # Listed before the ledger is asked: a key is in the ledger before anybody can upload under it.
         found = list(self._objects.keys(f"cache/{self._ledger.cache_id}/"))
         for batch in batches(found, _BATCH_COUNT):
-            orphans = set(batch) - self._ledger.known_keys(batch)
-            for key in orphans:
-                self._objects.delete(key)
-            metrics.REPAIRS.labels("orphan_object").inc(len(orphans))
+            known = self._ledger.known_keys(batch)
+            gone, refusal = self._deleted([key for key in batch if key not in known])
+            metrics.REPAIRS.labels("orphan_object").inc(len(gone))
+            if refusal is not None:
+                raise refusal
 
     def _sweep_uploads(self) -> None:
         """What writers that died left of objects that never came to be."""
@@ -126,9 +130,26 @@ class Maintenance:
         while keys := self._ledger.deletable_keys(_BATCH_COUNT):
             # Whoever pinned one of them meanwhile keeps it.
             claimed = self._ledger.claim_deletion(keys).result()
-            for key in claimed:
+            gone, refusal = self._deleted(claimed)
+            self._ledger.forget_objects(gone).result()
+            if refusal is not None:
+                raise refusal
+
+    def _deleted(self, keys: Collection[str]) -> tuple[list[str], StoreUnavailable | None]:
+        """Delete the objects; return the keys of those that are gone, and why another is not. One that the store
+        refuses keeps no other from going, but a store that is away is not asked for each."""
+        gone: list[str] = []
+        refusals: list[StoreUnavailable] = []
+        for key in keys:
+            began_s = time.monotonic()
+            try:
                 self._objects.delete(key)
-            self._ledger.forget_objects(claimed).result()
+                gone.append(key)
+            except StoreUnavailable as error:
+                refusals.append(error)
+                if len(refusals) == _MOST_REFUSED or time.monotonic() - began_s > _REFUSAL_S:
+                    break
+        return gone, refusals[0] if refusals else None
 
     def _try(self, name: str, task: Callable[[], None]) -> bool:
         """Whether the task went through; an outage is logged once, and counted every time."""

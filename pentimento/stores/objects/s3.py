@@ -151,7 +151,8 @@ class S3ObjectStore:
 
     def delete(self, key: str) -> None:
         """Delete the object, if there is one."""
-        with _typed_errors(check_key(key)):
+        # Some stores say that there is none.
+        with suppress(ObjectMissing), _typed_errors(check_key(key)):
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
 
     def keys(self, prefix: str = "") -> Iterator[str]:

@@ -74,6 +74,21 @@ def test_a_store_that_fails_is_asked_three_times_and_then_unavailable() -> None:
     assert asked == ["/bucket/a"] * 3
 
 
+def test_what_a_store_says_is_not_there_is_deleted() -> None:
+    """Amazon's answers as if it had been; others say so."""
+
+    class StrictStore(FullStore):
+        def do_DELETE(self) -> None:
+            answer = b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code><Message>none</Message></Error>"
+            self.send_response(404)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+    with serving(StrictStore) as endpoint:
+        open_objects(f"s3://bucket?endpoint={endpoint}").delete("a")
+
+
 def test_a_store_over_its_quota_is_full() -> None:
     with serving(FullStore) as endpoint:
         store = open_objects(f"s3://bucket?endpoint={endpoint}")

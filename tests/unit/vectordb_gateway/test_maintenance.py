@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pentimento.stores.errors import StoreUnavailable
+from services.vectordb_gateway import maintenance
 from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.settings import MaintenanceSettings
 
@@ -29,6 +30,9 @@ class DoomedObjects:
         self.pinned: set[str] = set()
         self.forgotten: list[str] = []
         self.is_away = False
+        self.refused: set[str] = set()
+        self.asked: list[str] = []
+        self.unknown: set[str] = set()
 
     def expire_grants(self) -> "Future[int]":
         return done(0)
@@ -45,7 +49,7 @@ class DoomedObjects:
         return done()
 
     def known_keys(self, keys: Sequence[str]) -> set[str]:
-        return set(keys)
+        return set(keys) - self.unknown
 
     def keys(self, prefix: str) -> list[str]:
         if self.is_away:
@@ -53,6 +57,9 @@ class DoomedObjects:
         return sorted(self.stored)
 
     def delete(self, key: str) -> None:
+        self.asked.append(key)
+        if key in self.refused:
+            raise StoreUnavailable("object store", "it is locked")
         self.stored.remove(key)
 
     def sweep_uploads(self, unfinished_for_s: float) -> int:
@@ -97,6 +104,46 @@ def test_what_somebody_pinned_meanwhile_is_neither_deleted_nor_forgotten(doomed:
     maintenance_of(doomed, CountedIndexing()).run_round()
 
     assert (doomed.stored, doomed.forgotten) == ({"cache/c/b"}, ["cache/c/a"])
+
+
+def test_an_object_that_the_store_refuses_to_delete_keeps_no_other(doomed: DoomedObjects) -> None:
+    doomed.refused = {"cache/c/a"}
+
+    maintenance_of(doomed, CountedIndexing()).run_round()
+
+    assert (doomed.stored, doomed.forgotten) == ({"cache/c/a"}, ["cache/c/b"])
+
+
+def test_an_orphan_that_the_store_refuses_to_delete_keeps_no_other() -> None:
+    doomed = DoomedObjects(*(f"cache/c/{name}" for name in "abcdefgh"))
+    doomed.deletable = []
+    doomed.unknown = set(doomed.stored)
+    doomed.refused = {"cache/c/a"}
+
+    maintenance_of(doomed, CountedIndexing()).run_round()
+
+    assert doomed.stored == {"cache/c/a"}
+
+
+def test_a_store_that_is_away_is_not_asked_for_every_object() -> None:
+    keys = [f"cache/c/{number}" for number in range(100)]
+    doomed = DoomedObjects(*keys)
+    doomed.refused = set(keys)
+
+    maintenance_of(doomed, CountedIndexing()).run_round()
+
+    assert doomed.asked == keys[:8]
+
+
+def test_a_store_that_does_not_answer_is_waited_for_once(
+    doomed: DoomedObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doomed.refused = set(doomed.stored)
+    monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: 30.0 * len(doomed.asked)))
+
+    maintenance_of(doomed, CountedIndexing()).run_round()
+
+    assert doomed.asked == ["cache/c/a"]
 
 
 def test_a_comparison_is_made_at_the_start_and_then_at_its_interval(doomed: DoomedObjects) -> None:
