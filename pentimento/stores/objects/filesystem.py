@@ -37,6 +37,7 @@ from pentimento.stores.objects.store import (
     broken_references,
     check_key,
     is_corrupt,
+    is_key,
     refer_to,
     verify,
 )
@@ -131,7 +132,7 @@ class FilesystemObjectStore:
         with _typed_errors():
             for path in self._objects.glob("[0-9a-f][0-9a-f]/*"):
                 key = path.name.replace(".", "/")
-                if key.startswith(prefix):
+                if key.startswith(prefix) and is_key(key):
                     yield key
 
     def free_bytes(self) -> int | None:

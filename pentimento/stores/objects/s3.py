@@ -31,6 +31,7 @@ from pentimento.stores.objects.store import (
     broken_references,
     check_key,
     is_corrupt,
+    is_key,
     refer_to,
     verify,
 )
@@ -159,7 +160,7 @@ class S3ObjectStore:
         """Yield every key that starts with `prefix`, in no order."""
         with _typed_errors(prefix):
             for key, _ in self._listed(prefix):
-                if not key.startswith(_QUARANTINE):
+                if is_key(key) and not key.startswith(_QUARANTINE):
                     yield key
 
     def usage(self, prefix: str = "") -> StoreUsage:

@@ -65,7 +65,7 @@ class ObjectStore(Protocol):
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Yield every key that starts with `prefix`, in no order. Objects put or deleted meanwhile may or may not be
-        seen."""
+        seen, what others left there is not."""
 
     def usage(self, prefix: str = "") -> StoreUsage:
         """Return what lies under keys that start with `prefix`. Goes through all of them."""
@@ -82,9 +82,14 @@ class ObjectStore(Protocol):
         missing or corrupt."""
 
 
+def is_key(text: str) -> bool:
+    """Return whether an object may lie under that name."""
+    return len(text) <= MAX_KEY_LENGTH and KEY_PATTERN.fullmatch(text) is not None
+
+
 def check_key(key: str) -> str:
     """Return the key, if it is one. Raises InvalidArgument."""
-    if len(key) > MAX_KEY_LENGTH or not KEY_PATTERN.fullmatch(key):
+    if not is_key(key):
         limit = f"at most {MAX_KEY_LENGTH} characters, up to 4 segments of letters, digits, '_', '-'"
         raise InvalidArgument.of("key", f"must be {limit}, got {key[:80]!r}")
     return key

@@ -104,6 +104,17 @@ def test_a_missing_bucket_is_unavailable(s3_endpoint: str) -> None:
         store.put("a", b"bytes")
 
 
+def test_what_others_left_below_a_prefix_is_no_object(s3_endpoint: str) -> None:
+    """As the folder that a console makes."""
+    store = open_objects(f"s3://foreign-bucket/some?endpoint={s3_endpoint}&create_bucket=true")
+    assert isinstance(store, s3.S3ObjectStore)
+    for name in ("some/cache/", "some/cache/notes.txt"):
+        store._client.put_object(Bucket="foreign-bucket", Key=name, Body=b"")
+    store.put("cache/a", b"bytes")
+
+    assert list(store.keys("cache/")) == ["cache/a"]
+
+
 def test_prefixes_do_not_see_each_other(s3_endpoint: str) -> None:
     one = open_objects(f"s3://shared-bucket/one?endpoint={s3_endpoint}&create_bucket=true")
     other = open_objects(f"s3://shared-bucket/other?endpoint={s3_endpoint}&create_bucket=true")

@@ -50,6 +50,27 @@ async def test_orphans_are_swept_and_nothing_else_is(tmp_path: Path, objects_url
         assert gateway.problems() == []
 
 
+async def test_what_others_left_in_the_store_keeps_no_orphan_there(tmp_path: Path, objects_url: str) -> None:
+    async with running_gateway(tmp_path, "--objects-url", objects_url) as gateway:
+        objects, cache_id = gateway.process.stores.objects, gateway.process.stores.ledger.cache_id
+        for number in range(PAGE_COUNT):
+            objects.put(f"cache/{cache_id}/orphan{number}", b"latent", durable=False)
+        leave_something_foreign(objects, tmp_path, cache_id)
+
+        gateway.maintain()
+
+        assert list(objects.keys()) == []
+
+
+def leave_something_foreign(objects: ObjectStore, directory: Path, cache_id: str) -> None:
+    """A name below the cache's own that is no key, as of a folder that a console makes or an editor's copy."""
+    if isinstance(objects, s3.S3ObjectStore):
+        objects._client.put_object(**objects._place(f"cache/{cache_id}/"), Body=b"")
+        return
+    first = next(path for path in (directory / "objects" / "objects").rglob("*orphan*"))
+    first.with_name(f"cache.{cache_id}.0~").write_bytes(b"")
+
+
 async def test_uploads_of_a_grant_that_ran_out_are_swept_also_those_that_come_afterwards(
     tmp_path: Path, objects_url: str
 ) -> None:

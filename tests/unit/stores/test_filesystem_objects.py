@@ -118,6 +118,15 @@ def test_a_torn_object_is_corrupt(tmp_path: Path) -> None:
         store.get(reference)
 
 
+def test_what_others_left_is_no_object(tmp_path: Path) -> None:
+    store = FilesystemObjectStore(tmp_path)
+    store.put("cache/a", b"bytes")
+    (path,) = files_under(tmp_path / "objects")
+    path.with_name("cache.a~").write_bytes(b"")
+
+    assert list(store.keys("cache/")) == ["cache/a"]
+
+
 def test_a_symbolic_link_is_never_followed(tmp_path: Path) -> None:
     store = FilesystemObjectStore(tmp_path / "store")
     secret = tmp_path / "secret"
