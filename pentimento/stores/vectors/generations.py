@@ -6,7 +6,7 @@
                                     replaced in one rename
     <directory>/v1-d512.lock        held by the process that the index belongs to
 
-A directory that `current` does not name is a leftover, unless it was put aside as unreadable.
+A directory that `current` does not name is a leftover, unless it is the last one that was put aside as unreadable.
 """
 
 import fcntl
@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ _FORMAT = "v1"
 _LOCK_POLL_S = 0.05
 # Of the file beside a directory that its shard's process locks.
 LOCK_SUFFIX = ".shard-lock"
+# Before the time at which a directory was put aside, in the end of its name.
+UNREADABLE = ".unreadable-"
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class Generations:
 
     def clean(self) -> list[str]:
         """Delete what builds and crashes left; return the names. Only for who holds them."""
-        kept = self.current().path.name
+        kept = {self.current().path.name, self._last_put_aside()}
         leftovers = [path for path in self._directory.glob(f"{self._name}*") if self._is_leftover(path, kept)]
         for path in leftovers:
             self.discard(path)
@@ -127,9 +130,14 @@ class Generations:
     def _pointer(self) -> Path:
         return self._directory / f"{self._name}.current"
 
-    def _is_leftover(self, path: Path, kept: str) -> bool:
+    def _is_leftover(self, path: Path, kept: Collection[str]) -> bool:
         ours = path.name == self._name or path.name.startswith(f"{self._name}.")
-        return ours and path.is_dir() and path.name != kept and ".unreadable-" not in path.name
+        return ours and path.is_dir() and path.name not in kept
+
+    def _last_put_aside(self) -> str:
+        """For whoever looks into it. Each is as large as the index; a disk or memory that fails makes one a start."""
+        names = [path.name for path in self._directory.glob(f"{self._name}*{UNREADABLE}*") if path.is_dir()]
+        return max(names, key=lambda name: name.rpartition("-")[2].zfill(20), default="")
 
     def _check_dimensions(self) -> None:
         found = {path.name.partition(".")[0] for path in self._directory.glob(f"{_FORMAT}-d*") if path.is_dir()}

@@ -26,7 +26,7 @@ import qdrant_edge as edge
 
 from pentimento.files.private_files import make_private_directory
 from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame
-from pentimento.stores.vectors.generations import LOCK_SUFFIX
+from pentimento.stores.vectors.generations import LOCK_SUFFIX, UNREADABLE
 from pentimento.stores.vectors.index import floats
 from pentimento.stores.vectors.point_filters import filter_of, has_digests, index_fields, with_digests
 
@@ -177,7 +177,7 @@ def _open_shard(directory: Path, dimension_count: int, shape: dict[str, int] | N
     try:
         return edge.EdgeShard.load(str(directory))
     except Exception:  # the library raises bare Exceptions
-        aside = directory.with_name(f"{directory.name}.unreadable-{time.time_ns()}")
+        aside = directory.with_name(f"{directory.name}{UNREADABLE}{time.time_ns()}")
         logger.exception("the index cannot be read; kept as %s", aside)
         directory.rename(aside)
         return _create_shard(directory, dimension_count, shape)

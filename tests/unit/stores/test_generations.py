@@ -34,6 +34,16 @@ def test_following_ones_are_not_there_yet(tmp_path: Path, generations: Generatio
     assert generations.following() == tmp_path / "v1-d8.g000010"
 
 
+def test_of_what_was_put_aside_the_last_one_is_kept(tmp_path: Path, generations: Generations) -> None:
+    for name in ("v1-d8", "v1-d8.unreadable-1764300000", "v1-d8.g000002.unreadable-1764300009", "v1-d8.unreadable-99"):
+        (tmp_path / name).mkdir()
+
+    generations.clean()
+
+    left = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert left == {"v1-d8", "v1-d8.g000002.unreadable-1764300009"}
+
+
 def test_what_does_not_serve_is_deleted_but_for_what_was_put_aside(tmp_path: Path, generations: Generations) -> None:
     names = ("v1-d8", "v1-d8.g000002", "v1-d8.g000003", "v1-d8.g000003.unfinished-7", "v1-d8.unreadable-1")
     for name in (*names, "else"):
