@@ -192,7 +192,9 @@ class MatchWatch:
     def _retrain_if_stale(self) -> None:
         predictor = self._predictor
         if predictor is not None and predictor.is_stale(self._ledger.totals().entry_count):
-            predictor.retrain(np.array(self._ledger.live_sequences(), np.int64))
+            # Commits go on meanwhile, and have their entries learnt of.
+            known_until = predictor.last_sequence
+            predictor.retrain(np.array(self._ledger.live_sequences(), np.int64), known_until)
             metrics.PREDICTOR_TRAININGS.inc()
             self.save()
 

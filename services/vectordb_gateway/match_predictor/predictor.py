@@ -81,13 +81,15 @@ class MatchPredictor:
         known = sum(len(model.entries) for model in models)
         return known - trained + max(0, known - live_count) > RETRAINING_SHARE * trained
 
-    def retrain(self, live: Sequences) -> None:
+    def retrain(self, live: Sequences, known_until: int | None = None) -> None:
         """Changes state: forget entries whose numbers are not among the live ones, and train on the rest. Blocks.
 
-        Raises whatever training raises, and goes on as before. `live` must be read after the last `add`.
+        Raises whatever training raises, and goes on as before. `known_until` is `last_sequence` as it was before `live`
+        was read: what came since stays. None: nothing did.
         """
         with self._changing:
-            models = {pool: _retrained(model.entries.kept(live)) for pool, model in self._pools.items()}
+            until = self._last_sequence if known_until is None else known_until
+            models = {pool: _retrained(model.entries.kept(live, until)) for pool, model in self._pools.items()}
             self._pools = {pool: model for pool, model in models.items() if len(model.entries)}
 
     def models(self) -> dict[str, PoolModel]:

@@ -87,9 +87,10 @@ class CodeSet:
         """Return a copy of the entries' numbers."""
         return self._numbers[: self._count].copy()
 
-    def kept(self, numbers: Sequences) -> "CodeSet":
-        """Return a set of those entries alone whose numbers are given."""
-        keep = np.isin(self._numbers[: self._count], numbers)
+    def kept(self, numbers: Sequences, until: int) -> "CodeSet":
+        """Return a set of those entries alone whose numbers are given, or above `until`."""
+        own = self._numbers[: self._count]
+        keep = np.isin(own, numbers) | (own > until)
         return CodeSet(self.codes[keep], self.numbers[keep])
 
     def add(self, codes: Codes, numbers: Sequences) -> None:

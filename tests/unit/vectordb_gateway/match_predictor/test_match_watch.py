@@ -250,6 +250,26 @@ def test_retrains_when_a_twentieth_changed_and_not_before(ledger: CacheLedger, m
     assert trainings == [300, 316]
 
 
+def test_an_entry_that_comes_as_a_training_begins_is_not_forgotten(
+    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = learnt(ledger)
+    for row in STRANGE[:16]:
+        commit(ledger, row).result()
+    read = ledger.live_sequences
+
+    def read_and_commit() -> list[int]:
+        found = read()
+        commit(ledger, STRANGE[390]).result()
+        watch.follow()
+        return found
+
+    monkeypatch.setattr(ledger, "live_sequences", read_and_commit)
+    watch.maintain()
+
+    assert ask(watch, STRANGE[390], saved_share=0.5) is Ruling.SEARCH
+
+
 def test_a_training_that_fails_leaves_lookups_as_they_were(
     ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

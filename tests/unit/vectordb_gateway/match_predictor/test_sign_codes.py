@@ -68,10 +68,11 @@ def test_what_is_added_is_found_and_what_is_not_kept_is_not() -> None:
     for number, code in enumerate(more.codes):
         entries.add(code[None], np.array([100 + number]))
 
-    kept = entries.kept(np.array([3, 120, 999]))
+    kept = entries.kept(np.array([3, 120, 999]), until=2000)
 
     assert [entries.nearest(code) for code in more.codes] == [0] * 30
     assert kept.numbers.tolist() == [3, 120]
+    assert entries.kept(np.array([3, 120, 999]), until=127).numbers.tolist() == [3, 120, 128, 129]
     assert kept.nearest(more.codes[20]) == 0
     assert kept.nearest(more.codes[21]) > 0
 
