@@ -89,8 +89,16 @@ class MatchPredictor:
         """
         with self._changing:
             until = self._last_sequence if known_until is None else known_until
-            models = {pool: _retrained(model.entries.kept(live, until)) for pool, model in self._pools.items()}
-            self._pools = {pool: model for pool, model in models.items() if len(model.entries)}
+            left = {pool: model.entries.kept(live, until).codes for pool, model in self._pools.items()}
+        # Apart from the lock: whoever commits has its entry learnt of meanwhile.
+        trained = {pool: fit_support(codes) for pool, codes in left.items() if len(codes) >= _NEEDED_COUNT}
+        with self._changing:
+            kept = {pool: model.entries.kept(live, until) for pool, model in self._pools.items()}
+            self._pools = {
+                pool: PoolModel(entries, trained.get(pool), len(left.get(pool, ())))
+                for pool, entries in kept.items()
+                if len(entries)
+            }
 
     def models(self) -> dict[str, PoolModel]:
         """Return what is known, by pool."""
@@ -115,8 +123,3 @@ class MatchPredictor:
             self._pools = {**self._pools, pool: PoolModel(CodeSet(codes, numbers), None, 0)}
         else:
             model.entries.add(codes, numbers)
-
-
-def _retrained(entries: CodeSet) -> PoolModel:
-    support = fit_support(entries.codes) if len(entries) >= _NEEDED_COUNT else None
-    return PoolModel(entries, support, len(entries))

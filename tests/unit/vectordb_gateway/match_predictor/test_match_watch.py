@@ -27,6 +27,8 @@ from pentimento.stores.ledger.cache_records import (
 from pentimento.stores.objects.store import refer_to
 from services.vectordb_gateway.match_predictor import predictor as predictor_module
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
+from services.vectordb_gateway.match_predictor.sign_codes import Codes
+from services.vectordb_gateway.match_predictor.support import Support
 from services.vectordb_gateway.settings import MatchPredictorChoice, MatchPredictorSettings
 from tests.contract.stores.cache_records import bind
 
@@ -248,6 +250,33 @@ def test_retrains_when_a_twentieth_changed_and_not_before(ledger: CacheLedger, m
     watch.maintain()
 
     assert trainings == [300, 316]
+
+
+def test_who_commits_does_not_wait_for_a_training(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = learnt(ledger)
+    for row in STRANGE[:16]:
+        commit(ledger, row).result()
+    fit, trains, go_on = predictor_module.fit_support, threading.Event(), threading.Event()
+
+    def slow(codes: Codes) -> Support:
+        trains.set()
+        go_on.wait(30.0)
+        return fit(codes)
+
+    monkeypatch.setattr(predictor_module, "fit_support", slow)
+    training = threading.Thread(target=watch.maintain, daemon=True)
+    training.start()
+    trains.wait(30.0)
+    commit(ledger, STRANGE[390]).result()
+    committed = threading.Thread(target=watch.follow, daemon=True)
+    committed.start()
+    committed.join(10.0)
+    waited = committed.is_alive()
+    go_on.set()
+    training.join(30.0)
+
+    assert not waited
+    assert ask(watch, STRANGE[390], saved_share=0.5) is Ruling.SEARCH
 
 
 def test_an_entry_that_comes_as_a_training_begins_is_not_forgotten(
