@@ -88,6 +88,10 @@ def publish_quality(model_digest: str, quality: ReuseQuality) -> None:
     achieved = quality.achieved
     REUSE_SAMPLES.labels(*labels).set(achieved.sample_count if achieved is not None else 0)
     if achieved is None:
+        # Those of before are of hits that the threshold lets through no more.
+        for which in ("low", "seen", "high"):
+            KEPT_SHARE.remove(*labels, which)
+            ACHIEVED_ALPHA.remove(*labels, which)
         return
     for which, share, alpha in (
         ("low", achieved.kept_share_low, achieved.alpha_low),

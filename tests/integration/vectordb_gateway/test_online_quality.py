@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import CachePlan, Plan
@@ -82,6 +83,24 @@ async def test_a_threshold_rises_where_the_promise_is_broken_and_comes_back_wher
     assert at == [HIGHEST, HIGHEST]
     # Half of the way to 0.8, and what skips more stays above.
     assert [row.similarity for row in lowered] == pytest.approx([0.9, 0.9], abs=1e-3)
+
+
+async def test_what_hits_below_a_raised_threshold_kept_is_no_figure_any_more(tmp_path: Path) -> None:
+    labels = {"model": MODEL, "kind": "latents", "saved_share": "0.1"}
+
+    def kept_share() -> float | None:
+        return REGISTRY.get_sample_value("pentimento_gateway_reuse_kept_share", labels | {"which": "high"})
+
+    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        await report(gateway, 9, "first", quality=BAD)
+        before = kept_share()
+        await report(gateway, 11, "then", quality=BAD)
+        five, _ = await rows(gateway)
+
+    assert before is not None and before < 0.95
+    assert (five.similarity, five.achieved) == (HIGHEST, None)
+    assert kept_share() is None
 
 
 async def test_a_restarted_gateway_goes_on_from_where_thresholds_stood(tmp_path: Path) -> None:
