@@ -21,6 +21,7 @@ from pentimento.stores.vectors.index_building import NO_BUILD
 from pentimento.stores.vectors.snapshots import empty_index, restore_snapshot
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.indexing import Indexing
+from services.vectordb_gateway.integrity import require_there
 
 
 class RebuildUnfinished(Exception):
@@ -41,8 +42,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def snapshot(arguments: argparse.Namespace) -> str:
-    index = EdgeVectorIndex(index_directory(arguments.index_url), building=NO_BUILD)
-    ledger = open_cache_ledger(arguments.ledger_url)
+    require_there("index_url", arguments.index_url)
+    index, ledger = EdgeVectorIndex(index_directory(arguments.index_url), building=NO_BUILD), _opened(arguments)
     try:
         index.prepare(dimensions_of(ledger))
         taken = index.snapshot(arguments.to)
@@ -58,7 +59,7 @@ def restore(arguments: argparse.Namespace) -> str:
 
 
 def rebuild(arguments: argparse.Namespace) -> str:
-    ledger = open_cache_ledger(arguments.ledger_url)
+    ledger = _opened(arguments)
     try:
         dimension_count, directory = dimensions_of(ledger), index_directory(arguments.index_url)
         empty_index(directory, dimension_count)
@@ -98,6 +99,12 @@ def index_directory(url: str) -> Path:
     if parts.scheme != "edge" or not parts.path or parts.netloc:
         raise InvalidArgument.of("index_url", f"must be edge:///directory, got {url!r}")
     return Path(unquote(parts.path))
+
+
+def _opened(arguments: argparse.Namespace) -> CacheLedger:
+    """The ledger as it is: a gateway of before could not go on with one that was migrated."""
+    require_there("ledger_url", arguments.ledger_url)
+    return open_cache_ledger(arguments.ledger_url, as_it_is=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -43,7 +43,7 @@ def check_stores(ledger_url: str, index_url: str, objects_url: str) -> list[str]
     """Return everything that is wrong with stores that no gateway has open. Raises InvalidArgument where there is
     nothing at a url, StoreUnavailable, SchemaMismatch."""
     for field, url in (("ledger_url", ledger_url), ("index_url", index_url), ("objects_url", objects_url)):
-        _require_there(field, url)
+        require_there(field, url)
     objects, index = open_objects(objects_url, read_only=True), open_vectors(index_url, NO_BUILD)
     try:
         # A gateway of before could not go on with one that was migrated.
@@ -85,8 +85,9 @@ def _index_differences(ledger: CacheLedger, index: VectorIndex) -> list[str]:
     return wrong
 
 
-def _require_there(field: str, url: str) -> None:
-    """Opening a store makes it."""
+def require_there(field: str, url: str) -> None:
+    """Check that there is something at the url of files, for who makes nothing: opening a store makes it. Raises
+    InvalidArgument."""
     parts = urlsplit(url)
     path = Path("/", unquote(parts.path).lstrip("/"))
     if parts.scheme in _OF_FILES and not path.exists():

@@ -6,6 +6,9 @@ import pytest
 
 from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.ledger.cache_tables import MIGRATIONS
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from services.vectordb_gateway.index_copies import main
 from services.vectordb_gateway.searches import image_query, latent_query
@@ -100,6 +103,35 @@ async def test_a_rebuild_that_ends_half_way_says_so_and_the_gateway_fills_the_re
     assert "no space left" in told
     async with running_gateway(tmp_path) as gateway:
         assert list(gateway.process.stores.index.entry_ids()) == [entry_id]
+
+
+@pytest.mark.parametrize("missing", ["index", "ledger.sqlite"])
+async def test_stores_that_are_not_there_are_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.store(embedding(1))
+    (tmp_path / missing).rename(tmp_path / "elsewhere")
+
+    taken = command("snapshot", tmp_path, *ledger_of(tmp_path), "--to", f"{tmp_path}/snapshot")
+    rebuilt = command("rebuild", tmp_path, *ledger_of(tmp_path)) if missing != "index" else 1
+
+    assert (taken, rebuilt) == (1, 1)
+    assert f"there is nothing at {tmp_path / missing}" in capsys.readouterr().err
+    assert not (tmp_path / missing).exists()
+
+
+def test_an_older_ledger_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = open_engine(ledger_of(tmp_path)[1])
+    migrate(engine, "cache", MIGRATIONS[:9])
+    (tmp_path / "index").mkdir()
+
+    taken = command("snapshot", tmp_path, *ledger_of(tmp_path), "--to", f"{tmp_path}/snapshot")
+
+    assert taken == 1
+    assert "schema version 9" in capsys.readouterr().err
+    assert migrate(engine, "cache", MIGRATIONS[:9]) == 9
+    engine.dispose()
 
 
 def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
