@@ -9,6 +9,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
 from pentimento.domain.online_quality import PaintedAgain
 from pentimento.domain.retrieval import LookupCandidate
+from pentimento.domain.tenants import GREATEST_BYTES
 from pentimento.policies.serving.entry import STARTS
 
 # The pool that tenants may opt into; no tenant can be called so.
@@ -73,6 +74,12 @@ def check_start_step(start_step: int, step_count: int) -> None:
     """Raises InvalidArgument for a start outside of the schedule; 0 is a start from noise."""
     if not 0 <= start_step < step_count:
         raise InvalidArgument.of("start_step", f"must be between 0 and {step_count - 1}, got {start_step}")
+
+
+def check_tenant_bytes(most_bytes: int | None) -> None:
+    """Raises InvalidArgument for a bound that no ledger could keep; None is none."""
+    if most_bytes is not None and most_bytes > GREATEST_BYTES:
+        raise InvalidArgument.of("tenant_cache_bytes", f"must be at most {GREATEST_BYTES}, got {most_bytes}")
 
 
 def check_start_kind(kind: str) -> None:

@@ -32,6 +32,7 @@ from services.vectordb_gateway.validation import (
     check_scope,
     check_start_kind,
     check_start_step,
+    check_tenant_bytes,
 )
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class EntryWriting:
         check_attempt(attempt, scope)
         check_start_step(run.start_step, scope.num_inference_steps)
         check_start_kind(run.start_kind)
+        check_tenant_bytes(run.tenant_cache_bytes)
         self._capacity.tenants.set(scope.tenant, run.tenant_cache_bytes)
         if run.ancestor_depth >= self._bounds.max_ancestor_depth:
             # It would stand before entries that serve, and never serve itself.

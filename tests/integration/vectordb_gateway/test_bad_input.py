@@ -105,6 +105,14 @@ async def test_starts_outside_of_the_schedule_are_refused(empty_gateway: Running
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_bytes_of_a_tenant_beyond_any_bound_are_refused(empty_gateway: RunningGateway) -> None:
+    with pytest.raises(InvalidArgument, match="tenant_cache_bytes: must be at most 1152921504606846976"):
+        await empty_gateway.client.reserve(scope(), attempt(), tenant_cache_bytes=2**60 + 1)
+
+    assert await empty_gateway.client.reserve(scope(), attempt(), tenant_cache_bytes=2**60) is not None
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("count", [0, 17])
 async def test_none_and_too_many_candidates_are_refused(empty_gateway: RunningGateway, count: int) -> None:
     with pytest.raises(InvalidArgument, match=f"candidates: must be 1 to 16, got {count}"):
