@@ -8,6 +8,7 @@ from pentimento.domain.generation import (
     CascadeStage,
     GenerationSpec,
     InitImage,
+    ObjectReference,
     PlanVersion,
     Provenance,
     Route,
@@ -109,6 +110,15 @@ class AdmittedStages:
     stages: tuple[CascadeStage, ...]
     cascade: str = ""
     planned: bool = False
+
+
+@dataclass(frozen=True)
+class HandedPicture:
+    """The picture of the stage before that an attempt started from, which is kept nowhere, and the strength of the
+    change, 0..1."""
+
+    picture: ObjectReference
+    strength: float
 
 
 @dataclass(frozen=True)

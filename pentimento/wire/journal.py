@@ -7,12 +7,14 @@ from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.image.v1 import image_service_pb2 as image_pb
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import Scheduler
-from pentimento.domain.image_request import AdmittedStages, Replay, ResolvedRequest
+from pentimento.domain.image_request import AdmittedStages, HandedPicture, Replay, ResolvedRequest
 from pentimento.domain.reasons import Reason
 from pentimento.wire.enumerations import CACHE_MODES, IMAGE_FORMATS, SCHEDULERS
 from pentimento.wire.generation import (
     input_from_proto,
     input_to_proto,
+    object_from_proto,
+    object_to_proto,
     route_from_proto,
     route_to_proto,
     spec_from_proto,
@@ -76,6 +78,20 @@ def _admitted_to_proto(admitted: AdmittedStages) -> pb.AdmittedStages:
 
 def _admitted_from_proto(message: pb.AdmittedStages) -> AdmittedStages:
     return AdmittedStages(tuple(map(stage_from_proto, message.stages)), message.cascade, message.planned)
+
+
+def handed_to_bytes(handed: HandedPicture) -> bytes:
+    message = pb.HandedPicture(picture=object_to_proto(handed.picture), strength=handed.strength)
+    return message.SerializeToString(deterministic=True)
+
+
+def handed_from_bytes(data: bytes) -> HandedPicture:
+    """Return what `handed_to_bytes` was given. Raises Internal `UNREADABLE_REQUEST` for anything else."""
+    try:
+        message = pb.HandedPicture.FromString(data)
+    except DecodeError as error:
+        raise unreadable() from error
+    return HandedPicture(object_from_proto(message.picture), message.strength)
 
 
 def resolved_to_bytes(resolved: ResolvedRequest) -> bytes:

@@ -168,13 +168,15 @@ class Journal(EpochLedger):
         newest stage stays."""
         return self._submit(lambda connection: _pin_route(connection, request_id, route, cascade_stage))
 
-    def start_attempt(self, attempt: Attempt, worker_id: str, cascade_stage: int = 0) -> "Future[bool]":
-        """Add an attempt; True when repeated.
+    def start_attempt(
+        self, attempt: Attempt, worker_id: str, cascade_stage: int = 0, handed_picture: bytes = b""
+    ) -> "Future[bool]":
+        """Add an attempt, with what it starts from of the stage before; True when repeated.
 
         False, and nothing changed, when the request is terminal or unknown, a newer token has been there, or a newer
         epoch than the attempt's was claimed.
         """
-        row = row_of_attempt(attempt, worker_id, cascade_stage, self._clock.wall())
+        row = row_of_attempt(attempt, worker_id, cascade_stage, self._clock.wall(), handed_picture)
 
         def work(connection: Connection) -> bool:
             # Whoever took over may follow the attempt before this one: its picture could not be committed any more.
@@ -183,11 +185,11 @@ class Journal(EpochLedger):
         return self._submit(work)
 
     def route_and_start(
-        self, attempt: Attempt, worker_id: str, route: bytes, cascade_stage: int = 0
+        self, attempt: Attempt, worker_id: str, route: bytes, cascade_stage: int = 0, handed_picture: bytes = b""
     ) -> "Future[tuple[bytes, bool]]":
         """Do as `record_route` and then `start_attempt`, in one commit; return what both would. Where a newer epoch was
         claimed, `route` and False, and nothing is pinned."""
-        row = row_of_attempt(attempt, worker_id, cascade_stage, self._clock.wall())
+        row = row_of_attempt(attempt, worker_id, cascade_stage, self._clock.wall(), handed_picture)
 
         def work(connection: Connection) -> tuple[bytes, bool]:
             if _is_superseded(connection, attempt.frontdoor_epoch):

@@ -72,7 +72,9 @@ def row_of_request(record: AcceptedRequest) -> dict[str, Any]:
     }
 
 
-def row_of_attempt(attempt: Attempt, worker_id: str, cascade_stage: int, now: float) -> dict[str, Any]:
+def row_of_attempt(
+    attempt: Attempt, worker_id: str, cascade_stage: int, now: float, handed_picture: bytes = b""
+) -> dict[str, Any]:
     """Return the row of an attempt that starts now, in seconds since 1970."""
     return {
         "request_id": attempt.request_id,
@@ -83,6 +85,7 @@ def row_of_attempt(attempt: Attempt, worker_id: str, cascade_stage: int, now: fl
         "worker_id": worker_id,
         "started_at": now,
         "cascade_stage": cascade_stage,
+        "handed_picture": handed_picture or None,
     }
 
 
@@ -153,7 +156,9 @@ def _attempt(row: Row[Any]) -> AttemptRecord:
         frontdoor_epoch=row.attempt_frontdoor_epoch,
         tenant=row.tenant,
     )
-    return AttemptRecord(attempt, row.attempt_worker_id, row.attempt_started_at, row.attempt_cascade_stage)
+    handed_picture = row.attempt_handed_picture or b""
+    started = (row.attempt_started_at, row.attempt_cascade_stage, handed_picture)
+    return AttemptRecord(attempt, row.attempt_worker_id, *started)
 
 
 def _result(row: Row[Any]) -> ResultRecord:

@@ -53,6 +53,8 @@ attempts = Table(
     Column("worker_id", Text, nullable=False),
     Column("started_at", Double, nullable=False),
     Column("cascade_stage", BigInteger, nullable=False),
+    # What it started from of the stage before; the journal's users know how it is to be read.
+    Column("handed_picture", LargeBinary),
 )
 
 # One row each. The holder of an epoch beats as long as it is there.
@@ -242,4 +244,5 @@ MIGRATIONS = (
         ),
     ),
     Migration(9, ("ALTER TABLE journal_webhooks ADD COLUMN request_count BIGINT NOT NULL DEFAULT 0",)),
+    Migration(10, ("ALTER TABLE journal_attempts ADD COLUMN handed_picture {blob}",)),
 )

@@ -47,12 +47,14 @@ class AcceptOutcome:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """An attempt as the journal knows it."""
+    """An attempt as the journal knows it. `handed_picture`: what it started from of the stage before, serialised; empty
+    where that was nothing."""
 
     attempt: Attempt
     worker_id: str
     started_at: float
     cascade_stage: int
+    handed_picture: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)

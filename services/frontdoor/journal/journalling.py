@@ -28,7 +28,7 @@ from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal_webhooks import AskedWebhook
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, AcceptOutcome, ResultRecord
 from pentimento.wire.generation import route_from_bytes, route_to_bytes
-from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_to_bytes
+from pentimento.wire.journal import JOURNALLED_REQUEST, handed_to_bytes, resolved_to_bytes
 from services.frontdoor.answers.delivery import drop_job, hand_over
 from services.frontdoor.answers.endings import STATE_OF, key_reused
 from services.frontdoor.answers.several_pictures import group_of, picture_ids
@@ -37,6 +37,7 @@ from services.frontdoor.metrics import DEGRADED, QUEUE_SECONDS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import ClientRequest, Execution, Job
 from services.frontdoor.routing.cache_writes import reserve_entries
+from services.frontdoor.routing.light_starts import picture_handed_to
 from services.frontdoor.routing.stages import admitted_stages
 
 logger = logging.getLogger(__name__)
@@ -170,11 +171,12 @@ async def _journal_attempt(journal: Journal, job: Job, execution: Execution) -> 
     """Whether it may run. A stage's first attempt is journalled together with the route, which is the one in force from
     then on."""
     attempt, worker_id, stage = execution.attempt, execution.worker_id, execution.stage
-    routed = job.routed[stage]
+    routed, handed = job.routed[stage], picture_handed_to(execution.resolved)
+    picture = handed_to_bytes(handed) if handed is not None else b""
     if routed.journalled:
-        return await _until_durable(lambda: journal.start_attempt(attempt, worker_id, stage))
+        return await _until_durable(lambda: journal.start_attempt(attempt, worker_id, stage, picture))
     ours = route_to_bytes(execution.route)
-    pinned, won = await _until_durable(lambda: journal.route_and_start(attempt, worker_id, ours, stage))
+    pinned, won = await _until_durable(lambda: journal.route_and_start(attempt, worker_id, ours, stage, picture))
     execution.route = routed.journalled = execution.route if pinned == ours else route_from_bytes(pinned)
     return won
 

@@ -16,7 +16,7 @@ from pentimento.policies.serving.entry import NOISE, Stage
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import JournalledRequest
 from pentimento.wire.generation import route_from_bytes
-from pentimento.wire.journal import resolved_from_bytes, unreadable
+from pentimento.wire.journal import handed_from_bytes, resolved_from_bytes, unreadable
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.requests.jobs import ClientRequest, Job, Jobs, JobTerms, RoutedStage
@@ -130,5 +130,7 @@ def _job_of(record: JournalledRequest, clock: Clock, default_deadline_s: float) 
     )
     job = Job(request, Audience(request.request_id, route), notes=["recovered by a newer frontdoor"])
     if route is not None:
-        job.routed[record.cascade_stage] = RoutedStage((), now, route)
+        newest = record.newest_attempt
+        handed = handed_from_bytes(newest.handed_picture) if newest is not None and newest.handed_picture else None
+        job.routed[record.cascade_stage] = RoutedStage((), now, route, handed=handed)
     return job

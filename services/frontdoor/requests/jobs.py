@@ -17,7 +17,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
-from pentimento.domain.image_request import Completed, ResolvedRequest
+from pentimento.domain.image_request import Completed, HandedPicture, ResolvedRequest
 from pentimento.policies.serving.entry import Stage
 from pentimento.rpc import detached_context
 from services.frontdoor.answers.audience import Audience
@@ -60,13 +60,15 @@ class ClientRequest:
 @dataclass(slots=True)
 class RoutedStage:
     """Where a stage may be painted: in one of `options`, by `journalled` once the journal has the route. A recovered
-    one has no options: its worker will say what it holds. `queued_at` is in monotonic seconds. `counted` is the
-    pool and the start that were counted for plans, None where none was."""
+    one has no options: its worker will say what it holds; its newest attempt started from `handed` of the stage before,
+    and a further one has no such picture. `queued_at` is in monotonic seconds. `counted` is the pool and the start that
+    were counted for plans, None where none was."""
 
     options: tuple[PoolOption, ...]
     queued_at: float
     journalled: Route | None = None
     counted: tuple[str, CountedStart] | None = None
+    handed: HandedPicture | None = None
 
 
 @dataclass(slots=True)

@@ -2,13 +2,14 @@
 section 5): where the plan says what share of its steps that spares, as the pair was measured.
 
 The picture goes along as an image to start from, as clients send them: it is noised again to the first step that is
-taken. It is kept nowhere; a replay of such a picture asks for it, as it asks for whatever a request came with.
+taken. It is kept nowhere; a replay of such a picture asks for it, as it asks for whatever a request came with. What
+the journal has of it, its digest and how it was used, is for whoever attaches to such an attempt after a restart.
 """
 
 from dataclasses import replace
 
 from pentimento.domain.generation import FromNoise, InitImage, SpecInput
-from pentimento.domain.image_request import ResolvedRequest
+from pentimento.domain.image_request import HandedPicture, ResolvedRequest
 from pentimento.stores.objects.store import refer_to
 from services.frontdoor.requests.jobs import Job
 from services.frontdoor.routing.stages import PoolOption
@@ -27,6 +28,20 @@ def started_from_light(job: Job, number: int, option: PoolOption) -> PoolOption:
         return option
     job.note(f"{option.held.model} started from the picture of {job.stages[number - 1].model}: {steps} steps are taken")
     return replace(option, resolved=_from_picture(option.resolved, picture, steps))
+
+
+def picture_handed_to(resolved: ResolvedRequest) -> HandedPicture | None:
+    """Return what an attempt that paints this starts from of the stage before; None where that is nothing."""
+    init_image = resolved.spec.init_image
+    # What a client sent has a key in the object store.
+    handed = [part.object for part in resolved.inputs if part.field == INIT_IMAGE and not part.object.key]
+    return HandedPicture(handed[0], init_image.strength) if handed and init_image is not None else None
+
+
+def as_handed(resolved: ResolvedRequest, handed: HandedPicture) -> ResolvedRequest:
+    """Return what an attempt painted that started from that picture, whose bytes are gone."""
+    spec = replace(resolved.spec, init_image=InitImage(b"", handed.strength))
+    return replace(resolved, spec=spec, inputs=(*resolved.inputs, SpecInput(INIT_IMAGE, handed.picture)))
 
 
 def _picture_of(job: Job, number: int) -> bytes | None:

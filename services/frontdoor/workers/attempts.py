@@ -39,6 +39,7 @@ from services.frontdoor.metrics import STARTS, THINNED_STEPS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job
 from services.frontdoor.routing.cache_writes import report_bad_donor, report_start
+from services.frontdoor.routing.light_starts import as_handed
 from services.frontdoor.routing.starts import kind_of, work_left
 from services.frontdoor.workers.worker_links import WorkerLink
 
@@ -65,6 +66,8 @@ def attach(parts: FrontdoorParts, effect: Attach) -> None:
     identity, token = parts.identity, effect.fencing_token
     attempt = identity.attempt(job.request.request_id, job.request.tenant, effect.attempt_number, token)
     execution = job.execution(attempt, effect.worker_id, effect.cascade_stage, 0, parts.catalogue.known)
+    if handed := job.routed[effect.cascade_stage].handed:
+        execution.resolved = as_handed(execution.resolved, handed)
 
     async def open_stream(client: WorkerClient) -> Stream:
         return client.attach(effect.request_id, token, identity.frontdoor_id, identity.epoch, identity.journal_id)

@@ -236,6 +236,25 @@ def test_an_attempt_knows_its_stage(journal: Journal) -> None:
     assert (record.cascade_stage, record.newest_attempt.cascade_stage) == (1, 0)
 
 
+def test_an_attempt_knows_what_it_started_from_of_the_stage_before_and_a_further_one_has_nothing_of_it(
+    journal: Journal,
+) -> None:
+    journal.accept(request()).result()
+    told = []
+
+    for start in (
+        lambda: journal.route_and_start(attempt(1), "w1", b"heavy", 1, b"light"),
+        lambda: journal.start_attempt(attempt(2, number=2), "w1", 1, b"light"),
+        lambda: journal.start_attempt(attempt(3, number=3), "w1", 1),
+    ):
+        start().result()
+        (record,) = journal.unfinished().result()
+        assert record.newest_attempt is not None
+        told.append(record.newest_attempt.handed_picture)
+
+    assert told == [b"light", b"light", b""]
+
+
 def test_a_request_is_known_with_all_that_was_ever_written_of_it(ledger_url: str) -> None:
     accepted = request(
         idempotency_key="k", deadline_at=None, frontdoor_id="frontdoor-1", frontdoor_epoch=1, body_format=3

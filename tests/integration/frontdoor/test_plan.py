@@ -27,17 +27,19 @@ from pentimento.domain.generation import (
     FromImage,
     FromLatent,
     FromNoise,
+    InitImage,
     NoiseForm,
     ObjectReference,
     PlanVersion,
+    Provenance,
     Start,
 )
-from pentimento.domain.image_request import AskedLora, CacheMode, ImageRequest
+from pentimento.domain.image_request import AskedLora, CacheMode, Completed, ImageRequest
 from pentimento.policies.serving.entry import EVERY_START, every_start
 from pentimento.policies.serving.mixture import HITS, SPARING
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.objects.store import digest_of
-from pentimento.testing.cascade import FixedDiscriminator, running_parts
+from pentimento.testing.cascade import CascadeParts, FixedDiscriminator, running_parts
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, settings_of, until
 from pentimento.testing.held_models import HELD
 from pentimento.testing.paced_worker import PacedWorker
@@ -68,15 +70,15 @@ class Planned:
 
 
 @asynccontextmanager
-async def planned(
+async def planned_parts(
     folder: Path,
     pools: Sequence[PoolPlan],
     start: Start | None = None,
     cascades: tuple[CascadePlan, ...] = (),
     cache: CachePlan = EVERYTHING,
-    **changes: Any,
-) -> AsyncIterator[Planned]:
-    """A frontdoor that finds this plan in its journal, with a light and a heavy worker; lookups answer `start`."""
+) -> AsyncIterator[tuple[CascadeParts, dict[str, Any]]]:
+    """What frontdoors one after the other find: this plan in their journal, a light and a heavy worker, and a cache
+    whose lookups answer `start`; with the settings by which they do."""
     assignments = tuple(WorkerAssignment(name, f"unix:{folder / name}", "", 1) for name in ("w1", "w2"))
     journal = open_journal(settings_of(folder).ledger_url)
     plan = Plan(PlanVersion(1, 1), assignments, tuple(pools), cascades=cascades, cache=cache)
@@ -87,11 +89,26 @@ async def planned(
     address = f"unix:{folder / 'c'}"
     served = await serve_cache(ChosenEmbedder(), gateway, address)
     async with running_parts(folder, 0.9) as parts:
-        settings = parts.settings | {"cascade": (), "embedder_address": address, "gateway_address": address, **WAITS}
-        async with running_suite(folder, **settings, **changes) as suite:
-            await suite.wait_for_workers(2)
-            yield Planned(suite, parts.light, parts.heavy, parts.discriminator)
+        yield parts, parts.settings | {"cascade": (), "embedder_address": address, "gateway_address": address, **WAITS}
     await served.stop()
+
+
+@asynccontextmanager
+async def planned(
+    folder: Path,
+    pools: Sequence[PoolPlan],
+    start: Start | None = None,
+    cascades: tuple[CascadePlan, ...] = (),
+    cache: CachePlan = EVERYTHING,
+    **changes: Any,
+) -> AsyncIterator[Planned]:
+    """One frontdoor of these parts."""
+    async with (
+        planned_parts(folder, pools, start, cascades, cache) as (parts, settings),
+        running_suite(folder, **settings, **changes) as suite,
+    ):
+        await suite.wait_for_workers(2)
+        yield Planned(suite, parts.light, parts.heavy, parts.discriminator)
 
 
 async def test_a_hit_goes_to_the_pool_of_hits_and_starts_at_the_same_share_of_its_models_steps(folder: Path) -> None:
@@ -251,6 +268,54 @@ async def test_the_heavy_stage_starts_from_the_light_picture_where_the_pair_was_
         ("init_image.image", digest_of(picture))
     ]
     assert "heavy started from the picture of light: 2 steps are taken" in provenance.notes
+
+
+REUSING = replace(
+    cascade("light", "heavy", noise=0.95),
+    stages=(replace(cascade("light", "heavy", noise=0.95).stages[0], reuse_share=0.5), StagePlan("heavy")),
+)
+
+
+async def picture_after_restarts(folder: Path, *, reruns: bool) -> tuple[Provenance, CascadeParts]:
+    """Of a request whose heavy stage started from the light picture when its frontdoor ended. `reruns`: the attempt
+    was lost then, and the next frontdoor ended, too, when another one ran."""
+    pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
+    async with planned_parts(folder, pools, FromNoise(), (REUSING,)) as (parts, settings):
+        heavy = parts.heavy
+        heavy.hold.clear()
+        async with running_suite(folder, **settings) as suite:
+            await suite.wait_for_workers(2)
+            stream = suite.client.generate(replace(UNNAMED, cache=CacheMode.OFF))
+            request_id = await suite.accepted(stream)
+            await heavy.wait_until(lambda: heavy.running)
+        if reruns:
+            heavy.running.clear()
+            async with running_suite(folder, **settings):
+                await heavy.wait_until(lambda: heavy.running)
+        async with running_suite(folder, **settings) as suite:
+            heavy.hold.set()
+            async for event in suite.client.attach(request_id):
+                if isinstance(event, Completed):
+                    return event.provenance, parts
+    raise AssertionError("it ended without a picture")
+
+
+async def test_a_stage_that_started_from_the_light_picture_says_so_after_a_restart(folder: Path) -> None:
+    provenance, parts = await picture_after_restarts(folder, reruns=False)
+
+    (picture,) = (one.outcome.image for one in parts.light.finished.values() if isinstance(one.outcome, AttemptResult))
+    assert len(parts.heavy.executed) == 1
+    assert [(part.field, part.object.digest) for part in provenance.inputs] == [
+        ("init_image.image", digest_of(picture))
+    ]
+    assert provenance.spec.init_image == InitImage(b"", pytest.approx(0.5, abs=1e-5))
+
+
+async def test_an_attempt_after_a_restart_has_no_light_picture_and_says_so_after_another_one(folder: Path) -> None:
+    provenance, parts = await picture_after_restarts(folder, reruns=True)
+
+    assert [spec.init_image is not None for spec in parts.heavy.executed] == [True, False]
+    assert (provenance.spec.init_image, provenance.inputs) == (None, ())
 
 
 @pytest.mark.parametrize(("answers", "painted"), [("sha256:meant", "heavy"), ("sha256:other", "light")])

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from pentimento.api.generation.v1 import generation_pb2 as _generation_pb2
 from pentimento.api.image.v1 import image_service_pb2 as _image_service_pb2
+from pentimento.api.tensor.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -142,6 +143,34 @@ class AdmittedStages(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdmittedStages: _TypeAlias = AdmittedStages  # noqa: Y015
+
+@_typing.final
+class HandedPicture(_message.Message):
+    """What an attempt at a later stage started from: the picture of the stage before it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PICTURE_FIELD_NUMBER: _builtins.int
+    STRENGTH_FIELD_NUMBER: _builtins.int
+    strength: _builtins.float
+    """As of an image to start from."""
+    @_builtins.property
+    def picture(self) -> _tensor_pb2.ObjectReference:
+        """Its digest and size; it is kept nowhere."""
+
+    def __init__(
+        self,
+        *,
+        picture: _tensor_pb2.ObjectReference | None = ...,
+        strength: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["picture", b"picture"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["picture", b"picture", "strength", b"strength"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandedPicture: _TypeAlias = HandedPicture  # noqa: Y015
 
 @_typing.final
 class Replay(_message.Message):
