@@ -19,15 +19,9 @@ _requests = tables.requests
 _webhooks = tables.webhooks
 _others = tables.requests.alias()
 _IS_PENDING = _webhooks.c.state == WebhookState.PENDING.value
-_OTHER_RUNS = exists().where(
-    _others.c.request_id.between(_webhooks.c.request_id, _webhooks.c.last_id), _others.c.finished_at.is_(None)
-)
-_count_there = (
-    select(func.count())
-    .where(_others.c.request_id.between(_webhooks.c.request_id, _webhooks.c.last_id))
-    .correlate(_webhooks)
-    .scalar_subquery()
-)
+_IS_OF_JOB = _others.c.request_id.between(_webhooks.c.request_id, _webhooks.c.last_id)
+_OTHER_RUNS = exists().where(_IS_OF_JOB, _others.c.finished_at.is_(None))
+_count_there = select(func.count()).where(_IS_OF_JOB).correlate(_webhooks).scalar_subquery()
 # Those of one job are accepted one by one: the first may have ended before the last has its row. One that is refused
 # never has; by the deadline nothing more is to come.
 _due_at = case(
@@ -99,6 +93,16 @@ class JournalWebhooks:
         """Return when the first one is to be called that is not due by that time yet; None where there is none."""
         statement = select(func.min(_due_at)).where(_IS_DUE, _due_at > after)
         return self._reader.submit(lambda connection: connection.execute(statement).scalar_one())
+
+    def overdue(self, ended_before: float, limit_count: int, but_ids: Sequence[str] = ()) -> "Future[list[DueWebhook]]":
+        """Return up to so many of jobs that had ended by then and are still to be told of; none of these requests."""
+        other_ended_later = exists().where(_IS_OF_JOB, _others.c.finished_at >= ended_before)
+        have_ended = or_(_webhooks.c.last_id == "", ~other_ended_later)
+        is_overdue = and_(_requests.c.finished_at < ended_before, have_ended, _requests.c.request_id.not_in(but_ids))
+        statement = _select_due().where(is_overdue).limit(limit_count)
+        return self._reader.submit(
+            lambda connection: [_due_of(connection, row) for row in connection.execute(statement)]
+        )
 
     def note_try(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> "Future[None]":
         """Note what came of a try, and when the next one is to be made where it is still pending."""

@@ -3,6 +3,7 @@ read from the journal, which has them from the acceptance on, whoever is the act
 
 import asyncio
 import logging
+import math
 import random
 from collections import Counter
 from contextlib import suppress
@@ -30,10 +31,13 @@ _GONE = 410
 
 @dataclass(frozen=True)
 class DeliveryLimits:
-    """How often a webhook is called at most, and how long it is waited from try to try."""
+    """How often a webhook is called at most, how long it is waited from try to try, and how long after its job's end
+    it is given up whatever it was tried: where more jobs end than a host that does not answer lets be tried, they would
+    be kept without end."""
 
     try_count: int = 12
     backoff: Backoff = Backoff(first_s=5.0, max_s=3600.0)
+    give_up_s: float = 86_400.0
 
 
 class Webhooks:
@@ -58,6 +62,7 @@ class Webhooks:
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._hosts: Counter[str] = Counter()
         self._random = random.Random()
+        self._gave_up_at = -math.inf
 
     def check(self, url: str) -> None:
         """Raises as `WebhookRules.target` for an address that a job may not name."""
@@ -93,6 +98,7 @@ class Webhooks:
         """Changes state: calls begin. Returns for how many seconds nothing else is due."""
         looked_at = self._clock.wall()
         try:
+            await self._give_up()
             # Those of a host that is called already may be more than are looked at: the next look is without them.
             while await self._begin_some(looked_at):
                 pass
@@ -102,6 +108,25 @@ class Webhooks:
             return _LONGEST_WAIT_S
         # What was due then is under way, or waits for those: their ends wake this up. The next may be due by now.
         return _LONGEST_WAIT_S if next_at is None else min(next_at - self._clock.wall(), _LONGEST_WAIT_S)
+
+    async def _give_up(self) -> None:
+        """Changes state, once in a while: what waits too long is called no more."""
+        if self._clock.monotonic() - self._gave_up_at < _LONGEST_WAIT_S:
+            return
+        self._gave_up_at = self._clock.monotonic()
+        after_s, count = self._limits.give_up_s, 0
+        error = f"not delivered within {after_s / 3600:.3g} h of its job's end"
+        ended_before = self._clock.wall() - after_s
+        while overdue := await asyncio.wrap_future(
+            self._journal.overdue(ended_before, _LOOKED_AT_ONCE, tuple(self._calls))
+        ):
+            failed = (WebhookDelivery(WebhookState.FAILED, one.try_count, error) for one in overdue)
+            noted = [self._journal.note_try(one.request_id, end, 0.0) for one, end in zip(overdue, failed, strict=True)]
+            await asyncio.gather(*map(asyncio.wrap_future, noted))
+            WEBHOOKS.labels(WebhookState.FAILED.value).inc(len(overdue))
+            count += len(overdue)
+        if count:
+            logger.warning("webhooks are given up that waited too long for their hosts", extra={"count": count})
 
     async def _begin_some(self, now: float) -> bool:
         """Changes state: calls begin. Whether any did, and there is room for more."""

@@ -24,7 +24,15 @@ def wire_webhooks(
     # To read the authorities of a system takes a while, which a start without webhooks need not.
     tls = _believing(settings) if rules.hosts else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     caller = WebhookCaller(rules, tls, settings.webhook_timeout_s)
-    return Webhooks(journal, clock, caller, rules, keys, DeliveryLimits(settings.webhook_tries, pauses))
+    limits = DeliveryLimits(settings.webhook_tries, pauses, _give_up_s(settings, pauses))
+    return Webhooks(journal, clock, caller, rules, keys, limits)
+
+
+def _give_up_s(settings: FrontdoorSettings, pauses: Backoff) -> float:
+    """As long as requests are kept anyway; where all tries of one take longer, as long as those take."""
+    tries_s = settings.webhook_tries * settings.webhook_timeout_s
+    pauses_s = sum(pauses.delay_s(failures) for failures in range(1, settings.webhook_tries))
+    return max(settings.result_retention_h * 3600, tries_s + pauses_s)
 
 
 def _believing(settings: FrontdoorSettings) -> ssl.SSLContext:

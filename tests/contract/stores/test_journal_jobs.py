@@ -232,6 +232,26 @@ def test_several_are_kept_until_somebody_was_told_of_their_job(journal: Journal)
     assert len(journal.forget_finished(9e9, 5).result()) == 3
 
 
+def test_overdue_are_those_whose_jobs_ended_before_with_all_their_pictures(ledger_url: str) -> None:
+    clock = SetClock(500.0)
+    with closing(open_journal(ledger_url, clock)) as journal:
+        accept_several(journal)
+        for request_id, hook in (("early", AskedWebhook(HOOK)), ("called", AskedWebhook(HOOK)), ("untold", None)):
+            accept(journal, request_id, 1.0, webhook=hook)
+        for request_id in ("early", "called", "untold", "p3-a-0", "p3-a-1"):
+            journal.finish(request_id, RequestState.CANCELLED, "", "").result()
+        clock.wall_s = 600.0
+        journal.finish("p3-a-2", RequestState.CANCELLED, "", "").result()
+
+        found = {at: journal.webhooks.overdue(at, 5, ["called"]).result() for at in (500.0, 600.0, 601.0)}
+
+    assert {at: sorted(one.request_id for one in overdue) for at, overdue in found.items()} == {
+        500.0: [],
+        600.0: ["early"],
+        601.0: ["early", "p3-a-0"],
+    }
+
+
 def test_webhooks_of_hosts_that_are_named_are_passed_over_and_no_others(journal: Journal) -> None:
     urls = {
         "plain": "http://hooks.example.com/done",

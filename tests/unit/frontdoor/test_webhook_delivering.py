@@ -3,13 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import TypeVar, cast
 
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
-from pentimento.stores.ledger.journal_webhooks import DueWebhook, JournalWebhooks
+from pentimento.stores.ledger import Journal as RequestJournal
+from pentimento.stores.ledger import open_journal
+from pentimento.stores.ledger.journal_webhooks import AskedWebhook, DueWebhook, JournalWebhooks
+from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.testing.clocks import SetClock
+from pentimento.testing.frontdoor_suite import until
 from services.frontdoor.webhooks.calling import WebhookCaller
 from services.frontdoor.webhooks.delivering import DeliveryLimits, Webhooks
 from services.frontdoor.webhooks.rules import webhook_rules
@@ -40,6 +45,9 @@ class Journal:
         first = due[:limit_count]
         return answered([DueWebhook(url, "acme", url, 0, RequestState.COMPLETED, "", 0.0, 0.0) for url in first])
 
+    def overdue(self, ended_before: float, limit_count: int, but_ids: Sequence[str] = ()) -> "Future[list[DueWebhook]]":
+        return answered([])
+
     def next_at(self, after: float) -> "Future[float | None]":
         return answered(min((at for at in self._times.values() if at > after), default=None))
 
@@ -63,17 +71,23 @@ class Caller:
 
 
 @asynccontextmanager
-async def delivering(clock: SetClock, journal: Journal) -> AsyncIterator["asyncio.Queue[str]"]:
+async def running_webhooks(
+    clock: SetClock, journal: JournalWebhooks, limits: DeliveryLimits
+) -> AsyncIterator[tuple[Webhooks, "asyncio.Queue[str]"]]:
     caller = Caller()
     rules = webhook_rules(("*.example",), (), plain_http=False)
-    webhooks = Webhooks(
-        cast(JournalWebhooks, journal), clock, cast(WebhookCaller, caller), rules, (b"k" * 32,), DeliveryLimits()
-    )
+    webhooks = Webhooks(journal, clock, cast(WebhookCaller, caller), rules, (b"k" * 32,), limits)
     running = asyncio.create_task(webhooks.run_forever())
     try:
-        yield caller.called
+        yield webhooks, caller.called
     finally:
         running.cancel()
+
+
+@asynccontextmanager
+async def delivering(clock: SetClock, journal: Journal) -> AsyncIterator["asyncio.Queue[str]"]:
+    async with running_webhooks(clock, cast(JournalWebhooks, journal), DeliveryLimits()) as (_, called):
+        yield called
 
 
 async def test_a_try_that_comes_due_while_it_is_looked_is_not_left_until_the_next_look() -> None:
@@ -103,3 +117,32 @@ async def test_many_calls_of_a_host_that_does_not_answer_keep_no_other_host_wait
         calls = [await asyncio.wait_for(called.get(), 10) for _ in range(3)]
 
     assert calls == [f"{SLOW}0", f"{SLOW}1", FAST]
+
+
+def is_given_up(journal: RequestJournal, request_id: str) -> bool:
+    delivery = journal.webhooks.delivery(request_id).result()
+    return delivery is not None and delivery.state is WebhookState.FAILED
+
+
+async def test_what_waits_too_long_for_a_host_that_does_not_answer_is_given_up_and_its_job_is_kept_no_longer(
+    tmp_path: Path,
+) -> None:
+    """Two are called at once and never answered: no other one of the host has its turn."""
+    clock = SetClock(1_000.0)
+    with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
+        for number in range(4):
+            accepted = AcceptedRequest(f"r{number}", "acme", b"", "", clock.wall(), detached=True)
+            journal.accept(accepted, AskedWebhook(SLOW)).result()
+            journal.finish(f"r{number}", RequestState.CANCELLED, "CANCELLED", "").result()
+            clock.wall_s += 1.0
+        async with running_webhooks(clock, journal.webhooks, DeliveryLimits(give_up_s=3600.0)) as (webhooks, called):
+            for _ in range(2):
+                await asyncio.wait_for(called.get(), 10)
+            clock.wall_s += 3600.0
+            clock.monotonic_s += 3600.0
+            webhooks.wake()
+            async with asyncio.timeout(10):
+                await until(lambda: all(is_given_up(journal, request_id) for request_id in ("r2", "r3")))
+        forgotten = journal.forget_finished(clock.wall(), 10).result()
+
+    assert [record.request.request_id for record in forgotten] == ["r2", "r3"]
