@@ -28,17 +28,17 @@ logger = logging.getLogger(__name__)
 
 async def recover(journal: Journal, jobs: Jobs, inputs: Inputs, clock: Clock, default_deadline_s: float) -> Recovered:
     """Changes state: a job, without listeners, for every unfinished request that is understood; the others end."""
-    recovered = []
+    understood = []
     for record in await asyncio.wrap_future(journal.unfinished()):
         try:
-            job = _job_of(record, clock, default_deadline_s)
+            understood.append((_job_of(record, clock, default_deadline_s), record))
         except PentimentoError:
             await _refuse(journal, record.request.request_id)
-            continue
+    # Nothing is waited for from here until the dataplane hears of them: a cancel of what it does not know is lost.
+    for job, _ in understood:
         jobs.add(job)
         inputs.adopt(job.request.tenant, job.request.request_id, job.request.resolved)
-        recovered.append(_recovered(job, record))
-    return Recovered(tuple(recovered))
+    return Recovered(tuple(_recovered(job, record) for job, record in understood))
 
 
 async def _refuse(journal: Journal, request_id: str) -> None:

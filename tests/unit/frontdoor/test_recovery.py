@@ -179,3 +179,17 @@ async def test_a_request_that_is_not_understood_ends_and_takes_no_other_with_it(
     record = journal.get("strange", "a").result()
     assert record is not None
     assert (record.state, record.error_reason) == (RequestState.FAILED, "UNREADABLE_REQUEST")
+
+
+async def test_no_request_is_under_way_here_before_the_dataplane_hears_of_all(
+    journal: Journal, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancel of one that the dataplane does not know yet would be lost, and waited for until the picture is there."""
+    accept(journal, "sound")
+    accept(journal, "strange", resolved_to_bytes(RESOLVED) + b"\x98\x06\x01")
+    jobs, finish, under_way = Jobs(lambda event: None), journal.finish, list[int]()
+    monkeypatch.setattr(journal, "finish", lambda *end: (under_way.append(len(jobs)), finish(*end))[1])
+
+    await recover(journal, jobs, inputs, SetClock(ACCEPTED_AT, NOW), default_deadline_s=600.0)
+
+    assert (under_way, len(jobs)) == ([0], 1)
