@@ -62,6 +62,21 @@ def generation_at(clock: Clock) -> int:
     return int(clock.wall() * 1000)
 
 
+def _nothing() -> None:
+    return
+
+
+@dataclass(frozen=True)
+class RegistrationNews:
+    """Who is told on the event loop that the controller took the replica in, and that it answered a report."""
+
+    registered: Callable[[], None] = _nothing
+    answered: Callable[[], None] = _nothing
+
+
+NO_NEWS = RegistrationNews()
+
+
 class Registration:
     """One replica's place in the fleet. `replica` and `report` are asked anew for every call, on the event loop."""
 
@@ -71,12 +86,14 @@ class Registration:
         replica: Callable[[], Replica],
         report: Callable[[], ReplicaReport],
         *,
+        news: RegistrationNews = NO_NEWS,
         timing: RegistrationTiming = RegistrationTiming(),
         random_source: random.Random | None = None,
     ) -> None:
         self._controller = controller
         self._replica = replica
         self._report = report
+        self._news = news
         self._timing = timing
         self._random = random_source or random.Random()
         self._lease: ReplicaLease | None = None
@@ -142,6 +159,7 @@ class Registration:
         replica = self._replica()
         self._known_as = (replica.instance_id, replica.generation)
         self._lease = await self._controller.register(replica)
+        self._news.registered()
         logger.info("registered with the controller, leader epoch %s", self._lease.leader_epoch)
 
     async def _send_report(self) -> None:
@@ -151,6 +169,8 @@ class Registration:
             # A restarted controller does not know us, or another start of this instance took our place.
             self._lease = None
             await self._register()
+        else:
+            self._news.answered()
 
     def _note_failure(self, error: Exception) -> None:
         self._failures += 1

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pentimento.clients.controller import ControllerClient
-from pentimento.clients.registration import Registration, generation_at
+from pentimento.clients.registration import NO_NEWS, Registration, RegistrationNews, generation_at
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.rpc import RpcChannelSettings, RpcServer, open_channel
@@ -49,12 +49,14 @@ class FleetMember:
         self,
         described: Callable[[Replica], Replica] = lambda replica: replica,
         reported: Callable[[ReplicaReport], ReplicaReport] = lambda report: report,
+        news: RegistrationNews = NO_NEWS,
     ) -> Registration | None:
         """Return a registration with the controller, None without one. `described` and `reported` add what this kind of
-        service says of itself; they are asked anew for every call."""
+        service says of itself; they are asked anew for every call. `news`: who hears what came of the calls."""
         if self.controller is None:
             return None
-        return Registration(self.controller, lambda: described(self._replica()), lambda: reported(self._report()))
+        replica, report = (lambda: described(self._replica())), (lambda: reported(self._report()))
+        return Registration(self.controller, replica, report, news=news)
 
     def _replica(self) -> Replica:
         address = self._advertise_address or self._server.bound_addresses[0]

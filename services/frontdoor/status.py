@@ -39,6 +39,12 @@ class Totals:
     deferred: int = 0
     stood_in: int = 0
     thinnable: ThinnableSteps = NO_STEPS
+    confidences: tuple[int, ...] = ()
+
+    def confidences_since(self, before: "Totals") -> tuple[int, ...]:
+        """Return the scores by their parts of 0..1 beyond those of `before`."""
+        told = before.confidences or (0,) * len(self.confidences)
+        return tuple(count - less for count, less in zip(self.confidences, told, strict=True))
 
 
 @dataclass(frozen=True, order=True)
@@ -91,6 +97,19 @@ class StartCounts:
         ordered = sorted(counts.items(), key=lambda item: (item[0][0].value, item[0][1]))
         return tuple(AdapterDemand(kind, name, count) for (kind, name), count in ordered)
 
+    def put_back(self, pool: str, starts: Iterable[StartShare], adapters: Iterable[AdapterDemand]) -> None:
+        """Changes state: the controller was not told of these after all."""
+        for one in starts:
+            counted = CountedStart(one.start_step, one.kind, one.step_count, one.model)
+            self._counts[pool][counted] += one.request_count
+        for adapter in adapters:
+            self._adapters[pool][adapter.kind, adapter.name] += adapter.request_count
+
+    def forget(self) -> None:
+        """Changes state: nothing that was counted so far is told."""
+        self._counts.clear()
+        self._adapters.clear()
+
 
 @dataclass
 class PaintedCounts:
@@ -109,35 +128,49 @@ class PaintedCounts:
 
 
 class DemandReport:
-    """What a frontdoor adds to its heartbeat. Each call tells what happened since the one before."""
+    """What a frontdoor adds to its heartbeat. Each call tells what happened since the last one that was answered: a
+    controller divides it by the time since it heard the frontdoor before. One that gets to a call only after it was
+    given up does not count it."""
 
     def __init__(self, dataplane: Dataplane, starts: StartCounts) -> None:
         self._state = dataplane.state
         self._starts = starts
-        self._reported: dict[str, Totals] = {}
-        self._confidences: dict[str, tuple[int, ...]] = {}
+        self._answered: dict[str, Totals] = {}
+        self._told: dict[str, Totals] = {}
+        self._unanswered: tuple[PoolDemand, ...] = ()
+
+    def answered(self) -> None:
+        """Changes state: the controller has what the last call told."""
+        self._answered, self._unanswered = self._told, ()
+
+    def begin(self) -> None:
+        """Changes state: the controller hears the frontdoor from now on, and what happened before is nobody's."""
+        self._answered = {pool.name: _totals(pool) for pool in self._state.pools.values()}
+        self._unanswered = ()
+        self._starts.forget()
 
     def added_to(self, report: ReplicaReport) -> ReplicaReport:
         """Return the report with queue, counts, demand and plan. Changes state."""
         state = self._state
         pools = tuple(state.pools.values())
         models = {pool.pool: pool.model for pool in state.plan.pools} if state.plan is not None else {}
+        for one in self._unanswered:
+            self._starts.put_back(one.pool or one.model, one.starts, one.adapters)
+        self._told = {pool.name: _totals(pool) for pool in pools}
+        self._unanswered = tuple(self._demand(pool, models.get(pool.name, pool.name)) for pool in pools)
         return replace(
             report,
             queue_length=sum(pool.waiting_count for pool in pools),
             running_count=sum(pool.running_count for pool in pools),
             completed_count=state.counters.completed,
             failed_count=state.counters.failed + state.counters.expired + state.counters.dropped,
-            demand=tuple(self._demand(pool, models.get(pool.name, pool.name)) for pool in pools),
+            demand=self._unanswered,
             plan=PlanAcknowledgement(state.plan.version) if state.plan is not None else None,
             draining=state.draining,
         )
 
     def _demand(self, pool: Pool, model: str) -> PoolDemand:
-        before = self._reported.get(pool.name, Totals())
-        counts = (pool.arrived_count, pool.completed_count, pool.dropped_count, pool.late_count)
-        now = Totals(*counts, pool.scored_count, pool.deferred_count, pool.stood_in_count, pool.thinnable)
-        self._reported[pool.name] = now
+        before, now = self._answered.get(pool.name, Totals()), self._told[pool.name]
         scored = now.scored - before.scored
         return PoolDemand(
             model=model,
@@ -151,16 +184,16 @@ class DemandReport:
             deferred_count=now.deferred - before.deferred,
             stood_in_count=now.stood_in - before.stood_in,
             pool=pool.name if pool.name != model else "",
-            confidences=self._scores(pool) if scored else (),
+            confidences=now.confidences_since(before) if scored else (),
             adapters=self._starts.take_adapters(pool.name),
             thinnable=now.thinnable.since(before.thinnable),
         )
 
-    def _scores(self, pool: Pool) -> tuple[int, ...]:
-        now = tuple(pool.confidences)
-        before = self._confidences.get(pool.name, (0,) * len(now))
-        self._confidences[pool.name] = now
-        return tuple(count - told for count, told in zip(now, before, strict=True))
+
+def _totals(pool: Pool) -> Totals:
+    counts = (pool.arrived_count, pool.completed_count, pool.dropped_count, pool.late_count)
+    scores = (pool.scored_count, pool.deferred_count, pool.stood_in_count)
+    return Totals(*counts, *scores, pool.thinnable, tuple(pool.confidences))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.embedders import Embedders
 from pentimento.clients.gateway import GatewayClient
-from pentimento.clients.registration import Registration
+from pentimento.clients.registration import Registration, RegistrationNews
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ReplicaKind
@@ -256,7 +256,9 @@ def _on_end(inputs: Inputs, webhooks: Webhooks, job: Job) -> None:
 def _registration(member: FleetMember, parts: FrontdoorParts) -> Registration | None:
     demand = DemandReport(parts.dataplane, parts.starts)
     return member.registration(
-        lambda replica: replace(replica, build_version=build_version(), device="cpu"), demand.added_to
+        lambda replica: replace(replica, build_version=build_version(), device="cpu"),
+        demand.added_to,
+        RegistrationNews(demand.begin, demand.answered),
     )
 
 

@@ -33,6 +33,7 @@ async def test_of_a_hundred_times_the_demand_there_is_room_for_the_rest_is_told_
     async with running_suite(folder, queue_limit=ROOM - 1) as suite:
         demand = demand_of(suite)
         demand.added_to(ReplicaReport("f", 1))
+        demand.answered()
         worker.hold.clear()
         asking = [asyncio.ensure_future(ending(suite)) for _ in range(100 * ROOM)]
         await worker.wait_until(lambda: worker.running)
@@ -68,6 +69,7 @@ async def test_nobody_asks_and_that_is_what_is_told(folder: Path, worker: PacedW
         demand = demand_of(suite)
         await suite.paint()
         demand.added_to(ReplicaReport("f", 1))
+        demand.answered()
 
         quiet = [demand.added_to(ReplicaReport("f", 1)) for _ in range(3)]
         again = await suite.paint()

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.clients.registration import (
+    NO_NEWS,
     Registration,
+    RegistrationNews,
     RegistrationTiming,
     generation_at,
     report_interval_s,
@@ -65,20 +67,24 @@ class ScriptedController:
 
 
 def registration(
-    controller: ScriptedController, timing: RegistrationTiming = FAST, **parts: Callable[[], object]
+    controller: ScriptedController,
+    timing: RegistrationTiming = FAST,
+    news: RegistrationNews = NO_NEWS,
+    **parts: Callable[[], object],
 ) -> Registration:
     callbacks = {"replica": lambda: REPLICA, "report": lambda: ReplicaReport("w1", 7), **parts}
-    return Registration(controller, timing=timing, random_source=random.Random(0), **callbacks)
+    return Registration(controller, news=news, timing=timing, random_source=random.Random(0), **callbacks)
 
 
 async def running(
     controller: ScriptedController,
     until: Callable[[list[str]], bool],
     timing: RegistrationTiming = FAST,
+    news: RegistrationNews = NO_NEWS,
     **parts: Callable[[], object],
 ) -> None:
     """Run a registration until the calls satisfy `until`, then close it."""
-    kept = registration(controller, timing, **parts)
+    kept = registration(controller, timing, news, **parts)
     kept.start()
     try:
         await controller.until(until)
@@ -109,6 +115,22 @@ async def test_not_found_makes_it_register_again():
     controller = ScriptedController([LEASE], [1, NotFound("REPLICA_NOT_REGISTERED", "who?"), 1])
 
     await running(controller, says("register", "report", "report", "register", "report"))
+
+
+async def test_a_registration_and_each_report_that_is_answered_are_told():
+    gone, slow = NotFound("REPLICA_NOT_REGISTERED", "who?"), asyncio.sleep
+    controller = ScriptedController([LEASE], [1, slow, Unavailable("UNAVAILABLE", "away"), 1, gone, 1])
+    told: list[str] = []
+    news = RegistrationNews(lambda: told.append("registered"), lambda: told.append("answered"))
+
+    await running(
+        controller,
+        lambda calls: calls.count("report") >= 7,
+        replace(FAST, call_timeout_s=0.2),
+        news=news,
+    )
+
+    assert told[:5] == ["registered", "answered", "answered", "registered", "answered"]
 
 
 async def test_a_superseded_replica_asks_for_its_place_back_without_end():

@@ -27,12 +27,56 @@ def test_arrivals_starts_and_deferrals_are_told_once() -> None:
     for step in (0, 5, 5):
         starts.count("heavy", at(step))
 
-    (first,), (second,) = report.added_to(PLAIN).demand, report.added_to(PLAIN).demand
+    (first,) = report.added_to(PLAIN).demand
+    report.answered()
+    (second,) = report.added_to(PLAIN).demand
 
     assert (first.arrived_count, first.queue_length) == (1, 1)
     assert (first.scored_count, first.deferred_count) == (4, 1)
     assert first.starts == (StartShare(0, 1), StartShare(5, 2))
     assert (second.arrived_count, second.queue_length, second.scored_count, second.starts) == (0, 1, 0, ())
+
+
+NEON = (AdapterKind.LORA, "neon")
+
+
+def scored_arrival(dataplane: Dataplane, starts: StartCounts, request_id: str) -> None:
+    """One request more, scored, that starts at step 5 with a LoRA."""
+    dataplane.on_event(0.0, RequestArrived(request_id, "t", "heavy", 1.0, 10.0))
+    pool = dataplane.state.pool("heavy")
+    pool.scored_count += 1
+    pool.confidences[19] += 1
+    starts.count("heavy", at(5), [NEON])
+
+
+def test_what_was_told_without_an_answer_is_told_again_with_what_came_since() -> None:
+    dataplane, starts = Dataplane(1), StartCounts()
+    report = DemandReport(dataplane, starts)
+    scored_arrival(dataplane, starts, "r1")
+    report.added_to(PLAIN)
+    scored_arrival(dataplane, starts, "r2")
+
+    (again,) = report.added_to(PLAIN).demand
+    report.answered()
+    (after,) = report.added_to(PLAIN).demand
+
+    assert (again.arrived_count, again.scored_count, again.confidences[19]) == (2, 2, 2)
+    assert (again.starts, again.adapters) == ((StartShare(5, 2),), (AdapterDemand(*NEON, 2),))
+    assert (after.arrived_count, after.starts, after.adapters, after.confidences) == (0, (), (), ())
+
+
+def test_what_happened_before_the_controller_took_the_frontdoor_in_is_not_told() -> None:
+    """The first report is divided by the time since then: minutes of requests would be a burst."""
+    dataplane, starts = Dataplane(1), StartCounts()
+    report = DemandReport(dataplane, starts)
+    scored_arrival(dataplane, starts, "r1")
+    report.added_to(PLAIN)
+    scored_arrival(dataplane, starts, "r2")
+
+    report.begin()
+
+    (told,) = report.added_to(PLAIN).demand
+    assert (told.arrived_count, told.scored_count, told.starts, told.adapters) == (0, 0, (), ())
 
 
 def test_a_controller_takes_the_report_of_requests_that_another_stage_stood_in_for() -> None:
@@ -56,6 +100,7 @@ def test_what_may_be_left_out_is_told_once() -> None:
     heavy = dataplane.state.pool("heavy")
     heavy.from_noise_count, heavy.spare_shares, heavy.lost_shares = 4, 2.0, 0.5
     first = report.added_to(PLAIN).demand[0].thinnable
+    report.answered()
     heavy.from_noise_count, heavy.spare_shares, heavy.lost_shares = 5, 2.5, 0.625
 
     second = report.added_to(PLAIN).demand[0].thinnable
@@ -122,6 +167,7 @@ def test_confidences_are_told_once_by_twentieths() -> None:
     pool = dataplane.state.pool("light")
     pool.scored_count, pool.confidences[19] = 2, 2
     first = report.added_to(PLAIN).demand[0].confidences
+    report.answered()
     pool.scored_count, pool.confidences[0] = 3, 1
 
     second = report.added_to(PLAIN).demand[0].confidences
