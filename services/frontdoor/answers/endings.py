@@ -33,9 +33,12 @@ def rejection(effect: Reject) -> PentimentoError:
     return error(effect.reason, effect.message, retry_after_ms=effect.retry_after_ms or None, metadata=metadata)
 
 
+KEY_REUSED = "IDEMPOTENCY_KEY_REUSED"
+
+
 def key_reused() -> PentimentoError:
     message = "idempotency_key: must come with the request body it was first used with"
-    return FailedPrecondition("IDEMPOTENCY_KEY_REUSED", message)
+    return FailedPrecondition(KEY_REUSED, message)
 
 
 # Of an attempt, by which a worker names what it judges; whoever asked for a picture knows the fields behind it.

@@ -32,6 +32,7 @@ from pentimento.stores.ledger.journal import superseded
 from pentimento.wire.image import job_to_bytes, replay_to_bytes, request_to_bytes
 from services.frontdoor.answers.audience import Listener
 from services.frontdoor.answers.delivery import elsewhere, recorded_events
+from services.frontdoor.answers.endings import KEY_REUSED
 from services.frontdoor.answers.several_pictures import SeveralPictures, picture_ids, status_of
 from services.frontdoor.objects.inputs import input_digests
 from services.frontdoor.parts import FrontdoorParts
@@ -193,8 +194,8 @@ class ImageApi:
                     told = self._told(listeners, is_several=True)
                     try:
                         accepted = await anext(told)
-                    except PentimentoError:
-                        self._give_up(call, listeners)
+                    except PentimentoError as error:
+                        self._give_up(call, listeners, error)
                         raise
                 # As in `_paint`.
                 del call
@@ -204,10 +205,14 @@ class ImageApi:
             finally:
                 self._leave(listeners)
 
-    def _give_up(self, call: ArrivingCall, listeners: Sequence[Listener]) -> None:
-        """Cancel the other pictures of a call of which one was refused, jobs too: without a key nobody would find them
-        again."""
-        for listener in () if call.idempotency_key else listeners:
+    def _give_up(self, call: ArrivingCall, listeners: list[Listener], refusal: PentimentoError) -> None:
+        """Leave the other pictures of a call of which one was refused. Those that a retry finds by their key go on;
+        all others are cancelled, jobs too: nobody would find them again."""
+        if call.idempotency_key and refusal.reason != KEY_REUSED:
+            for listener in listeners:
+                listener.leave()
+            listeners.clear()
+        for listener in listeners:
             self._parts.submit(CancelRequested(listener.audience.request_id))
 
     async def _told(self, listeners: Sequence[Listener], *, is_several: bool) -> AsyncGenerator[GenerateEvent, None]:

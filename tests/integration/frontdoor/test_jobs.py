@@ -288,3 +288,22 @@ async def test_of_several_pictures_of_which_one_is_refused_the_others_go_on_wher
     await until(lambda: len(suite.frontdoor.parts.jobs) == left)
     assert len(await asyncio.wrap_future(journal.unfinished())) == left
     worker.hold.set()
+
+
+async def test_of_several_pictures_whose_key_another_call_takes_at_once_none_goes_on(
+    suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one has the call's own key; those of the others lead nobody to them. Nobody has it yet when they look
+    it up."""
+    worker.hold.clear()
+    journal, nobody = suite.frontdoor.parts.journal, Future[None]()
+    nobody.set_result(None)
+    await suite.client.submit(REQUEST, "key")
+    monkeypatch.setattr(journal, "find_key", lambda *key: nobody)
+
+    with pytest.raises(FailedPrecondition):
+        await suite.client.submit(replace(REQUEST, image_count=3), "key")
+
+    await until(lambda: len(suite.frontdoor.parts.jobs) == 1)
+    assert len(await asyncio.wrap_future(journal.unfinished())) == 1
+    worker.hold.set()

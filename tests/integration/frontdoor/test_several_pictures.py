@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from pentimento.domain.errors import (
     InvalidArgument,
     NotFound,
     ResourceExhausted,
+    Unavailable,
 )
 from pentimento.domain.image_request import (
     Accepted,
@@ -26,6 +29,8 @@ from pentimento.domain.image_request import (
     Routed,
 )
 from pentimento.domain.requests import RequestState
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
 from pentimento.testing.paced_worker import PacedWorker
 
@@ -224,3 +229,27 @@ async def test_an_id_that_somebody_made_up_is_unknown(suite: FrontdoorSuite, wor
             await suite.client.get_request(made_up)
         with pytest.raises(NotFound):
             await suite.client.cancel(made_up)
+
+
+async def test_a_retry_paints_all_where_one_could_not_be_journalled(
+    suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others were there already, and go on: nobody has left them."""
+    journal, accept = suite.frontdoor.parts.journal, suite.frontdoor.parts.journal.accept
+
+    def refuse_the_last(record: AcceptedRequest, *rest: Any) -> "Future[AcceptOutcome]":
+        if not record.request_id.endswith("-2"):
+            return accept(record, *rest)
+        refused: Future[AcceptOutcome] = Future()
+        refused.set_exception(StoreUnavailable("ledger", "away"))
+        return refused
+
+    monkeypatch.setattr(journal, "accept", refuse_the_last)
+    with pytest.raises(Unavailable):
+        await suite.events(THREE, idempotency_key="key")
+    monkeypatch.setattr(journal, "accept", accept)
+
+    events = await suite.events(THREE, idempotency_key="key")
+
+    assert sorted(completed_of(events)) == [0, 1, 2]
+    assert len(worker.executed) == 3
