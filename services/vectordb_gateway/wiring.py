@@ -72,6 +72,7 @@ class GatewayProcess(ServiceProcess):
     indexing: Indexing
     lookup: Lookup
     neighbours: NeighbourSearch
+    writing: EntryWriting
     maintenance: Maintenance
     stalls: StallWatch
     healing: Healing
@@ -103,6 +104,7 @@ class GatewayProcess(ServiceProcess):
 
     async def close(self) -> None:
         self.lookup.close()
+        self.writing.close()
         self.neighbours.close()
         self.healing.close()
         await asyncio.to_thread(self.maintenance.keep_predictor)
@@ -168,6 +170,7 @@ def wire(settings: GatewaySettings, machine_clock: Clock | None = None) -> Gatew
         indexing=indexing,
         lookup=lookup,
         neighbours=neighbours,
+        writing=writing,
         maintenance=maintenance,
         stalls=StallWatch(watched_stores(lookup, stores.ledger, maintenance), partial(tell_health, server)),
         healing=healing,

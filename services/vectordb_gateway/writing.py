@@ -24,6 +24,7 @@ from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.indexing import Indexing
 from services.vectordb_gateway.planned_cache import PlannedCache
+from services.vectordb_gateway.store_threads import StoreThreads
 from services.vectordb_gateway.validation import (
     SHARED_POOL,
     check_attempt,
@@ -70,8 +71,15 @@ class WriteBounds:
     max_ancestor_depth: int
 
 
+# A commit takes milliseconds. Who asks for a grant waits no longer than that, who commits an entry some seconds.
+_RESERVES_WITHIN_S = 1.0
+_WRITES_WITHIN_S = 6.0
+_READING_THREADS = 2
+
+
 class EntryWriting:
-    """Objects are in the object store before the ledger knows an entry, and the ledger before the index."""
+    """Objects are in the object store before the ledger knows an entry, and the ledger before the index. A ledger that
+    hangs is asked for nothing more: what its callers have given up would pile up before it."""
 
     def __init__(
         self,
@@ -92,6 +100,11 @@ class EntryWriting:
         self._bounds = bounds
         self._clock = clock
         self._keys = keys
+        self._threads = StoreThreads(_READING_THREADS, "ledger")
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._threads.close()
 
     async def reserve(self, scope: CacheScope, attempt: Attempt, run: ReservedRun) -> Reservation:
         """Return keys for what the rules keep of a run. Raises InvalidArgument."""
@@ -113,7 +126,8 @@ class EntryWriting:
         if not keys:
             return _refused("no rule keeps anything of such a run")
         try:
-            if refusal := await asyncio.to_thread(self._capacity.refusal, scope.tenant):
+            self._check_writes(_RESERVES_WITHIN_S)
+            if refusal := await self._threads.run(self._capacity.refusal, scope.tenant):
                 return _refused(refusal)
             return await self._grant(scope, attempt, keys)
         except PentimentoError as error:
@@ -132,13 +146,15 @@ class EntryWriting:
     ) -> str:
         """The entry's id; the same when repeated. It is durable on return, and findable unless the index is away.
 
-        Raises InvalidArgument, NotFound (the grant is gone), FailedPrecondition (it is another attempt's).
+        Raises InvalidArgument, NotFound (the grant is gone), FailedPrecondition (it is another attempt's),
+        StoreUnavailable at once where the ledger hangs.
         """
         check_scope(scope)
         check_attempt(attempt, scope)
         check_name("grant_id", captured.grant_id)
         check_captured(captured, scope.num_inference_steps)
         encoder = self._guard.check_entry(text, image)
+        self._check_writes(_WRITES_WITHIN_S)
         entry = self._entry(scope, attempt, captured, text, image, ancestor_depth)
         # Bound by its first entry, not by a commit that is refused: nothing else could ever enter then.
         committed = self._ledger.commit(entry, None if self._guard.bound else encoder)
@@ -149,10 +165,16 @@ class EntryWriting:
         return entry_id
 
     async def release(self, grant_id: str) -> None:
-        """Give a grant back; one that is gone or committed stays as it is."""
+        """Give a grant back; one that is gone or committed stays as it is. Raises StoreUnavailable at once where the
+        ledger hangs: the grant expires by itself."""
         check_name("grant_id", grant_id)
+        self._check_writes(_WRITES_WITHIN_S)
         if await asyncio.wrap_future(self._ledger.release(grant_id)):
             metrics.GRANTS.labels("released").inc()
+
+    def _check_writes(self, within_s: float) -> None:
+        if (stuck_s := self._ledger.writes_stuck_s) > within_s:
+            raise StoreUnavailable("ledger", f"nothing was written for {stuck_s:.0f} s")
 
     async def _grant(self, scope: CacheScope, attempt: Attempt, keys: list[GrantedKey]) -> Reservation:
         record = GrantRecord(

@@ -9,12 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.domain.retrieval import CandidateStart
 from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.shard_process import ShardProcess
 from pentimento.testing.qdrant_double import running_qdrant_double
+from services.vectordb_gateway.capacity import Capacity
+from services.vectordb_gateway.store_threads import StoreThreads
 from tests.gateways import DIMENSION_COUNT, RunningGateway, attempt, embedding, running_gateway, scope
 
 TIMEOUT_S = 120.0
@@ -206,3 +210,37 @@ async def test_a_gateway_starts_and_misses_while_its_qdrant_server_is_away(tmp_p
         assert answer.start == FromNoise()
         assert answer.reason == "miss: the index is not ready"
         assert await gateway.client.reserve(scope(), attempt()) is not None
+
+
+@pytest.mark.parametrize(("hanging", "name"), [(CacheLedger, "writes_stuck_s"), (StoreThreads, "stuck_s")])
+async def test_a_ledger_that_hangs_is_asked_for_no_more_reservations(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, hanging: type, name: str
+) -> None:
+    """What its callers have given up would wait there until it answers, however many they are."""
+    asked: list[str] = []
+    monkeypatch.setattr(hanging, name, 7.0)
+    monkeypatch.setattr(Capacity, "refusal", lambda capacity, tenant: asked.append("refusal"))
+    monkeypatch.setattr(CacheLedger, "reserve", lambda ledger, grant: asked.append("reserve"))
+
+    grants = [await gateway.client.reserve(scope(), attempt(), timeout_s=TIMEOUT_S) for _ in range(3)]
+
+    assert (grants, asked) == ([None] * 3, [])
+
+
+async def test_a_ledger_that_hangs_is_asked_for_no_more_commits(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by, asked = attempt(), list[str]()
+    grant = await gateway.client.reserve(scope(), by)
+    assert grant is not None
+    captured = gateway.upload(grant)
+    monkeypatch.setattr(CacheLedger, "writes_stuck_s", 7.0)
+    monkeypatch.setattr(CacheLedger, "commit", lambda ledger, commit: asked.append("commit"))
+    monkeypatch.setattr(CacheLedger, "release", lambda ledger, grant_id: asked.append("release"))
+
+    with pytest.raises(Unavailable):
+        await gateway.client.commit(scope(), by, captured, embedding(1), embedding(1), 0)
+    with pytest.raises(Unavailable):
+        await gateway.client.release(grant.grant_id)
+
+    assert asked == []
