@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from starlette.requests import Request
 
 from pentimento.clients.image import ImageClient
-from pentimento.domain.errors import FailedPrecondition, FieldViolation
+from pentimento.domain.errors import FailedPrecondition, FieldViolation, Unavailable
 from pentimento.domain.image_request import Completed
 from pentimento.domain.jobs import ResultUrl, ResultUrlServer
 from services.edge.parts import EdgeParts
@@ -49,6 +49,14 @@ def check_server(server: ResultUrlServer, settings: EdgeSettings) -> None:
 def urls_off(why: str) -> FailedPrecondition:
     violation = FieldViolation(FIELD, f"must be b64_json: {why}")
     return FailedPrecondition("URLS_OFF", f"{FIELD}: {violation.description}", violations=(violation,))
+
+
+def address_pending(request_id: str, why: Unavailable) -> FailedPrecondition:
+    """Return what a caller without a key hears, whose next try would paint again what is painted."""
+    where = f"GET /v1/jobs/{request_id}/result?{FIELD}=url has the address once there is one"
+    return FailedPrecondition(
+        "ADDRESS_PENDING", f"{FIELD}: the picture is there, its address is not ({why.message}); {where}"
+    )
 
 
 def origin_of(request: Request, parts: EdgeParts) -> str:

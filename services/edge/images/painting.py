@@ -7,10 +7,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from pentimento.clients.image import ImageClient
-from pentimento.domain.errors import Internal, PentimentoError
+from pentimento.domain.errors import Internal, PentimentoError, Unavailable
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
-from services.edge.images.addresses import urls_of
+from services.edge.images.addresses import address_pending, urls_of
 from services.edge.images.asking import AskedPictures
 from services.edge.images.events import HEARTBEAT, PictureEvents, error_event
 from services.edge.images.previews import UsualSteps, preview_interval
@@ -61,9 +61,16 @@ class PictureErrand:
         return preview_interval(steps, self.asked.partial_images)
 
     async def urls(self, painted: EndedPictures, origin: str) -> list[str]:
-        """Return an address for each picture; those of this process begin with its `origin`."""
-        async with self.parts.frontdoor.channel(self.token) as channel:
-            return await urls_of(ImageClient(channel), painted.completed, origin)
+        """Return an address for each picture; those of this process begin with its `origin`. Where there is none yet,
+        raise what leads to the pictures that are there: Unavailable for who has a key, by which a retry finds them,
+        else FailedPrecondition ADDRESS_PENDING."""
+        try:
+            async with self.parts.frontdoor.channel(self.token) as channel:
+                return await urls_of(ImageClient(channel), painted.completed, origin)
+        except Unavailable as error:
+            if self.idempotency_key:
+                raise
+            raise address_pending(self.scope[REQUEST_ID], error) from error
 
     async def finished(self, receive: Receive) -> EndedPictures:
         """Return what came of the call. Cancelled CLIENT_LEFT, and the request with it, where the client leaves

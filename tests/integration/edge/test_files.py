@@ -1,5 +1,6 @@
 """`/v1/files/…`: pictures to whoever has a signed address, and to nobody else."""
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.signed_paths import PathSigner
 from pentimento.testing.frontdoor_suite import running_suite
 from pentimento.testing.paced_worker import PacedWorker, picture_of
+from tests.integration.frontdoor.inputs import store_away
 
 ASKED = {"prompt": "a red circle", "num_inference_steps": 3, "seed": 1}
 
@@ -107,6 +109,34 @@ async def test_pictures_come_as_addresses_where_that_is_asked(files: FilesUnderT
     read = await files.http.get(picture["url"])
     assert "b64_json" not in picture and picture["url"].startswith(str(files.http.base_url))
     assert (read.status_code, read.content) == (200, files.picture)
+
+
+async def once_available(http: httpx.AsyncClient, path: str) -> httpx.Response:
+    while True:
+        answer = await http.get(path)
+        if answer.status_code != 503:
+            return answer
+        await asyncio.sleep(0.01)
+
+
+async def test_a_picture_whose_store_is_away_is_found_by_its_key_or_where_the_refusal_says(
+    files: FilesUnderTest, worker: PacedWorker
+) -> None:
+    """Without a key another call would paint it again: unmodified clients are told not to make it."""
+    asked = {"json": {**ASKED, "response_format": "url"}}
+    with store_away(files.folder):
+        keyed = await files.http.post("/v1/images/generations", **asked, headers={"Idempotency-Key": "k"})
+        keyless = await files.http.post("/v1/images/generations", **asked)
+    kept = f"/v1/jobs/{keyless.headers['x-request-id']}/result"
+    told = await once_available(files.http, f"{kept}?response_format=url")
+    retried = await files.http.post("/v1/images/generations", **asked, headers={"Idempotency-Key": "k"})
+
+    assert (keyed.status_code, keyed.headers["retry-after"]) == (503, "1")
+    assert (keyless.status_code, keyless.headers["x-should-retry"]) == (409, "false")
+    assert kept in keyless.json()["error"]["message"]
+    assert retried.headers["x-request-id"] == keyed.headers["x-request-id"]
+    assert [(await files.http.get(one.json()["data"][0]["url"])).status_code for one in (told, retried)] == [200, 200]
+    assert len(worker.executed) == 3
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["frontdoor", "edge"])
