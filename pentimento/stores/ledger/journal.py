@@ -5,7 +5,7 @@ active one and a standby, or one that was stopped and woke up) write to the same
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -49,7 +49,7 @@ from pentimento.stores.ledger.journal_rows import (
 from pentimento.stores.ledger.journal_webhooks import AskedWebhook, JournalWebhooks, add_webhook, is_untold
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.prepared_write import PreparedWrite
-from pentimento.stores.ledger.reader import LedgerReader
+from pentimento.stores.ledger.reader import LedgerReader, followed_by
 from pentimento.stores.ledger.records import (
     AcceptedRequest,
     AcceptKind,
@@ -233,13 +233,16 @@ class Journal(EpochLedger):
     ) -> "Future[list[JournalledRequest]]":
         """Delete up to so many requests that were terminal before that time, with their idempotency keys, and return
         them, oldest first. `tenant`: of that one alone. Those stay that are pinned, or somebody is still to be told
-        of."""
-        is_pinned = _requests.c.request_id.in_(pinned_requests(self._clock.wall()))
-        statement = select_requests().where(_requests.c.finished_at < finished_before, ~is_pinned, ~is_untold())
+        of. They are looked for beside the writer: many that stay may come before them."""
+        now = self._clock.wall()
+        is_pinned = _requests.c.request_id.in_(pinned_requests(now))
+        statement = select(_requests.c.request_id).where(_requests.c.finished_at < finished_before)
+        statement = statement.where(~is_pinned, ~is_untold())
         if tenant:
             statement = statement.where(_requests.c.tenant == tenant)
         oldest = statement.order_by(_requests.c.finished_at).limit(limit_count)
-        return self._submit(lambda connection: _forget(connection, oldest))
+        found = self._reader.submit(lambda connection: connection.scalars(oldest).all())
+        return followed_by(found, lambda ids: self._submit(lambda connection: _forget(connection, ids, now)))
 
     def save_plan(self, plan: bytes) -> "Future[None]":
         """Keep the plan in force, for a start without a controller."""
@@ -347,8 +350,13 @@ def _save_plan(connection: Connection, plan: bytes) -> None:
         connection.execute(insert(tables.plan), {"singleton": 1, "plan": plan})
 
 
-def _forget(connection: Connection, statement: Select[Any]) -> list[JournalledRequest]:
-    records = _read(connection, statement)
+def _forget(connection: Connection, found: Sequence[str], now: float) -> list[JournalledRequest]:
+    """Forget those of them that are not pinned by now."""
+    if not found:
+        return []
+    is_pinned = _requests.c.request_id.in_(pinned_requests(now, found))
+    statement = select_requests().where(_requests.c.request_id.in_(found), ~is_pinned)
+    records = _read(connection, statement.order_by(_requests.c.finished_at))
     ids = [record.request.request_id for record in records]
     connection.execute(delete(_requests).where(_requests.c.request_id.in_(ids)))
     return records

@@ -1,6 +1,6 @@
 """Which requests' pictures stay replayable until when: their rows and what they came with are kept meanwhile."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -52,9 +52,10 @@ class JournalPins:
         return self._writer.submit(work)
 
 
-def pinned_requests(now: float) -> Select[tuple[str]]:
-    """Select the ids of requests that are pinned."""
-    return select(_pins.c.request_id).where(_pins.c.expires_at > now)
+def pinned_requests(now: float, among: Sequence[str] | None = None) -> Select[tuple[str]]:
+    """Select the ids of requests that are pinned, of these alone where some are named."""
+    statement = select(_pins.c.request_id).where(_pins.c.expires_at > now)
+    return statement if among is None else statement.where(_pins.c.request_id.in_(among))
 
 
 def pinned_keys(now: float) -> Select[tuple[str]]:

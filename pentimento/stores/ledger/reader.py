@@ -10,6 +10,29 @@ from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.database import typed_errors
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+
+def followed_by(first: "Future[T]", following: "Callable[[T], Future[R]]") -> "Future[R]":
+    """Return the future of what follows from the first one's result; it fails as either does."""
+    done: Future[R] = Future()
+    done.set_running_or_notify_cancel()
+
+    def end(second: "Future[R]") -> None:
+        error = second.exception()
+        if error is None:
+            done.set_result(second.result())
+        else:
+            done.set_exception(error)
+
+    def follow(found: "Future[T]") -> None:
+        try:
+            following(found.result()).add_done_callback(end)
+        except Exception as error:
+            done.set_exception(error)
+
+    first.add_done_callback(follow)
+    return done
 
 
 class LedgerReader:

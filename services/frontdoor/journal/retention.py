@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
@@ -59,33 +60,39 @@ class Retention:
         self._over = asyncio.Event()
         self._suspects: set[str] = set()
         self._swept_at = clock.monotonic()
+        self._interval_s = min(_INTERVAL_S, limits.sweep_interval_s)
+        # When old requests are looked for again; when those are of each tenant that are beyond its share, and held.
+        self._old_at = self._swept_at
+        self._held_until: dict[str, float] = {}
 
     async def recover(self) -> None:
         """Changes state: what earlier frontdoors kept is counted."""
         for kept in await asyncio.wrap_future(self._journal.objects.kept()):
             self._bytes[kept.tenant] += kept.size_bytes
             self._requests[kept.tenant] += kept.request_count
-        if any(self._excess(tenant) != (0, 0) for tenant in self._requests):
+        if any(self._is_over(tenant) for tenant in self._requests):
             self._over.set()
 
     def keep(self, tenant: str, picture_bytes: int) -> None:
         """Changes state: a request of the tenant's has ended, with a picture of that size or none (0)."""
         self._bytes[tenant] += picture_bytes
         self._requests[tenant] += 1
-        if self._excess(tenant) != (0, 0):
+        if self._is_over(tenant):
             self._over.set()
 
     async def run_forever(self) -> None:
         """Changes state: at intervals, and whenever a tenant has more than its share."""
         while True:
-            await self._attempted(self._forget_old())
+            if self._clock.monotonic() >= self._old_at:
+                self._old_at = self._clock.monotonic() + self._interval_s
+                await self._attempted(self._forget_old())
             await self._attempted(self._forget_beyond_quotas())
             await self._attempted(self._give_back_pages())
             if self._clock.monotonic() - self._swept_at >= self._limits.sweep_interval_s:
                 self._swept_at = self._clock.monotonic()
                 await self._attempted(self.sweep())
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(_INTERVAL_S, self._limits.sweep_interval_s)):
+                async with asyncio.timeout(max(self._old_at - self._clock.monotonic(), 0.0)):
                     await self._over.wait()
             self._over.clear()
 
@@ -120,6 +127,12 @@ class Retention:
         more_requests = self._requests[tenant] - self._limits.tenant_finished_requests
         return max(more_bytes, 0), max(more_requests, 0)
 
+    def _is_over(self, tenant: str) -> bool:
+        """Return whether something of the tenant's is to be forgotten now."""
+        more_bytes, more_requests = self._excess(tenant)
+        held = self._clock.monotonic() < self._held_until.get(tenant, -math.inf)
+        return more_bytes > 0 or (more_requests > 0 and not held)
+
     async def _forget_old(self) -> None:
         finished_before = self._clock.wall() - self._limits.retention_s
         while True:
@@ -129,13 +142,16 @@ class Retention:
                 return
 
     async def _forget_beyond_quotas(self) -> None:
-        for tenant in tuple(self._requests):
+        for tenant in filter(self._is_over, tuple(self._requests)):
             while self._excess(tenant)[1]:
                 count = min(self._excess(tenant)[1], _FORGOTTEN_AT_ONCE)
                 now = self._clock.wall() + 1.0
                 oldest = await asyncio.wrap_future(self._journal.forget_finished(now, count, tenant))
                 if not oldest:
+                    # To find that takes long where they are many, and others wait for the journal meanwhile.
+                    self._held_until[tenant] = self._clock.monotonic() + self._interval_s
                     break
+                self._held_until.pop(tenant, None)
                 await self._let_go(oldest)
             if self._excess(tenant)[0]:
                 await self._forget_pictures(tenant)

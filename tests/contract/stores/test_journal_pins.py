@@ -1,5 +1,6 @@
 """Which requests stay replayable until when, on SQLite and on PostgreSQL."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -50,6 +51,22 @@ def test_a_pinned_request_and_what_it_came_with_are_kept_until_the_pin_ends(jour
     assert journal.objects.named(["inputs/a/1"]).result() == set()
     assert forgotten(journal) == ["r1"]
     assert journal.pins.unpin("a", "r1").result() is False, "it went with its request"
+
+
+def test_what_may_go_is_looked_for_beside_the_writer_and_stays_where_it_is_pinned_meanwhile(journal: Journal) -> None:
+    """Many that stay may come before it."""
+    complete(journal, "r1")
+    goes_on = threading.Event()
+    holding = journal._submit(lambda connection: goes_on.wait(60))
+
+    pin = journal.pins.pin(pinned("r1"), 100)
+    gone = journal.forget_finished(1e12, 10)
+    read = journal._reader.submit(lambda connection: None)
+
+    read.result(60)
+    assert not holding.done()
+    goes_on.set()
+    assert (pin.result(), gone.result()) == (None, [])
 
 
 def test_a_tenant_pins_no_more_than_its_quota(journal: Journal, clock: SetClock) -> None:

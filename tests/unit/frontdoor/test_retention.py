@@ -147,3 +147,33 @@ async def test_old_requests_are_forgotten_however_many_they_are() -> None:
     await one_round(retention_of(objects))
 
     assert objects.finished == []
+
+
+async def test_a_tenant_of_whom_nothing_may_go_is_not_looked_through_again_for_every_request_that_ends() -> None:
+    """All that it has is pinned, or to be told of: who looks reads it all, while others wait for the journal."""
+    objects, clock, looks = ListedObjects(), SetClock(), list[str]()
+
+    def forget_finished(before: float, count: int, tenant: str = "") -> "Future[list[Any]]":
+        looks.append(tenant or "old ones")
+        return done([])
+
+    objects.forget_finished = forget_finished  # type: ignore[method-assign]
+    kept = Retention(objects, objects, KeysUnderWay(), KeysUnderWay(), clock, LIMITS)  # type: ignore[arg-type]
+    for _ in range(LIMITS.tenant_finished_requests):
+        kept.keep("acme", 0)
+    running = asyncio.create_task(kept.run_forever())
+    for _ in range(5):
+        kept.keep("acme", 0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+    at_once = list(looks)
+
+    clock.monotonic_s += 60.0
+    kept.keep("acme", 0)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+
+    assert at_once == ["old ones", "acme"]
+    assert looks == [*at_once, "old ones", "acme"]
