@@ -138,7 +138,8 @@ class Frontdoor(ServiceProcess):
         plan = self.plans.plan
         if plan is not None:
             self.parts.adapters.follow(plan)
-            self.parts.catalogue.follow(plan.registered)
+            models = {pool.model for pool in plan.pools} | {assigned.model for assigned in plan.assignments}
+            self.parts.catalogue.follow(plan.registered, models)
         endpoints = plan.endpoints if plan is not None else ()
         if self.parts.embedder is not None:
             self.parts.embedder.follow(

@@ -36,10 +36,14 @@ class Catalogue:
         self._told: set[frozenset[str]] = set()
         # By name, the digests that alone count.
         self._registered: dict[str, str] = {}
+        # What the plan gives to workers, which may not have told yet.
+        self._planned: frozenset[str] = frozenset()
         self._learnt = asyncio.Event()
 
-    def follow(self, registered: Iterable[RegisteredDigest]) -> None:
-        """Changes state: under these names no other digests are known from now on, nor those that were."""
+    def follow(self, registered: Iterable[RegisteredDigest], planned: Iterable[str] = ()) -> None:
+        """Changes state: under these names no other digests are known from now on, nor those that were. `planned`: the
+        names of models that workers hold, or are to."""
+        self._planned = frozenset(planned)
         self._registered = {one.model: one.digest for one in registered}
         for held in [held for held in self._models.values() if not self._may_be(held)]:
             del self._models[held.model]
@@ -76,13 +80,16 @@ class Catalogue:
         return known.worker_generation > held.worker_generation
 
     def find(self, name: str) -> HeldModel:
-        """The model of that name, the default one for "". NotFound; Unavailable while no worker was ever heard of."""
+        """The model of that name, the default one for "". NotFound; Unavailable while no worker was ever heard of, or
+        none that has loaded what the plan names: after a start not all have told yet."""
         wanted = name or self._default_model or next(iter(sorted(self._models)), "")
         held = self._models.get(wanted)
         if held is not None:
             return held
         if not self._models or not name:
             raise Unavailable("NO_WORKER_READY", "no worker is ready yet", retry_after_ms=self._retry_ms)
+        if name in self._planned:
+            raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {name} yet", retry_after_ms=self._retry_ms)
         shown = name[:_SHOWN_NAME_LENGTH]
         limit = f"must be one of {', '.join(sorted(self._models))}, got {shown!r}"
         raise NotFound.of("UNKNOWN_MODEL", "model", limit)
