@@ -27,6 +27,7 @@ _AT_ONCE = 8
 _AT_ONCE_PER_HOST = 2
 _LONGEST_WAIT_S = 60.0
 _GONE = 410
+_NOTE_RETRIES = Backoff(first_s=0.05, max_s=30.0)
 
 
 @dataclass(frozen=True)
@@ -157,13 +158,18 @@ class Webhooks:
         delivery = await self._try(due)
         WEBHOOKS.labels(delivery.state.value).inc()
         wait_s = self._limits.backoff.random_delay_s(delivery.try_count, self._random)
-        noted = self._journal.note_try(due.request_id, delivery, self._clock.wall() + wait_s)
-        try:
-            await asyncio.wrap_future(noted)
-        except PentimentoError as error:
-            logger.warning("what came of a webhook cannot be noted", extra={"reason": error.reason})
-            # It is called again: not at once.
-            await asyncio.sleep(wait_s)
+        await self._note(due.request_id, delivery, self._clock.wall() + wait_s)
+
+    async def _note(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> None:
+        """Ask the journal until it answers: who has answered is not to be called again."""
+        delays_s = _NOTE_RETRIES.delays_s()
+        while True:
+            try:
+                await asyncio.wrap_future(self._journal.note_try(request_id, delivery, next_at))
+                return
+            except PentimentoError as error:
+                logger.warning("what came of a webhook cannot be noted", extra={"reason": error.reason})
+            await asyncio.sleep(next(delays_s))
 
     async def _try(self, due: DueWebhook) -> WebhookDelivery:
         tries = due.try_count + 1

@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
+from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import Journal as RequestJournal
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.journal_webhooks import AskedWebhook, DueWebhook, JournalWebhooks
@@ -117,6 +118,29 @@ async def test_many_calls_of_a_host_that_does_not_answer_keep_no_other_host_wait
         calls = [await asyncio.wait_for(called.get(), 10) for _ in range(3)]
 
     assert calls == [f"{SLOW}0", f"{SLOW}1", FAST]
+
+
+class ForgetfulJournal(Journal):
+    """Its disk is away when the first call is to be noted."""
+
+    failures = 1
+
+    def note_try(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> "Future[None]":
+        if self.failures:
+            self.failures -= 1
+            away: Future[None] = Future()
+            away.set_exception(StoreUnavailable("ledger", "away"))
+            return away
+        return super().note_try(request_id, delivery, next_at)
+
+
+async def test_what_was_answered_is_noted_once_the_journal_is_back_and_not_called_again() -> None:
+    journal = ForgetfulJournal(SetClock(), {FAST: 0.0})
+
+    async with delivering(SetClock(), journal) as called, asyncio.timeout(3):
+        await until(lambda: not journal._times)
+
+    assert called.qsize() == 1
 
 
 def is_given_up(journal: RequestJournal, request_id: str) -> bool:
