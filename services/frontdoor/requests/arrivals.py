@@ -144,12 +144,14 @@ class Arrivals:
 
     def arrive(self, call: ArrivingCall, judged: Judged, pictures: Sequence[NewPicture]) -> tuple[Listener, ...]:
         """Changes state: the dataplane hears of all of them, and admits all or none. Raises ResourceExhausted where a
-        quota is exhausted."""
+        quota is exhausted, and as the catalogue where the model has gone since it was judged."""
+        # What may raise comes before anything is held for the requests.
+        first, spec = self._parts.catalogue.find(judged.stages[0].model), judged.resolved.spec
+        pools, painted = tuple(stage.pool for stage in judged.stages), as_painted_by(judged.resolved, first)
+        thinning = expected_thinning(self._parts, painted, first)
         jobs = self._new_jobs([self._client_request(call, judged, picture) for picture in pictures])
         listeners = tuple(job.audience.join(hears_progress=call.hears_progress) for job in jobs)
         request, others = jobs[0].request, tuple(job.request.request_id for job in jobs[1:])
-        first, spec = self._parts.catalogue.find(judged.stages[0].model), judged.resolved.spec
-        pools, painted = tuple(stage.pool for stage in judged.stages), as_painted_by(judged.resolved, first)
         arrived = RequestArrived(
             request.request_id,
             call.tenant,
@@ -158,7 +160,7 @@ class Arrivals:
             request.deadline,
             cascade=pools,
             needs=needs_of(spec.loras, spec.controlnets),
-            thinning=expected_thinning(self._parts, painted, first),
+            thinning=thinning,
             others=others,
             cascade_name=judged.stages[0].cascade,
             has_inputs=bool(request.resolved.inputs),

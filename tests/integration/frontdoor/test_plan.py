@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from pentimento.domain.adapters import Adapter, AdapterKind
-from pentimento.domain.errors import Unavailable
+from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import (
     CachePlan,
     CascadePlan,
     Plan,
     PoolPlan,
+    RegisteredDigest,
     RouteShare,
     StagePlan,
     StartThreshold,
@@ -333,6 +334,24 @@ async def test_a_score_counts_where_it_is_of_the_discriminator_that_was_planned_
 
     assert provenance.spec.model == painted
     assert ("degraded: UNSCORED" in provenance.notes) is (painted == "light")
+
+
+async def test_a_request_whose_model_goes_while_it_is_judged_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tenant would have a request less for good, and what it came with would stay in memory."""
+    async with planned(folder, (PoolPlan("light", "light", ("w1",)),)) as run:
+        parts = run.suite.frontdoor.parts
+
+        async def another_is_registered(*of: object) -> None:
+            parts.catalogue.follow([RegisteredDigest("light", "sha256:other")])
+
+        monkeypatch.setattr(parts.pins, "check_room", another_is_registered)
+        with pytest.raises(PentimentoError):
+            await run.suite.paint(replace(UNNAMED, model="light", pin_ms=60_000))
+
+    assert len(parts.jobs) == 0
+    assert parts.jobs.count_of("anonymous") == 0
 
 
 async def test_misses_take_one_way_and_hits_another_cascade(folder: Path) -> None:
