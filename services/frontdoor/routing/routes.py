@@ -1,6 +1,7 @@
 """The effects that decide where a request starts: embedding, then lookup, each with a bounded wait. What is down costs
 the cache alone."""
 
+import asyncio
 import logging
 from dataclasses import replace
 
@@ -95,7 +96,9 @@ def _is_embedded(parts: FrontdoorParts, resolved: ResolvedRequest, *, scored: bo
 
 async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
     request, stage = job.request, job.stages[number]
-    held = await parts.catalogue.wait_for(stage.model)
+    held = await _awaited_model(parts, job, stage.model)
+    if held is None:
+        return
     started_at = parts.clock.monotonic()
     decided: tuple[PoolOption, ...]
     if request.resolved.replay is not None:
@@ -139,6 +142,18 @@ def _resolved(parts: FrontdoorParts, job: Job, number: int, options: tuple[PoolO
         first.thinning,
         job.foreseen if number == 0 else None,
     )
+
+
+async def _awaited_model(parts: FrontdoorParts, job: Job, name: str) -> HeldModel | None:
+    """The model, as soon as a worker has it; None where the request ends before."""
+    while (known := parts.catalogue.known(name)) is None and not job.ended.is_set():
+        waiting = [asyncio.ensure_future(parts.catalogue.wait_for(name)), asyncio.ensure_future(job.ended.wait())]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waiting:
+                one.cancel()
+    return known
 
 
 async def _awaited_embedding(parts: FrontdoorParts, job: Job) -> Embedding | None:

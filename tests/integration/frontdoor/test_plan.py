@@ -351,7 +351,7 @@ async def test_a_request_whose_model_goes_while_it_is_judged_leaves_nothing_behi
             await run.suite.paint(replace(UNNAMED, model="light", pin_ms=60_000))
 
     assert len(parts.jobs) == 0
-    assert parts.jobs.count_of("anonymous") == 0
+    assert parts.jobs.count_of("default") == 0
 
 
 async def test_misses_take_one_way_and_hits_another_cascade(folder: Path) -> None:

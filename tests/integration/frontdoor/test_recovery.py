@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import pytest
 
 from pentimento.domain.errors import Internal
 from pentimento.domain.fleet import Plan, WorkerAssignment
-from pentimento.domain.generation import PlanVersion
-from pentimento.domain.image_request import Accepted, Completed
+from pentimento.domain.generation import GenerationSpec, PlanVersion, Scheduler
+from pentimento.domain.image_request import Accepted, CacheMode, Completed, ImageFormat, ResolvedRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
+from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from pentimento.testing.paced_worker import PacedWorker, picture_of
+from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_to_bytes
 from pentimento.wire.plans import plan_to_bytes
 
 
@@ -133,6 +136,22 @@ async def test_a_request_that_is_not_understood_ends_as_internal_and_is_never_pa
 
     assert caught.value.reason == "UNREADABLE_REQUEST"
     assert not worker.executed
+
+
+async def test_one_that_ends_before_any_worker_has_its_model_is_waited_for_no_more(folder: Path) -> None:
+    """Else every stop would wait for it, as for what is still being done."""
+    spec = GenerationSpec("a red circle", "", "tiny", 32, 32, 3, 3.0, Scheduler.DDIM, 7)
+    body = resolved_to_bytes(ResolvedRequest(spec, CacheMode.OFF, ImageFormat.PNG, None, 60_000))
+    with closing(open_journal(f"sqlite:///{folder / 'journal.sqlite'}")) as journal:
+        accepted = AcceptedRequest("r1", "default", body, "", time.time(), body_format=JOURNALLED_REQUEST)
+        journal.accept(accepted).result()
+
+    async with running_suite(folder, worker_addresses=(), worker_wait_s=0.01) as suite:
+        ended = await suite.client.cancel("r1")
+        async with asyncio.timeout(5):
+            await suite.frontdoor.parts.jobs.finish_tasks()
+
+    assert ended is RequestState.CANCELLED
 
 
 async def test_epochs_grow_from_start_to_start(folder: Path, worker: PacedWorker) -> None:
