@@ -1,6 +1,7 @@
 """Pictures and inputs, kept whether their store is there or not: what it does not take in time waits in the journal."""
 
 import asyncio
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +31,8 @@ _THREAD_COUNT = 8
 # Nobody waits for a picture that is moved; somebody does for one that is read.
 _MOVE_TIMEOUT_S = 60.0
 _READ_TIMEOUT_S = 10.0
+# Where every thread has been at one call for so long, none waits for them.
+_STUCK_S = 10.0
 _RETRIES = Backoff(first_s=0.2, max_s=15.0)
 SPOOL_RETRY_MS = 5000
 
@@ -56,6 +59,9 @@ class ObjectKeeper:
         self._journal = journal
         self._limits = limits
         self._threads = started_pool(_THREAD_COUNT, "objects")
+        # When each call that a thread is at began.
+        self._numbers = itertools.count()
+        self._began: dict[int, float] = {}
         self._spooled: dict[str, SpooledObject] = {}
         # Of all of them, and by tenant.
         self._waiting_bytes = 0
@@ -219,12 +225,25 @@ class ObjectKeeper:
         SPOOLED_BYTES.set(self._waiting_bytes)
 
     async def _on_store(self, work: Callable[[ObjectStore], T], timeout_s: float) -> T:
-        """The answer of the store; StoreUnavailable once it takes longer than that."""
+        """The answer of the store; StoreUnavailable once it takes longer than that, and at once while every thread
+        hangs: what nobody waits for any more would pile up before them."""
+        began = tuple(self._began.copy().values())
+        if len(began) == _THREAD_COUNT and monotonic() - max(began) > _STUCK_S:
+            raise StoreUnavailable("object store", "it does not answer")
         try:
             async with asyncio.timeout(timeout_s):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(self._opened()))
+                return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: self._timed(work))
         except TimeoutError:
             raise StoreUnavailable("object store", "it does not answer in time") from None
+
+    def _timed(self, work: Callable[[ObjectStore], T]) -> T:
+        """On a thread."""
+        number = next(self._numbers)
+        self._began[number] = monotonic()
+        try:
+            return work(self._opened())
+        finally:
+            del self._began[number]
 
     def _opened(self) -> ObjectStore:
         """On a thread; two that open at once open the same store twice, which harms nobody."""

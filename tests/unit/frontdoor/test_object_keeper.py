@@ -1,9 +1,11 @@
 """Objects that wait in the journal for their store: known after a restart, counted, without an address."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -12,6 +14,7 @@ from pentimento.domain.generation import ObjectReference
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.objects import ObjectStore, open_objects
+from services.frontdoor.objects import object_keeper
 from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper
 
 LIMITS = KeepingLimits(spool_bytes=100, tenant_spool_bytes=60)
@@ -97,3 +100,34 @@ async def test_what_is_deleted_while_it_waits_gives_its_room_back(journal: Journ
         await keeper.put("acme", "results/b", bytes(60))
 
     assert await waiting_keys(journal) == ["results/b"]
+
+
+class HangingStore:
+    """As a disk over a network that went: no call returns before `goes_on`."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.asked: list[str] = []
+
+    def delete(self, key: str) -> None:
+        self.asked.append(key)
+        self.goes_on.wait(60)
+
+
+async def test_nothing_piles_up_before_a_store_in_which_every_thread_hangs(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was given up would wait there for as long as it hangs, with all that came after it."""
+    monkeypatch.setattr(object_keeper, "_READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(object_keeper, "_STUCK_S", 0.0)
+    store = HangingStore()
+    keeper = ObjectKeeper(lambda: cast(ObjectStore, store), journal.objects, LIMITS)
+    while len(store.asked) < object_keeper._THREAD_COUNT:
+        await keeper.delete("results/a")
+
+    await asyncio.gather(*(keeper.delete("results/b") for _ in range(20)))
+
+    waiting = keeper._threads._work_queue.qsize()
+    store.goes_on.set()
+    keeper.close()
+    assert waiting == 0
