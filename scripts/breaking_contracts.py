@@ -1,6 +1,6 @@
 """Says what in the contracts would break a peer of an earlier version: `buf breaking` against what was committed.
 
-    python scripts/breaking_contracts.py            # against the last tag, else where this branch left main
+    python scripts/breaking_contracts.py            # against the last tag before this, else where it left main
     python scripts/breaking_contracts.py REVISION   # against that
 
 Until version 1.0 contracts may change, so what would break is listed and nothing fails. From 1.0 on the exit code is 1.
@@ -45,7 +45,9 @@ def version_of(root: Path) -> str:
 
 def earlier_revision(root: Path) -> str:
     """Return the last tag before this commit, or where it left main; "" where git knows of neither."""
-    if tag := git(root, "describe", "--tags", "--abbrev=0", "HEAD"):
+    # Those of this commit are no earlier version: a release is compared with the one before it.
+    own = [f"--exclude={tag}" for tag in git(root, "tag", "--points-at", "HEAD").splitlines()]
+    if tag := git(root, "describe", "--tags", "--abbrev=0", *own, "HEAD"):
         return tag
     head = git(root, "rev-parse", "HEAD")
     for branch in ("main", "origin/main"):
@@ -56,7 +58,11 @@ def earlier_revision(root: Path) -> str:
 
 def committed(root: Path, revision: str) -> bytes | None:
     """Return the descriptor set of a revision; None where it has none."""
-    found = subprocess.run(["git", "show", f"{revision}:{DESCRIPTOR_SET}"], cwd=root, capture_output=True, check=False)
+    command = ["git", "show", f"{revision}:{DESCRIPTOR_SET}"]
+    try:
+        found = subprocess.run(command, cwd=root, capture_output=True, check=False)
+    except FileNotFoundError:
+        return None
     return found.stdout if found.returncode == 0 else None
 
 

@@ -51,6 +51,16 @@ def test_where_git_knows_nothing_the_output_says_so(
     assert capsys.readouterr().out == "contracts are compared with nothing: no earlier version here\n"
 
 
+def test_without_git_a_named_revision_has_nothing_to_compare_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(breaking_contracts, "ROOT", tmp_path)
+    monkeypatch.setenv("PATH", "")
+
+    assert breaking_contracts.main(["v1.0.0"]) == 0
+    assert capsys.readouterr().out == "contracts are compared with nothing: v1.0.0 has none\n"
+
+
 def test_a_branch_is_compared_with_where_it_left_main_and_a_tag_comes_first(repository: Path) -> None:
     base = commit(repository, b"one")
     run(repository, "switch", "-q", "-c", "branch")
@@ -59,9 +69,27 @@ def test_a_branch_is_compared_with_where_it_left_main_and_a_tag_comes_first(repo
     assert committed(repository, base) == b"one"
 
     run(repository, "tag", "v0.1.0")
+    commit(repository, b"three")
 
     assert earlier_revision(repository) == "v0.1.0"
     assert committed(repository, "v0.1.0") == b"two"
+
+
+def test_a_release_is_compared_with_the_one_before_it(repository: Path) -> None:
+    commit(repository, b"one")
+    run(repository, "tag", "v1.0.0")
+    commit(repository, b"two")
+    run(repository, "tag", "v1.1.0")
+    run(repository, "tag", "latest")
+
+    assert earlier_revision(repository) == "v1.0.0"
+
+
+def test_the_first_release_of_main_is_compared_with_nothing(repository: Path) -> None:
+    commit(repository, b"one")
+    run(repository, "tag", "v1.0.0")
+
+    assert earlier_revision(repository) == ""
 
 
 @pytest.mark.parametrize(("version", "broken", "code"), [("0.9.3", ["x"], 0), ("1.0.0", ["x"], 1), ("1.0.0", [], 0)])
