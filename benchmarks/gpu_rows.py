@@ -4,8 +4,9 @@
     python -m benchmarks.gpu_rows --device cpu --tiny
 
 Each row runs in a process of its own, so that one that fails, hangs or takes all memory costs itself alone; what cannot
-be run is in the result with its reason (`notes.not_run`). The rows take turns within a limit of time, those with a
-compiler last. With `--device cpu --tiny` they show that they run, and nothing else.
+be run is in the result with its reason (`notes.not_run`), and a row that did not run makes the exit code 1. The rows
+take turns within a limit of time, those with a compiler last. With `--device cpu --tiny` they show that they run, and
+nothing else.
 """
 
 import argparse
@@ -132,7 +133,7 @@ def main() -> int:
         collected.not_run |= {name: "INTERRUPTED" for name in chosen["rows"] if name not in ended}
     for what, reason in collected.not_run.items():
         print(f"not run: {what}: {reason}")
-    measured_rows = Figure("rows that ran", len(collected.row_s), at_least(1, "rows"), [], None)
+    measured_rows = Figure("rows that ran", len(collected.row_s), at_least(len(chosen["rows"]), "rows"), [], None)
     notes = {"not_run": collected.not_run, "row_s": collected.row_s, "rounds": rounds, "tiny": chosen["tiny"]}
     notes |= {name: installed_version(name) for name in ("triton", "diffusers")}
     return publish(options, [*collected.figures, measured_rows], device=chosen["device"], notes=notes)

@@ -96,7 +96,7 @@ def test_the_result_has_the_rows_and_the_reasons(tmp_path: Path, monkeypatch: py
         return subprocess.CompletedProcess(command, 0, printed, "")
 
     monkeypatch.setattr(gpu_rows, "run_process", answered)
-    result = written(tmp_path, monkeypatch, "--rows", "kernel_speed", "seam_sd15", "device")
+    result = written(tmp_path, monkeypatch, "--rows", "kernel_speed", "seam_sd15", "device", exit_code=1)
 
     assert set(result["notes"]["row_s"]) == {"kernel_speed"}
     reasons = result["notes"]["not_run"]
@@ -112,3 +112,17 @@ def test_time_that_is_gone_is_told_and_a_run_without_a_row_reaches_nothing(
     result = written(tmp_path, monkeypatch, "--limit-s", "0", "--rows", "device", exit_code=1)
 
     assert result["notes"]["not_run"]["device"].startswith("OUT_OF_TIME")
+
+
+@pytest.mark.parametrize(("failing", "exit_code"), [("", 0), ("transport", 1)])
+def test_a_run_reaches_its_target_where_every_row_ran(
+    failing: str, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answered(command: list[str], **rest: object) -> subprocess.CompletedProcess[str]:
+        name = command[command.index("--row") + 1]
+        printed = json.dumps({"figures": [], "not_run": {f"{name}: fused": "NO_DEVICE: a CPU"}})
+        return subprocess.CompletedProcess(command, int(name == failing), f"{gpu_rows.MARK}{printed}\n", "")
+
+    monkeypatch.setattr(gpu_rows, "run_process", answered)
+
+    written(tmp_path, monkeypatch, "--rows", "device", "transport", exit_code=exit_code)
