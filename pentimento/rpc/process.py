@@ -16,6 +16,7 @@ from pentimento.files.private_files import keep_files_private
 from pentimento.rpc.freed_memory import share_one_heap
 from pentimento.rpc.thread_pools import start_default_threads
 from pentimento.settings import SettingsError
+from pentimento.telemetry.unhandled import log_unhandled, log_what_nobody_catches
 
 EXIT_BROKEN = 1
 EXIT_SETTINGS = 2
@@ -27,12 +28,14 @@ def run_service(main: Callable[[list[str]], Awaitable[None]], *, private: bool =
     are this user's alone unless `private` is False."""
 
     async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(log_unhandled)
         start_default_threads()
         await main(sys.argv[1:])
 
     if private:
         keep_files_private()
     share_one_heap()
+    log_what_nobody_catches()
     try:
         asyncio.run(run())
     except SettingsError as error:

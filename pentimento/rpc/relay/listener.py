@@ -23,6 +23,7 @@ from pentimento.rpc.relay.call_turns import CallTurns
 from pentimento.rpc.relay.connection import READ_BYTES, ClientEnd, Connection, ServerEnd
 from pentimento.rpc.tls_buffers import bound_tls_buffers
 from pentimento.rpc.transport import HANDSHAKE_TIMEOUT_MS
+from pentimento.telemetry.unhandled import log_unhandled
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Relay:
         """Accept connections from now on; gRPC listens at the Unix socket `target`."""
         self._target = str(target)
         self._loop, self._handlers_loop = asyncio.new_event_loop(), asyncio.get_running_loop()
+        self._loop.set_exception_handler(log_unhandled)
         self._accepting = [self._loop.create_task(self._accept(listener)) for listener in self._listeners]
         self._thread = Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._thread.start()

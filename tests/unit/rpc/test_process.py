@@ -1,8 +1,11 @@
 """How a process ends, in this one."""
 
+import asyncio
+import gc
 import os
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +13,16 @@ import pytest
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.rpc.process import run_service
 from pentimento.settings import SettingsError
+from pentimento.telemetry.logs import TextFormatter
+
+CANARY = "-".join(["canary", "prompt"])
 
 
 @pytest.fixture(autouse=True)
 def as_started(monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(sys, "argv", ["program", "--first", "second"])
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -94,3 +102,51 @@ def test_all_threads_of_a_service_share_one_heap(monkeypatch: pytest.MonkeyPatch
     run_service(main)
 
     assert said == ["one heap", "threads", "main"]
+
+
+def quote(words: str) -> None:
+    raise ValueError(words)
+
+
+async def in_a_task() -> None:
+    async def fail() -> None:
+        quote(CANARY)
+
+    task = asyncio.create_task(fail())
+    await asyncio.sleep(0)
+    del task
+    gc.collect()
+
+
+async def in_a_callback() -> None:
+    asyncio.get_running_loop().call_soon(quote, CANARY)
+    await asyncio.sleep(0)
+
+
+async def in_a_thread() -> None:
+    thread = threading.Thread(target=quote, args=(CANARY,))
+    thread.start()
+    thread.join()
+
+
+async def in_a_finalizer() -> None:
+    class Quoting:
+        def __del__(self) -> None:
+            quote(CANARY)
+
+    Quoting()
+
+
+@pytest.mark.parametrize("fail", [in_a_task, in_a_callback, in_a_thread, in_a_finalizer])
+def test_what_nobody_catches_is_told_by_type_and_place_without_its_words(
+    fail: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def main(argv: list[str]) -> None:
+        await fail()
+
+    run_service(main)
+
+    (record,) = caplog.records
+    line = TextFormatter("program", "program-1").format(record)
+    assert record.levelname == "ERROR" and "ValueError" in line and "in quote" in line
+    assert CANARY not in line + capfd.readouterr().err
