@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 from pentimento.devices.emulation import EmulatedFleet, served_profile
 from pentimento.devices.profile import profile_to_json
@@ -132,7 +133,15 @@ def stores(settings: SuiteSettings, state: StateDirectory) -> Path:
 
 
 def objects_url(settings: SuiteSettings, state: StateDirectory) -> str:
-    return f"file://{stores(settings, state) / 'objects'}"
+    return f"file://{quote(str(stores(settings, state) / 'objects'))}"
+
+
+def index_url(settings: SuiteSettings, state: StateDirectory) -> str:
+    return f"edge://{quote(str(stores(settings, state) / 'index'))}"
+
+
+def ledger_url(settings: SuiteSettings, state: StateDirectory, service: str) -> str:
+    return f"sqlite:///{quote(str(stores(settings, state) / f'{service}.sqlite'))}"
 
 
 def embedder(settings: SuiteSettings, state: StateDirectory, number: int) -> ProcessSpec:
@@ -157,11 +166,11 @@ def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         "--listen",
         address,
         "--index-url",
-        f"edge://{stores(settings, state) / 'index'}",
+        index_url(settings, state),
         "--objects-url",
         objects_url(settings, state),
     )
-    arguments += ("--ledger-url", f"sqlite:///{stores(settings, state) / 'gateway.sqlite'}")
+    arguments += ("--ledger-url", ledger_url(settings, state, "gateway"))
     arguments += reuse_arguments(settings)
     arguments += grant_arguments(settings) + shared_arguments(settings, "gateway") + caller_arguments(settings, state)
     return ProcessSpec("gateway", "services.vectordb_gateway", arguments, address, CACHE_STAGE)
@@ -191,8 +200,7 @@ def reuse_arguments(settings: SuiteSettings) -> tuple[str, ...]:
 
 def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     address = unix_address(state, "controller")
-    ledger = f"sqlite:///{stores(settings, state) / 'controller.sqlite'}"
-    arguments: tuple[str, ...] = ("--listen", address, "--ledger-url", ledger)
+    arguments: tuple[str, ...] = ("--listen", address, "--ledger-url", ledger_url(settings, state, "controller"))
     arguments += ("--objects-url", objects_url(settings, state))
     arguments += shared_arguments(settings, "controller")
     if settings.fleet is not None:
@@ -288,7 +296,7 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         "--listen",
         listen,
         "--ledger-url",
-        f"sqlite:///{stores(settings, state) / 'frontdoor.sqlite'}",
+        ledger_url(settings, state, "frontdoor"),
     )
     arguments += ("--objects-url", objects_url(settings, state), "--default-model", settings.default_model)
     arguments += profile_arguments(settings.profiles)

@@ -27,7 +27,7 @@ def open_objects(url: str, signer: PathSigner | None = None, *, read_only: bool 
 
 def _open_objects(url: str, signer: PathSigner | None, read_only: bool) -> ObjectStore:
     parts = urlsplit(url)
-    if parts.scheme == "file" and parts.path and not parts.netloc and not parts.query:
+    if parts.scheme == "file" and parts.path and not (parts.netloc or parts.query or parts.fragment):
         from pentimento.stores.objects.filesystem import FilesystemObjectStore
 
         return FilesystemObjectStore(Path(unquote(parts.path)), signer, read_only=read_only)

@@ -44,7 +44,7 @@ def open_vectors(url: str, building: IndexBuilding | None = None) -> VectorIndex
 
 def _open_vectors(url: str, building: IndexBuilding | None) -> VectorIndex:
     parts = urlsplit(url)
-    if parts.scheme == "edge" and parts.path and not parts.netloc and not parts.query:
+    if parts.scheme == "edge" and parts.path and not (parts.netloc or parts.query or parts.fragment):
         from pentimento.stores.vectors.edge import EdgeVectorIndex
 
         return EdgeVectorIndex(Path(unquote(parts.path)), building=building or IndexBuilding())

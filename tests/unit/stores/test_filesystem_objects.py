@@ -233,6 +233,7 @@ def test_free_bytes_are_those_of_the_volume(tmp_path: Path) -> None:
         "file:",
         "file://host/x",
         "file:///x?fsync=off",
+        "file:///x#1/y",
         "file:///x%00y",
         "s3:///x",
         "s3://[/x",

@@ -70,6 +70,7 @@ def test_normalised_vectors_pass(values: list[float]) -> None:
         "edge:",
         "edge://host/x",
         "edge:///x?y=z",
+        "edge:///x#1/y",
         "qdrant://",
         "/tmp/x",
         "qdrant://h?x=y",

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import make_url
 
 from pentimento.cli.up import up
 from pentimento.devices.emulation import read_fleet
 from pentimento.devices.profile import profile_from_json
+from pentimento.stores.objects import open_objects
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite import Suite, plan_suite, profile_file, write_profiles
@@ -82,6 +85,26 @@ def test_emulated_pictures_never_lie_with_real_ones(suite: Suite, tmp_path: Path
     for name in ("frontdoor", "slow-0"):
         assert flags_of(suite, name)["--objects-url"] == f"file://{tmp_path}/state/emulated/objects"
     assert flags_of(suite, "frontdoor")["--ledger-url"] == f"sqlite:///{tmp_path}/state/emulated/frontdoor.sqlite"
+
+
+@pytest.mark.parametrize("name", ["suite #1", "suite%201", "suite?1", "suité"])
+def test_stores_lie_in_the_state_directory_whatever_it_is_called(
+    name: str, settings: SuiteSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "fleet.toml").write_text("cache = true\n" + FLEET)
+    cached = replace(settings, fleet=read_fleet(tmp_path / "fleet.toml"))
+    stores = tmp_path / name / "emulated"
+
+    suite = plan_suite(cached, StateDirectory(tmp_path / name))
+
+    gateway = next(process.arguments for process in suite.processes if process.name == "gateway")
+    objects, index, ledger = (
+        gateway[gateway.index(flag) + 1] for flag in ("--objects-url", "--index-url", "--ledger-url")
+    )
+    open_objects(objects)
+    assert (stores / "objects").is_dir()
+    assert unquote(urlsplit(index).path) == str(stores / "index")
+    assert make_url(ledger).database == str(stores / "gateway.sqlite")
 
 
 def test_the_frontdoor_hears_of_the_cascade_and_of_what_models_cost(suite: Suite, tmp_path: Path) -> None:
