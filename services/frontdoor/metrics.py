@@ -1,5 +1,7 @@
 """What the frontdoor counts, beside the RPC metrics that every process has."""
 
+from math import nan
+
 from pentimento.telemetry import counter, gauge, histogram
 
 REQUESTS = counter(
@@ -50,8 +52,9 @@ SPOOLED_OBJECTS = gauge(
 )
 SPOOLED_BYTES = gauge("pentimento_frontdoor_spooled_bytes", "Bytes that wait in the journal for the object store.")
 FREE_BYTES = gauge(
-    "pentimento_frontdoor_free_bytes", "Room left on the fullest disk of journal and object store; 0 where unknown."
+    "pentimento_frontdoor_free_bytes", "Room left on the fullest disk of journal and object store; NaN where unknown."
 )
+FREE_BYTES.set(nan)
 BAD_PICTURES = counter(
     "pentimento_frontdoor_bad_pictures_total",
     "Pictures that could not be read back: missing, corrupt.",

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from math import nan
 
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.stores.ledger.journal_objects import JournalObjects
@@ -62,7 +63,7 @@ class Quotas:
         found = [await self._keeper.free_bytes(), await asyncio.to_thread(self._journal.free_bytes)]
         known = [free for free in found if free is not None]
         self._free_bytes = min(known) if known else None
-        FREE_BYTES.set(self._free_bytes or 0)
+        FREE_BYTES.set(nan if self._free_bytes is None else self._free_bytes)
 
 
 def _exhausted(quota: str, limit: str) -> ResourceExhausted:

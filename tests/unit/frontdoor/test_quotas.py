@@ -1,8 +1,10 @@
 """Where the limits on what is unfinished, and on what is left of the disks, lie exactly."""
 
+from math import nan
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client import REGISTRY
 
 from pentimento.domain.errors import ResourceExhausted
 from services.frontdoor.requests.quotas import QuotaLimits, Quotas
@@ -69,3 +71,16 @@ async def test_the_fuller_one_of_two_disks_decides(free: dict[str, int]) -> None
 
 async def test_a_disk_that_nobody_can_tell_of_refuses_nobody() -> None:
     assert refused_by(await quotas_of(store_free=None, journal_free=None)) == ""
+
+
+@pytest.mark.parametrize(
+    ("store_free", "journal_free", "told"),
+    [(None, None, nan), (None, 7, 7.0), (0, 7, 0.0)],
+    ids=["none", "one", "full"],
+)
+async def test_room_that_nobody_can_tell_of_is_no_number_and_a_full_disk_has_none(
+    store_free: int | None, journal_free: int | None, told: float
+) -> None:
+    await quotas_of(store_free=store_free, journal_free=journal_free)
+
+    assert REGISTRY.get_sample_value("pentimento_frontdoor_free_bytes") == pytest.approx(told, nan_ok=True)
