@@ -15,7 +15,9 @@ from pentimento.settings.errors import SettingsError
 COMMON = "common"
 CONFIG_VARIABLE = "PENTIMENTO_CONFIG"
 # Tables that a shared file may have; a service reads its own and [common].
-KNOWN_TABLES = frozenset(kind.value for kind in ReplicaKind) | {COMMON, "controller", "client", "up"}
+KNOWN_TABLES = frozenset(kind.value for kind in ReplicaKind) | {
+    *(COMMON, "controller", "edge", "emulated_worker", "emulated_discriminator", "client", "up"),
+}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Precedence, types, and one clear line for whatever is unknown or wrong."""
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -9,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.settings import SettingsError, load_settings, setting
+
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
 
 
 class Device(Enum):
@@ -123,6 +126,15 @@ def test_a_switch_can_be_turned_off_again() -> None:
 
 def test_an_empty_variable_unsets_an_optional_path() -> None:
     assert load(environ={"PENTIMENTO_EMBEDDER_WEIGHTS": ""}).weights is None
+
+
+def test_one_file_may_have_the_tables_of_all_services(tmp_path: Path) -> None:
+    tables = re.findall(r"table `\[(\w+)\]`", REFERENCE.read_text())
+    assert {"embedder", "edge", "emulated_worker"} <= set(tables)
+
+    file = toml(tmp_path, "".join(f'[{table}]\nname = "{table}"\n' for table in tables))
+
+    assert load("--config", file).name == "embedder"
 
 
 def test_tables_and_variables_of_other_services_are_theirs(tmp_path: Path) -> None:
