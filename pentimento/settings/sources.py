@@ -18,6 +18,14 @@ CONFIG_VARIABLE = "PENTIMENTO_CONFIG"
 KNOWN_TABLES = frozenset(kind.value for kind in ReplicaKind) | {
     *(COMMON, "controller", "edge", "emulated_worker", "emulated_discriminator", "client", "up"),
 }
+# Settings that some services have and that look like misspelt ones of others; a test holds that all are here.
+ALIKE = frozenset(
+    {
+        *("cascade", "cascades", "device", "devices", "default_deadline_s", "reserve_timeout_ms"),
+        *("expected_encoder_digest", "expected_model_digest", "max_image_bytes", "max_init_image_bytes"),
+        *("tls_client_cert_file", "tls_client_key_file"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -125,9 +133,9 @@ def from_table(path: Path, name: str, tables: Mapping[str, Any], settings: Mappi
 
 def accept_names(section: str, found: Mapping[str, str], settings: Mapping[str, Setting], what: str) -> Iterable[str]:
     """The names that are settings. Others are refused; but what stands under `common` may be meant for another
-    service, so there only those are refused that look like a misspelt setting of this one."""
+    service, so there only those are refused that look like a misspelt setting of this one and are no other's."""
     for name, spelt in found.items():
-        if name not in settings and (section != COMMON or hint(name, settings)):
+        if name not in settings and (section != COMMON or (name not in ALIKE and hint(name, settings))):
             raise SettingsError(f"unknown {what} {spelt}{hint(name, settings)}")
     return [name for name in found if name in settings]
 
