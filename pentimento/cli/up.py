@@ -41,9 +41,9 @@ from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import Surroundings
 from pentimento.supervisor.replicas import ReplicaFiles
 from pentimento.supervisor.state import Endpoint, StateDirectory, make_private
-from pentimento.supervisor.suite import Suite, plan_suite, stores, unix_address, write_profiles
+from pentimento.supervisor.suite import Suite, longest_drain_s, plan_suite, stores, unix_address, write_profiles
 from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
-from pentimento.supervisor.supervisor import Supervisor
+from pentimento.supervisor.supervisor import AFTER_DRAIN_S, STOP_TIMEOUT_S, Supervisor
 
 HTTP_PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart")
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -317,7 +317,8 @@ async def supervise(
     tokens: SuiteTokens | None,
     as_json: bool,
 ) -> int:
-    supervisor = Supervisor(suite, around)
+    drain_s = longest_drain_s(suite, settings.config_file, os.environ)
+    supervisor = Supervisor(suite, around, max(STOP_TIMEOUT_S, drain_s + AFTER_DRAIN_S))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.request_stop)

@@ -10,7 +10,16 @@ from typing import Any, TypeVar, get_type_hints
 from pentimento.domain.errors import InvalidArgument
 from pentimento.settings.declaration import Setting, by_name
 from pentimento.settings.errors import SettingsError
-from pentimento.settings.sources import COMMON, CONFIG_VARIABLE, Given, from_environment, from_file, from_flags
+from pentimento.settings.sources import (
+    COMMON,
+    CONFIG_VARIABLE,
+    Given,
+    from_environment,
+    from_file,
+    from_flags,
+    read_tables,
+    variable,
+)
 from pentimento.settings.values import convert
 
 T = TypeVar("T")
@@ -31,6 +40,27 @@ def load_settings(
         given = gather(section, settings, argv, os.environ if environ is None else environ)
         values = {name: value_of(one, given.get(name)) for name, one in settings.items()}
         return build(cls, values)
+    except SettingsError as error:
+        raise SettingsError(f"{section}: {error}") from error
+
+
+def setting_of(cls: type, name: str, section: str, config: Path | None, environ: Mapping[str, str]) -> Any:
+    """Return one setting of a section, for a process that knows no others of it: as `load_settings` finds it, flags
+    apart. `config` is the file; without one the environment names it. Raises SettingsError."""
+    one, sections = by_name(cls)[name], (section, COMMON)
+    if config is None and environ.get(CONFIG_VARIABLE):
+        config = Path(environ[CONFIG_VARIABLE])
+    try:
+        tables = read_tables(config, section) if config is not None else {}
+        given = [
+            *(Given(environ[key], key) for part in sections if (key := variable(part, name)) in environ),
+            *(
+                Given(tables[part][name], f"{name} of [{part}] in {config}")
+                for part in sections
+                if name in tables.get(part, {})
+            ),
+        ]
+        return value_of(one, given[0] if given else None)
     except SettingsError as error:
         raise SettingsError(f"{section}: {error}") from error
 

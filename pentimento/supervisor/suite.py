@@ -1,6 +1,6 @@
 """Which processes make up a local suite, and what each is told. The services themselves are never imported."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,6 +8,8 @@ from urllib.parse import quote
 
 from pentimento.devices.emulation import EmulatedFleet, served_profile
 from pentimento.devices.profile import profile_to_json
+from pentimento.rpc.settings import RpcServerSettings
+from pentimento.settings.loading import setting_of
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
@@ -48,6 +50,20 @@ class Suite:
 
     processes: tuple[ProcessSpec, ...]
     groups: tuple[ReplicaGroup, ...] = ()
+
+
+# Of processes whose settings are not called as their module's last part.
+SECTIONS = {
+    "services.unet_worker.emulation": "emulated_worker",
+    "services.discriminator.emulated": "emulated_discriminator",
+}
+
+
+def longest_drain_s(suite: Suite, config_file: Path | None, environ: Mapping[str, str]) -> float:
+    """Return for how long the process that may drain the longest does, as its settings say. Raises SettingsError."""
+    modules = {process.module for process in suite.processes}
+    sections = [SECTIONS.get(module, module.rpartition(".")[2]) for module in sorted(modules)]
+    return max(float(setting_of(RpcServerSettings, "drain_timeout_s", one, config_file, environ)) for one in sections)
 
 
 def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:

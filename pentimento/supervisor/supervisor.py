@@ -11,8 +11,10 @@ from pentimento.supervisor.running import RunningProcesses
 from pentimento.supervisor.scaling import ReplicaScaler
 from pentimento.supervisor.suite import Suite
 
-# A service drains for 30 s at most by its own settings; what still runs then is not going to end by itself.
+# A service drains for 30 s at most unless its settings say otherwise; what still runs then is not going to end by
+# itself.
 STOP_TIMEOUT_S = 35.0
+AFTER_DRAIN_S = 5.0
 # How often a suite that does not serve yet says whom it waits for.
 TELL_EVERY_S = 15.0
 

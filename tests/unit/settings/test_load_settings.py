@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.settings import SettingsError, load_settings, setting
+from pentimento.settings.loading import setting_of
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
 
@@ -245,3 +246,38 @@ def test_any_text_is_accepted_or_refused_in_one_line(threads: str, timeout: str)
     else:
         assert loaded.threads >= 1
         assert 0 <= loaded.rpc.timeout_s <= 60
+
+
+@dataclass(frozen=True)
+class Draining:
+    drain_timeout_s: float = setting(30.0, help="seconds for running work", minimum=0, maximum=3600)
+
+
+FILE = "[common]\ndrain_timeout_s = 40\n[embedder]\ndrain_timeout_s = 50\nthreads = 4\n"
+OWN, COMMON = {"PENTIMENTO_EMBEDDER_DRAIN_TIMEOUT_S": "70"}, {"PENTIMENTO_COMMON_DRAIN_TIMEOUT_S": "60"}
+
+
+@pytest.mark.parametrize(
+    ("section", "text", "environ", "value"),
+    [
+        ("edge", "", {}, 30.0),
+        ("edge", FILE, {}, 40.0),
+        ("embedder", FILE, {}, 50.0),
+        ("embedder", FILE, COMMON, 60.0),
+        ("embedder", FILE, COMMON | OWN | {"PENTIMENTO_EMBEDDER_THREADS": "4"}, 70.0),
+    ],
+)
+def test_one_setting_of_a_service_may_be_asked_for_by_whoever_knows_not_the_others(
+    section: str, text: str, environ: dict[str, str], value: float, tmp_path: Path
+) -> None:
+    file = toml(tmp_path, text)
+
+    assert setting_of(Draining, "drain_timeout_s", section, None, environ | {"PENTIMENTO_CONFIG": file}) == value
+    assert setting_of(Draining, "drain_timeout_s", section, Path(file), environ) == value
+
+
+def test_what_is_wrong_about_one_setting_is_a_line_that_names_it(tmp_path: Path) -> None:
+    file = toml(tmp_path, "[edge]\ndrain_timeout_s = 4000\n")
+
+    with pytest.raises(SettingsError, match=r"edge: --drain-timeout-s must be at most 3600.*\[edge\]"):
+        setting_of(Draining, "drain_timeout_s", "edge", Path(file), {})

@@ -14,7 +14,7 @@ from pentimento.devices.profile import profile_from_json
 from pentimento.stores.objects import open_objects
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import StateDirectory
-from pentimento.supervisor.suite import Suite, plan_suite, profile_file, write_profiles
+from pentimento.supervisor.suite import Suite, longest_drain_s, plan_suite, profile_file, write_profiles
 from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
 
 FLEET = """\
@@ -105,6 +105,21 @@ def test_stores_lie_in_the_state_directory_whatever_it_is_called(
     assert (stores / "objects").is_dir()
     assert unquote(urlsplit(index).path) == str(stores / "index")
     assert make_url(ledger).database == str(stores / "gateway.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("environ", "drain_s"),
+    [
+        ({}, 30.0),
+        ({"PENTIMENTO_COMMON_DRAIN_TIMEOUT_S": "120"}, 120.0),
+        ({"PENTIMENTO_EMULATED_WORKER_DRAIN_TIMEOUT_S": "90", "PENTIMENTO_FRONTDOOR_DRAIN_TIMEOUT_S": "5"}, 90.0),
+        ({"PENTIMENTO_UNET_WORKER_DRAIN_TIMEOUT_S": "90"}, 30.0),
+    ],
+)
+def test_a_suite_may_drain_for_as_long_as_one_of_its_processes(
+    environ: dict[str, str], drain_s: float, suite: Suite
+) -> None:
+    assert longest_drain_s(suite, None, environ) == drain_s
 
 
 def test_the_frontdoor_hears_of_the_cascade_and_of_what_models_cost(suite: Suite, tmp_path: Path) -> None:
