@@ -143,7 +143,8 @@ class Supervisor:
                 process.stop()
             _, pending = await asyncio.wait(map(self._running.life, members), timeout=self._stop_timeout_s)
             if pending:
-                names = ", ".join(sorted(process.spec.name for process in members))
+                late = [process for process in members if self._running.life(process) in pending]
+                names = ", ".join(sorted(process.spec.name for process in late))
                 self.view.note(f"{names} did not stop within {self._stop_timeout_s:.0f} s", error=True)
-                for process in members:
+                for process in late:
                     process.kill()

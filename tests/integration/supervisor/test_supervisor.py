@@ -185,6 +185,21 @@ async def test_process_that_does_not_stop_in_time_is_killed(tmp_path: Path) -> N
     assert marked_processes(tmp_path) == []
 
 
+async def test_who_did_not_stop_in_time_is_told_and_nobody_beside_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stubborn = toy(tmp_path, "worker-1", 0, "--stubborn")
+    supervisor = supervisor_of(tmp_path, toy(tmp_path, "worker-0", 0), stubborn, stop_timeout_s=1.0)
+
+    async with serving(supervisor) as running:
+        named(supervisor, "worker-0").stop()
+        await until(lambda: named(supervisor, "worker-0").state is ProcessState.STOPPED)
+        supervisor.request_stop()
+        await running
+
+    assert "│ worker-1 did not stop within 1 s" in capfd.readouterr().err
+
+
 def test_leftovers_are_ended_and_their_sockets_removed(tmp_path: Path) -> None:
     sockets = tmp_path / "sockets"
     sockets.mkdir()
