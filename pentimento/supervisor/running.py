@@ -1,7 +1,7 @@
 """The processes of a suite that runs, and their lives as tasks."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pentimento.supervisor.process import SupervisedProcess
 
@@ -41,10 +41,11 @@ class RunningProcesses:
         """Return once every life has ended."""
         await asyncio.wait(self._lives.values())
 
-    def stages(self) -> list[list[SupervisedProcess]]:
-        """Return them by the stages in which they drain."""
-        stages = sorted({process.spec.stage for process in self.processes})
-        return [[process for process in self.processes if process.spec.stage == stage] for stage in stages]
+    def stages(self) -> Iterator[list[SupervisedProcess]]:
+        """Yield those of each stage in which they drain, as they are once the stage before has drained."""
+        for stage in sorted({process.spec.stage for process in self.processes}):
+            if members := [process for process in self.processes if process.spec.stage == stage]:
+                yield members
 
     def _begin(self, process: SupervisedProcess) -> "asyncio.Task[None]":
         self._lives[process.spec.name] = asyncio.create_task(process.run())

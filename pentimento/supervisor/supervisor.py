@@ -141,9 +141,11 @@ class Supervisor:
         for members in self._running.stages():
             for process in members:
                 process.stop()
-            _, pending = await asyncio.wait(map(self._running.life, members), timeout=self._stop_timeout_s)
+            # One that was leaving already is forgotten as soon as it has ended.
+            lives = {self._running.life(process): process for process in members}
+            _, pending = await asyncio.wait(lives, timeout=self._stop_timeout_s)
             if pending:
-                late = [process for process in members if self._running.life(process) in pending]
+                late = [lives[life] for life in pending]
                 names = ", ".join(sorted(process.spec.name for process in late))
                 self.view.note(f"{names} did not stop within {self._stop_timeout_s:.0f} s", error=True)
                 for process in late:

@@ -304,6 +304,20 @@ async def test_one_that_still_drains_keeps_its_number(tmp_path: Path) -> None:
         assert set(files.there()["worker"].states) == {"worker-0", "worker-2"}
 
 
+async def test_one_that_has_left_while_the_suite_stops_keeps_no_other_from_draining(tmp_path: Path) -> None:
+    async with scalable(tmp_path, 2) as (supervisor, files):
+        frontdoor, worker = named(supervisor, "frontdoor"), named(supervisor, "worker-0")
+        assert frontdoor.pid is not None
+        os.kill(frontdoor.pid, signal.SIGSTOP)
+        want(supervisor, files, 1)
+        supervisor.request_stop()
+        await until(lambda: list(files.there()["worker"].states) == ["worker-0"])
+        os.kill(frontdoor.pid, signal.SIGCONT)
+        await until(lambda: worker.state is ProcessState.STOPPED)
+
+    assert (tmp_path / "diary").read_text().split() == ["worker-1", "frontdoor", "worker-0"]
+
+
 async def test_one_that_refuses_to_start_costs_the_suite_nothing(tmp_path: Path) -> None:
     async with scalable(tmp_path, 1, "--refuse") as (supervisor, files):
         want(supervisor, files, 2)
