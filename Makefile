@@ -6,7 +6,9 @@
 #   TEST_PROCESSES   how many processes run the tests (2); 0 runs them in one, where a debugger works
 #   PYTEST_ARGS      what `make test` passes to pytest, such as `-k cache -x`
 
-PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null) python3)
+# One at a time: not every shell looks further than the first name.
+NEWER := python3.11 python3.12 python3.13
+PYTHON ?= $(firstword $(shell for name in $(NEWER); do if command -v $$name >/dev/null; then echo $$name; fi; done) python3)
 DEVICE ?= cpu
 TORCH_INDEX_URL ?=
 TEST_PROCESSES ?= 2
