@@ -7,6 +7,7 @@ made; work that shall outlive that call is started with `context.spawn_detached`
 The channel wraps gRPC's own instead of using its interceptors, which would put a task around every call.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,8 @@ from pentimento.rpc.transport import channel_options
 from pentimento.rpc.watched_file import WatchedFile
 from pentimento.settings import SettingsError
 from pentimento.telemetry.request_id import request_id
+
+logger = logging.getLogger(__name__)
 
 Serializer = Callable[[Any], bytes]
 Deserializer = Callable[[bytes], Any]
@@ -68,7 +71,8 @@ class NoToken:
 
 
 class FileToken:
-    """The token in a file, read again when the file changes."""
+    """The token in a file, read again when the file changes. One that cannot be read changes nothing: whoever replaces
+    the file's content leaves it empty for a moment."""
 
     def __init__(self, path: Path) -> None:
         self._file = WatchedFile(path)
@@ -76,7 +80,10 @@ class FileToken:
 
     def authorization(self) -> str | None:
         if self._file.changed():
-            self._value = self._read()
+            try:
+                self._value = self._read()
+            except SettingsError as error:
+                logger.error("token not reloaded, the one before is shown on", extra={"problem": str(error)})
         return self._value
 
     def _read(self) -> str:

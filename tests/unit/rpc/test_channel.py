@@ -87,6 +87,26 @@ def test_a_token_is_read_again_when_its_file_changes(tmp_path: Path, monkeypatch
     assert [*told, token.authorization()] == ["Bearer first", "Bearer first", "Bearer the second"]
 
 
+@pytest.mark.parametrize("content", ["", None, "two\nlines"], ids=["empty", "gone", "wrong"])
+def test_the_token_before_is_shown_while_the_file_is_replaced(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`cat new > file` leaves it empty for a moment."""
+    monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
+    file = tmp_path / "token"
+    file.write_text("first")
+    token = open_token(file)
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+    told = [token.authorization(), token.authorization()]
+    file.write_text("the second")
+
+    assert [*told, token.authorization()] == ["Bearer first", "Bearer first", "Bearer the second"]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
 def test_without_a_file_there_is_no_token() -> None:
     assert open_token(None).authorization() is None
 
