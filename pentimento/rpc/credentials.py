@@ -10,29 +10,32 @@ from pentimento.settings import SettingsError
 
 
 def server_credentials(settings: RpcServerSettings) -> grpc.ServerCredentials | None:
-    """Credentials of the host:port listeners; None without a certificate. With a client CA clients must show theirs."""
+    """Credentials of the host:port listeners; None without a certificate. With a client CA clients must show theirs.
+    SettingsError when a file does not hold what it should: gRPC would only find that it cannot listen."""
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
+    server_tls(settings)
     pair = (read_pem(settings.tls_key_file), read_pem(settings.tls_cert_file))
     authorities = read_pem(settings.tls_client_ca_file) if settings.tls_client_ca_file else None
     return grpc.ssl_server_credentials([pair], authorities, require_client_auth=authorities is not None)
 
 
 def server_tls(settings: RpcServerSettings) -> ssl.SSLContext | None:
-    """Return the same for connections whose TLS ends before gRPC. SettingsError when a file does not hold what it
-    should."""
+    """Return the same for connections whose TLS ends before gRPC."""
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
     try:
-        context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
+        # Nobody is there to be asked for the phrase of a locked key.
+        context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file, password="")
         if settings.tls_client_ca_file is not None:
             context.load_verify_locations(settings.tls_client_ca_file)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ssl.SSLError) as error:
-        raise SettingsError(f"{settings.tls_cert_file}, {settings.tls_key_file}: {error}") from error
+        files = filter(None, (settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file))
+        raise SettingsError(f"{', '.join(map(str, files))}: {error}") from error
     return context
 
 

@@ -1,14 +1,17 @@
 """TLS and mTLS by configuration: who trusts whom."""
 
 import ssl
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from pentimento.domain import errors
-from pentimento.rpc import RpcChannelSettings, RpcServerSettings, error_from_rpc
+from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, error_from_rpc
+from pentimento.settings import SettingsError
 from pentimento.testing.certificates import Authority, Pair
 from pentimento.testing.raw_http2 import open_streams
 from tests.contract.rpc.scripted import channel_to, embed, serving
@@ -122,3 +125,32 @@ async def test_a_relayed_connection_that_agrees_on_another_protocol_is_closed(au
         writer.close()
 
     assert heard == b""
+
+
+def another_key(authority: Authority, server: RpcServerSettings) -> RpcServerSettings:
+    return replace(server, tls_key_file=authority.issue("other").key)
+
+
+def a_broken_authority(authority: Authority, server: RpcServerSettings) -> RpcServerSettings:
+    authority.certificate.write_text("-----BEGIN CERTIFICATE-----\n")
+    return replace(server, tls_client_ca_file=authority.certificate)
+
+
+def a_locked_key(authority: Authority, server: RpcServerSettings) -> RpcServerSettings:
+    assert server.tls_key_file is not None
+    key = serialization.load_pem_private_key(server.tls_key_file.read_bytes(), None)
+    lock = serialization.BestAvailableEncryption(b"phrase")
+    form = serialization.PrivateFormat.PKCS8
+    server.tls_key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, lock))
+    return server
+
+
+@pytest.mark.parametrize("relayed", [False, True], ids=["direct", "relayed"])
+@pytest.mark.parametrize("spoil", [another_key, a_broken_authority, a_locked_key])
+def test_certificates_that_cannot_serve_are_refused_by_name(
+    spoil: Callable[[Authority, RpcServerSettings], RpcServerSettings], relayed: bool, authority: Authority
+) -> None:
+    settings = spoil(authority, tls_server(authority))
+
+    with pytest.raises(SettingsError, match=r"server\.pem, "):
+        RpcServer(settings, "program", takes_turns=relayed)
