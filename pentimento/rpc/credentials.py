@@ -27,22 +27,32 @@ def server_tls(settings: RpcServerSettings) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
-    try:
-        # Nobody is there to be asked for the phrase of a locked key.
-        context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file, password="")
-        if settings.tls_client_ca_file is not None:
-            context.load_verify_locations(settings.tls_client_ca_file)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ssl.SSLError) as error:
-        files = filter(None, (settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file))
-        raise SettingsError(f"{', '.join(map(str, files))}: {error}") from error
+    load(context, settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
+    if settings.tls_client_ca_file is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
+def load(context: ssl.SSLContext, certificate: Path | None, key: Path | None, authorities: Path | None) -> None:
+    """Give the context what the files hold. SettingsError, with their names, where that is not what it should be."""
+    try:
+        if certificate is not None:
+            # Nobody is there to be asked for the phrase of a locked key.
+            context.load_cert_chain(certificate, key, password="")
+        if authorities is not None:
+            context.load_verify_locations(authorities)
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(str(file) for file in (certificate, key, authorities) if file is not None)
+        raise SettingsError(f"{files}: {error}") from error
+
+
 def channel_credentials(settings: RpcChannelSettings) -> grpc.ChannelCredentials | None:
-    """Credentials for host:port servers; None without authorities to check them by."""
+    """Credentials for host:port servers; None without authorities to check them by. SettingsError when a file does not
+    hold what it should: gRPC would only find that nobody can be reached."""
     if settings.tls_ca_file is None:
         return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    load(context, settings.tls_client_cert_file, settings.tls_client_key_file, settings.tls_ca_file)
     key = read_pem(settings.tls_client_key_file) if settings.tls_client_key_file else None
     certificate = read_pem(settings.tls_client_cert_file) if settings.tls_client_cert_file else None
     return grpc.ssl_channel_credentials(read_pem(settings.tls_ca_file), key, certificate)

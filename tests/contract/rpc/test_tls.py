@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from pentimento.domain import errors
-from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, error_from_rpc
+from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, error_from_rpc, open_channel
 from pentimento.settings import SettingsError
 from pentimento.testing.certificates import Authority, Pair
 from pentimento.testing.raw_http2 import open_streams
@@ -154,3 +154,22 @@ def test_certificates_that_cannot_serve_are_refused_by_name(
 
     with pytest.raises(SettingsError, match=r"server\.pem, "):
         RpcServer(settings, "program", takes_turns=relayed)
+
+
+def without_authorities(authority: Authority, client: RpcChannelSettings) -> RpcChannelSettings:
+    authority.certificate.write_text("-----BEGIN CERTIFICATE-----\n")
+    return client
+
+
+def with_another_key(authority: Authority, client: RpcChannelSettings) -> RpcChannelSettings:
+    return replace(client, tls_client_key_file=authority.issue("other").key)
+
+
+@pytest.mark.parametrize("spoil", [without_authorities, with_another_key])
+async def test_certificates_that_no_server_can_be_called_with_are_refused_by_name(
+    spoil: Callable[[Authority, RpcChannelSettings], RpcChannelSettings], authority: Authority
+) -> None:
+    settings = spoil(authority, tls_client(authority, authority.issue("client")))
+
+    with pytest.raises(SettingsError, match=r"authority\.pem: "):
+        open_channel("127.0.0.1:1", settings)
