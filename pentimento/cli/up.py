@@ -25,6 +25,9 @@ from pentimento.cli.numbers import FiniteRange
 from pentimento.devices.emulation import EmulatedFleet, read_fleet
 from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.files.private_files import keep_files_private
+from pentimento.rpc.settings import RpcServerSettings
+from pentimento.settings.loading import setting_of
+from pentimento.settings.sources import COMMON
 from pentimento.supervisor.access import SuiteTokens, keep_signing_key, write_grant_key
 from pentimento.supervisor.leftovers import clean_leftovers
 from pentimento.supervisor.models import (
@@ -197,6 +200,7 @@ def up(
     if cascade is not None:
         # The first one is the default: the heavy one, where no other is given.
         models = tuple(dict.fromkeys((*models, *reversed(cascade.models))))
+    token_file = options["token_file"] or token_file_of_all(options["config_file"])
     settings = SuiteSettings(
         models=find_models(models) if fleet is None else (),
         cascade=cascade,
@@ -204,11 +208,11 @@ def up(
         copies=options["workers"],
         public=with_free_port(options["listen"]),
         http=with_free_port(served_http(options["http"])),
-        admin=administered(options["admin_listen"], options["token_file"]),
+        admin=administered(options["admin_listen"], token_file),
         device=options["device"],
         threads=options["threads"],
         config_file=absolute(options["config_file"]),
-        token_file=absolute(options["token_file"]),
+        token_file=absolute(token_file),
         fleet=fleet,
         policy=options["policy"],
         slo_s=options["slo_s"],
@@ -226,6 +230,13 @@ def up(
     if detach:
         return start_detached(state, as_json=as_json)
     return run_suite(settings, state, show_logs=not quiet and not as_json, as_json=as_json)
+
+
+def token_file_of_all(config_file: Path | None) -> Path | None:
+    """Return the token file that settings name for every service: they would ask each other for tokens that none of
+    them has, were it not the suite's. Raises SettingsError."""
+    found: Path | None = setting_of(RpcServerSettings, "token_file", COMMON, config_file, os.environ)
+    return found
 
 
 def check_policy(name: str) -> None:

@@ -236,6 +236,25 @@ def test_models_and_a_fleet_exclude_each_other(settings: SuiteSettings, tmp_path
     assert "--model and --emulate exclude each other" in refused.output
 
 
+@pytest.mark.parametrize("where", ["flag", "variable", "file"])
+def test_a_token_file_for_all_is_the_suite_s_wherever_it_is_named(
+    where: str, settings: SuiteSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes need a token of their own to call each other."""
+    tokens, config = tmp_path / "tokens.toml", tmp_path / "suite.toml"
+    tokens.touch()
+    config.write_text(f'[common]\ntoken_file = "{tokens}"\n')
+    flags = {"flag": ["--token-file", str(tokens)], "variable": [], "file": ["--config", str(config)]}[where]
+    environ = {"PENTIMENTO_COMMON_TOKEN_FILE": str(tokens)} if where == "variable" else {}
+    found: list[SuiteSettings] = []
+    monkeypatch.setattr("pentimento.cli.up.run_suite", lambda settings, *_, **__: found.append(settings))
+
+    emulated = ["--emulate", str(tmp_path / "fleet.toml"), "--http", "", "--admin-listen", "127.0.0.1:1"]
+    CliRunner().invoke(up, [*emulated, *flags], env=environ, catch_exceptions=False)
+
+    assert [settings.token_file for settings in found] == [tokens]
+
+
 def gateway_arguments(settings: SuiteSettings, tmp_path: Path) -> tuple[str, ...]:
     suite = plan_suite(settings, StateDirectory(tmp_path / "state"))
     return next(process.arguments for process in suite.processes if process.name == "gateway")
