@@ -9,6 +9,9 @@ REQUESTS = counter(
     "Requests by what became of them: accepted, rejected, completed, failed, cancelled, expired.",
     ["state"],
 )
+# Alerts go by rates, which see nothing of a count that begins with the first event.
+for _state in ("accepted", "rejected", "completed", "failed", "cancelled", "expired"):
+    REQUESTS.labels(_state)
 QUEUE = gauge("pentimento_frontdoor_queue_count", "Requests that wait for a worker.", ["pool"])
 RUNNING = gauge("pentimento_frontdoor_running_count", "Requests that a worker runs.", ["pool"])
 QUEUE_SECONDS = histogram("pentimento_frontdoor_queue_seconds", "From the route to the attempt.")
@@ -19,6 +22,9 @@ CACHE_SKIPS = counter(
     "Requests painted without what the cache could have given or taken, by stage and reason.",
     ["stage", "reason"],
 )
+for _stage in ("embedder", "gateway", "reserve", "commit", "release", "report", "quality"):
+    for _reason in ("slow", "unavailable"):
+        CACHE_SKIPS.labels(_stage, _reason)
 STARTS = counter(
     "pentimento_frontdoor_starts_total",
     "Pictures that workers painted, by where they really started: noise, latent, image, or passed_over: from noise, as "
