@@ -1,11 +1,14 @@
 """The life of a service's process."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 from pentimento.clients.registration import Registration
 from pentimento.rpc import RpcServer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -52,17 +55,29 @@ class ServiceProcess:
     def run_beside(self, work: Coroutine[object, object, None], name: str) -> None:
         """Run the work as a task of that name until the drain, which cancels it."""
         self._background = [task for task in self._background if not task.done()]
-        self._background.append(asyncio.create_task(work, name=name))
+        self._background.append(_begun(work, name))
 
     def run_until_closed(self, work: Coroutine[object, object, None], name: str) -> None:
         """Run the work as a task of that name through the drain, too, until the last call was answered."""
-        self._until_closed.append(asyncio.create_task(work, name=name))
+        self._until_closed.append(_begun(work, name))
 
     async def _end_background(self) -> None:
         await _end(self._background)
 
     async def _end_until_closed(self) -> None:
         await _end(self._until_closed)
+
+
+def _begun(work: Coroutine[object, object, None], name: str) -> "asyncio.Task[None]":
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_tell)
+    return task
+
+
+def _tell(task: "asyncio.Task[None]") -> None:
+    """Nobody waits for it before the process stops."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("background work broke down and runs no more", exc_info=error, extra={"task": task.get_name()})
 
 
 async def _end(tasks: "list[asyncio.Task[None]]") -> None:

@@ -6,10 +6,13 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from pentimento.clients.registration import Registration, RegistrationTiming
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaLease, ReplicaReport
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.service.process import ServiceProcess
+from pentimento.telemetry.logs import TextFormatter
 
 REPLICA = Replica("e1", ReplicaKind.EMBEDDER, "unix:/e1", 7)
 
@@ -90,6 +93,26 @@ async def test_without_a_controller_it_serves_alone(tmp_path: Path) -> None:
     await process.drain()
 
     assert process.notes == ["prepared", "background ended", "finished"]
+
+
+@pytest.mark.parametrize("how", ["run_beside", "run_until_closed"])
+async def test_background_work_that_breaks_down_is_told_of_at_once(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise RuntimeError("no room")
+
+    process = NotedProcess(server=server(tmp_path), notes=[])
+
+    getattr(process, how)(fail(), "levels")
+    for _ in range(2):  # it fails, and is told of
+        await asyncio.sleep(0)
+
+    (record,) = caplog.records
+    line = TextFormatter("embedder", "embedder-1").format(record)
+    assert record.levelname == "ERROR"
+    assert "task=levels" in line and "RuntimeError" in line
+    await process.drain()
 
 
 FAILING = """
