@@ -10,6 +10,7 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.service.saved_plan import believable_plan, is_believable
+from pentimento.settings import SettingsError
 from pentimento.stores.ledger import Journal
 from pentimento.wire.plans import plan_to_bytes
 
@@ -48,13 +49,20 @@ class PlanWatch:
                     await self._take(plan, on_plan)
             except PentimentoError as error:
                 logger.debug("no plan to be had; going on with the last", extra={"reason": error.reason})
+            except SettingsError as error:
+                logger.error("a plan cannot be followed; going on with the last", extra={"problem": str(error)})
             await asyncio.sleep(next(delays_s))
 
     async def _take(self, plan: Plan, on_plan: Callable[[Plan], None]) -> None:
         if not is_believable(plan, self._clock.wall()) or (self.plan is not None and plan.version <= self.plan.version):
             return
-        self.plan = plan
-        on_plan(plan)
+        before, self.plan = self.plan, plan
+        try:
+            on_plan(plan)
+        except SettingsError:
+            # A channel to somebody new lacks a token or a certificate for now: the plan is asked for again.
+            self.plan = before
+            raise
         try:
             await asyncio.wrap_future(self._journal.save_plan(plan_to_bytes(plan)))
         except PentimentoError as error:

@@ -1,3 +1,4 @@
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -6,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from pentimento.api.controller.v1 import controller_service_pb2 as pb
+from pentimento.domain.backoff import Backoff
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
+from pentimento.settings import SettingsError
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.wire.plans import plan_to_bytes, plan_to_proto
 from services.frontdoor.workers.plan_watch import PlanWatch
@@ -53,3 +56,34 @@ async def test_a_saved_plan_that_is_not_understood_is_none(journal: Journal, sav
     journal.save_plan(saved).result()
 
     assert await PlanWatch(None, journal, "frontdoor", SystemClock()).load() is None
+
+
+class OnePlan:
+    """A controller that tells its plan to whoever has none."""
+
+    async def watch_plan(self, instance_id: str, have: PlanVersion | None) -> AsyncIterator[Plan]:
+        if have is None:
+            yield SOUND
+        else:
+            await asyncio.Event().wait()
+
+
+async def test_a_plan_that_could_not_be_followed_is_followed_later(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that a channel to a new worker needs may be away for a while: the token, or a certificate."""
+    monkeypatch.setattr("services.frontdoor.workers.plan_watch._RETRIES", Backoff(0.0, 0.0))
+    watch = PlanWatch(OnePlan(), journal, "frontdoor", SystemClock())  # type: ignore[arg-type]
+    failures = [SettingsError("service_token: cannot be read")]
+    followed: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
+
+    def follow(plan: Plan) -> None:
+        if failures:
+            raise failures.pop()
+        followed.set_result(plan)
+
+    running = asyncio.create_task(watch.run(follow))
+    await asyncio.wait({running, followed}, return_when=asyncio.FIRST_COMPLETED)
+    running.cancel()
+
+    assert followed.done() and followed.result() == SOUND
