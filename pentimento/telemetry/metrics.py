@@ -4,12 +4,15 @@ Labels are few and closed (method, code, model, stage): a prompt, user or tenant
 """
 
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import Thread
-from wsgiref.simple_server import WSGIServer
+from socketserver import ThreadingMixIn
+from threading import BoundedSemaphore, Thread
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import Counter, Gauge, Histogram, start_http_server
+from prometheus_client import Counter, Gauge, Histogram, make_wsgi_app
 
 # From one IPC round trip to a slow picture.
 LATENCY_BUCKETS_S = (
@@ -32,6 +35,8 @@ LATENCY_BUCKETS_S = (
     120.0,
 )
 NAME = re.compile(r"pentimento_[a-z0-9_]+_(seconds|total|bytes|count|share|similarity)")
+# Connections at once, a thread each; more are closed.
+MAX_SCRAPES = 32
 FORBIDDEN_LABELS = frozenset({"prompt", "user", "tenant", "token", "request_id"})
 
 
@@ -75,10 +80,52 @@ class MetricsServer:
         self.thread.join()
 
 
+class ScrapeHandler(WSGIRequestHandler):
+    """Answers one scrape; `timeout` is for how long its client may say or take nothing [s]."""
+
+    timeout = 10.0
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are no news."""
+
+
+class ScrapeServer(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, and no more connections than MAX_SCRAPES."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, address = found[0][0], found[0][4][0]
+        self._places = BoundedSemaphore(MAX_SCRAPES)
+        super().__init__((str(address), port), ScrapeHandler)
+        self.set_app(make_wsgi_app())
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            return self.shutdown_request(request)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that said nothing in time, or left, is nobody's defect."""
+
+
 def start_metrics_server(listen: str) -> MetricsServer | None:
     """Serves `/metrics` at "host:port" from its own thread; None when `listen` is empty. OSError when it is taken."""
     if not listen:
         return None
     host, _, port = listen.rpartition(":")
-    server, thread = start_http_server(int(port), addr=host.strip("[]") or "0.0.0.0")
+    server = ScrapeServer(host.strip("[]") or "0.0.0.0", int(port))
+    thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     return MetricsServer(f"{host}:{server.server_port}", server, thread)

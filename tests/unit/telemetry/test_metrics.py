@@ -1,12 +1,16 @@
 """Names and labels that metrics may have, and their listener."""
 
 import ast
+import socket
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from pentimento.telemetry import counter, histogram, start_metrics_server
+from pentimento.telemetry.metrics import MAX_SCRAPES, ScrapeHandler
 
 ROOT = Path(__file__).parents[3]
 
@@ -60,3 +64,32 @@ def test_a_metric_is_served_over_http() -> None:
 
 def test_nothing_listens_without_an_address() -> None:
     assert start_metrics_server("") is None
+
+
+@pytest.fixture
+def metrics_port() -> Iterator[tuple[str, int]]:
+    server = start_metrics_server("127.0.0.1:0")
+    assert server is not None
+    host, _, port = server.address.rpartition(":")
+    yield host, int(port)
+    server.close()
+
+
+def test_a_connection_that_says_nothing_is_closed_without_a_word(
+    metrics_port: tuple[str, int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ScrapeHandler, "timeout", 0.05)
+
+    with socket.create_connection(metrics_port) as silent:
+        assert silent.recv(1) == b""
+
+    assert capfd.readouterr().err == ""
+
+
+def test_connections_beyond_the_bound_are_closed_and_those_before_are_answered(metrics_port: tuple[str, int]) -> None:
+    with ExitStack() as opened:
+        held = [opened.enter_context(socket.create_connection(metrics_port)) for _ in range(MAX_SCRAPES)]
+        with socket.create_connection(metrics_port) as beyond:
+            assert beyond.recv(1) == b""
+        held[0].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert held[0].recv(15) == b"HTTP/1.0 200 OK"
