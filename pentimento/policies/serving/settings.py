@@ -4,6 +4,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pentimento.domain.models import Handover
 
@@ -53,10 +54,15 @@ class DeferralCurve:
         profiled."""
         if exponent == 1.0:
             return self
-        # A straight line between two points bends only where there are points.
+        thresholds, shares = self._points_to_bend
+        return DeferralCurve(thresholds, tuple(share**exponent for share in shares))
+
+    @cached_property
+    def _points_to_bend(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """A straight line between two points bends only where there are points. The same at every look."""
         even = (index / (THRESHOLD_COUNT - 1) for index in range(THRESHOLD_COUNT))
         thresholds = tuple(sorted({*self.thresholds, *even}))
-        return DeferralCurve(thresholds, tuple(self.share(threshold) ** exponent for threshold in thresholds))
+        return thresholds, tuple(self.share(threshold) for threshold in thresholds)
 
     def bend_towards(self, threshold: float, observed_share: float) -> float | None:
         """Return the exponent with which the curve meets what was observed at `threshold`; None where the observation
