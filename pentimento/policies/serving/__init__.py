@@ -9,6 +9,7 @@
 | `joint` and `joint_demand`, `joint_routes`, `joint_plan`, `joint_sizes`, `joint_spare` | the policy that plans by it |
 | `joint_program`, `joint_choices` | its linear program, and the pools that keep the SLO |
 | `linear_program`, `branch_and_bound` | mixed integer linear programs, by HiGHS and by a search over its relaxations |
+| `whole_rounding`, `worth_cuts` | what such a search rounds to, and what it need not solve |
 | `mixture`, `pid` | MoDM's global monitor |
 | `proteus`, `uniform` | random split by load; one model everywhere |
 | `needs` | what each must be told; what an emulated fleet's file tells it |

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pentimento.policies.serving.whole_rounding import Bounds, Budget, moves, rounded
+from pentimento.policies.serving.worth_cuts import WorthCuts
 
 if TYPE_CHECKING:
     import highspy
@@ -105,6 +106,10 @@ class BranchAndBound:
         objective = self._highs.getInfo().objective_function_value
         return Relaxed(objective, np.array(solution.col_value), np.array(solution.col_dual))
 
+    def of_whole(self, found: Relaxed) -> "tuple[np.ndarray, np.ndarray]":
+        """Return the values and worths of the whole variables."""
+        return found.values[self._whole], found.worths[self._whole]
+
     def own(self, of_all: "np.ndarray") -> list[float]:
         """Return what is said of the whole variables, of what is said of all."""
         return list(of_all[self._whole].tolist())
@@ -131,6 +136,7 @@ class _Search:
         self._least = self._enough = above
         self._open: list[_Node] = []
         self._dive: _Node | None = _Node(-math.inf, 0, program.root)
+        self._cuts = WorthCuts(len(program.root))
         self.values: tuple[float, ...] = ()
         self.objective = -math.inf
         self.count = 0
@@ -148,6 +154,8 @@ class _Search:
             self._dive = None
         else:
             heapq.heappop(self._open)
+        if not self._cuts.let(node.bounds, self._enough):
+            return
         found = self._relaxed(node.bounds)
         if found is None or found.objective <= self._enough:
             return
@@ -161,7 +169,10 @@ class _Search:
 
     def _relaxed(self, bounds: Bounds) -> Relaxed | None:
         self.count += 1
-        return self._program.relaxed(bounds)
+        found = self._program.relaxed(bounds)
+        if found is not None:
+            self._cuts.add(found.objective, *self._program.of_whole(found))
+        return found
 
     def _keep(self, found: Relaxed) -> None:
         """Changes state: nothing that is not better by more than the gap is looked at from here on."""
@@ -174,16 +185,20 @@ class _Search:
         worth more, while that gains. Changes state."""
         budgets, own = self._program.budgets, self._program.own
         units = rounded(budgets, bounds, own(part.values))
-        best = self._fixed(units)
+        best = self._fixed(units) if self._may_be_better(units) else None
         if best is None:
             return
-        promising = moves(budgets, bounds, units, own(best.worths))
+        promising = filter(self._may_be_better, moves(budgets, bounds, units, own(best.worths)))
         for _ in range(_MOST_MOVES):
             if part.objective <= self._enough or (moved := next(promising, None)) is None:
                 return
             found = self._fixed(moved)
             if found is not None and found.objective > best.objective:
-                best, promising = found, moves(budgets, bounds, moved, own(found.worths))
+                best, promising = found, filter(self._may_be_better, moves(budgets, bounds, moved, own(found.worths)))
+
+    def _may_be_better(self, units: Sequence[int]) -> bool:
+        """Whether whole values may be the best yet, by what was solved before."""
+        return self._cuts.let_units(units, max(self.objective, self._least))
 
     def _fixed(self, units: Sequence[int]) -> Relaxed | None:
         """Return the best values with these of the whole variables, which are kept where they are the best yet."""

@@ -85,7 +85,7 @@ class JointAllocator:
     settings: ServingSettings
     horizon_s: float = 60.0
     dwell_s: float = 30.0
-    gap: float = 1e-5
+    gap: float = 1e-6
     most_relaxations: int = 300
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:

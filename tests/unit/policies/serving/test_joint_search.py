@@ -77,7 +77,7 @@ def test_a_load_must_win_quality_of_every_request_by_the_seconds_that_it_takes(
 
     assert found == ((held, True) if stays else (loaded, False))
     above = held.objective + 4.0 * max(0.001, 0.0005 * load_s)
-    assert searches.asked == [(1e-5, 300, False, None), (1e-5, 300, True, pytest.approx(above))][: 1 if stays else 2]
+    assert searches.asked == [(1e-6, 300, False, None), (1e-6, 300, True, pytest.approx(above))][: 1 if stays else 2]
 
 
 @pytest.mark.parametrize(("served_share", "stays"), [(1.0, True), (0.991, True), (0.99, False), (0.5, False)])
@@ -98,7 +98,7 @@ def test_where_no_load_wins_enough_what_is_held_stays() -> None:
 
 def test_where_nothing_can_be_held_any_plan_will_do_and_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     found, searches = solved(monkeypatch, None, plan(2.0))
-    assert (found, searches.asked[1]) == ((plan(2.0), False), (1e-5, 300, True, -math.inf))
+    assert (found, searches.asked[1]) == ((plan(2.0), False), (1e-6, 300, True, -math.inf))
 
     with pytest.raises(FailedPrecondition, match="no plan was found in 300 steps of the search") as refused:
         solved(monkeypatch, None, None)
@@ -116,7 +116,7 @@ def test_what_nobody_sets() -> None:
     assert (ALLOCATOR.horizon_s, ALLOCATOR.dwell_s, ALLOCATOR.gap, ALLOCATOR.most_relaxations) == (
         60.0,
         30.0,
-        1e-5,
+        1e-6,
         300,
     )
 

@@ -2,9 +2,9 @@ import random
 
 import pytest
 
-from pentimento.policies.serving.branch_and_bound import BranchAndBound
+from pentimento.policies.serving.branch_and_bound import BranchAndBound, Relaxed
 from pentimento.policies.serving.linear_program import LinearProgram
-from pentimento.policies.serving.whole_rounding import Budget, moves, rounded
+from pentimento.policies.serving.whole_rounding import Bounds, Budget, moves, rounded
 
 BOUNDS = ((0.0, 9.0),) * 3
 EQUAL = Budget({0: 1, 1: 1, 2: 1}, most=6)
@@ -57,9 +57,29 @@ def test_rounding_finds_better_values_in_fewer_relaxations(seed: int) -> None:
     assert sooner.objective > plain.objective
 
 
-def searched(seed: int, has_budgets: bool) -> BranchAndBound:
+@pytest.mark.parametrize("seed", range(3))
+def test_whole_values_that_were_solved_are_not_solved_again(seed: int) -> None:
+    """Few variables: a search meets what it rounded to again and again, as roundings of other parts and as parts."""
+    solved: list[Bounds] = []
+    program = searched(seed, has_budgets=True, count=12)
+    relaxed = program.relaxed
+
+    def noted(bounds: Bounds) -> Relaxed | None:
+        solved.append(bounds)
+        return relaxed(bounds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "relaxed", noted)
+        found = program.search(0.0, 10_000)
+
+    whole = [bounds for bounds in solved if all(low == high for low, high in bounds)]
+    assert found.is_proven and whole
+    assert len(set(whole)) == len(whole)
+
+
+def searched(seed: int, has_budgets: bool, count: int = 40) -> BranchAndBound:
     rng, program = random.Random(seed), LinearProgram()
-    units = [program.variable(high=9.0, integer=True) for _ in range(40)]
+    units = [program.variable(high=9.0, integer=True) for _ in range(count)]
     for unit in units:
         steep, rest = rng.uniform(0.5, 3.5), rng.uniform(0.1, 0.6)
         rates = program.variable(rng.uniform(5.0, 9.0), high=steep), program.variable(rest, high=9.0)
