@@ -44,8 +44,10 @@ class ControllerTimes:
     report_interval_s: float
     plan_interval_s: float
     settle_s: float
-    # The policy begins once nobody has joined the fleet for so long.
+    # The policy begins once nobody has joined the fleet for so long, and at the latest so long after the start: some
+    # may die as they come, and come again for ever.
     calm_s: float = 0.0
+    latest_begin_s: float = 60.0
     # Plans are at least this far apart: a whole fleet that registers at once gives a few plans, not hundreds.
     min_plan_gap_s: float = 0.02
     # A loop that wakes this much too late was stopped, not busy.
@@ -208,7 +210,8 @@ class Controller:
         """The first one when the whole fleet is there, as far as can be told."""
         if self._planner.begun:
             return self._look_s + self._times.plan_interval_s
-        return max(self._started_s + self._times.settle_s, self._joined_s + self._times.calm_s)
+        calm_s = min(self._joined_s + self._times.calm_s, self._started_s + self._times.latest_begin_s)
+        return max(self._started_s + self._times.settle_s, calm_s)
 
     def _next_step_s(self, now_s: float) -> float:
         settled_s = self._started_s + self._times.settle_s

@@ -115,6 +115,18 @@ async def test_the_policy_begins_when_the_fleet_is_settled_and_nobody_has_joined
     assert len(asked) == 1
 
 
+async def test_replicas_that_join_again_and_again_do_not_keep_the_policy_from_beginning(controller, clock, asked):
+    """One that dies as soon as it has registered, and is started again every two seconds."""
+    controller.register(WORKER)
+    for now_s in range(102, 166, 2):
+        clock.monotonic_s = float(now_s)
+        keep_alive(controller)
+        controller.register(replace(DOOR, generation=now_s))
+        await step_at(controller, clock, float(now_s))
+
+    assert asked and asked[0].now_s == 160.0
+
+
 async def test_the_policy_looks_at_demand_once_a_period_and_at_the_fleet_whenever_it_changes(controller, clock, asked):
     for replica in (WORKER, DOOR):
         controller.register(replica)
