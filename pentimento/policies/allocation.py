@@ -147,6 +147,12 @@ def hold_resident(context: AllocationContext) -> AllocationDecision:
     return AllocationDecision(assignments, _pool_a_model(assignments))
 
 
+def decide(allocator: Allocator, context: AllocationContext) -> AllocationDecision:
+    """Return what the allocator decides. It is not asked while no worker is there: nobody is planned then, and nobody
+    refused, and it finds what it remembered when one has come."""
+    return allocator(context) if context.workers() else AllocationDecision(memory=context.last.memory)
+
+
 def _pool_a_model(assignments: tuple[WorkerAssignment, ...]) -> tuple[PoolPlan, ...]:
     models = sorted({assignment.model for assignment in assignments})
     return tuple(

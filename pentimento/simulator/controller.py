@@ -18,6 +18,7 @@ from pentimento.policies.allocation import (
     ModelDemand,
     ReplicaView,
     check_decision,
+    decide,
 )
 
 _STEP_BATCHING = frozenset({Capability.STEP_BATCHING})
@@ -90,7 +91,7 @@ class SimulatedController:
         self._queues.clear()
         self._looks = 0
         context = AllocationContext(now_s, self._replicas(), demand, self._profiles, self._decision)
-        decision = self._allocator(context)
+        decision = decide(self._allocator, context)
         check_decision(context, decision)
         same = replace(decision, memory=()) == replace(self._decision, memory=())
         self._decision = decision

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.fleet import Plan, ReplicaKind, ServiceEndpoint, UnplannedModel
@@ -12,6 +13,7 @@ from pentimento.policies.allocation import (
     AllocationDecision,
     ReplicaView,
     check_decision,
+    decide,
     hold_resident,
 )
 from pentimento.policies.component_placement import AskedShares, place_components
@@ -122,9 +124,7 @@ class Planner:
         """None when the allocator raised, hung or decided nonsense: counted, logged once, and the last good plan
         stands."""
         try:
-            decision = (
-                await self._threads.decide(self._policy.allocator, context) if context.workers() else _nothing(context)
-            )
+            decision = await self._threads.decide(partial(decide, self._policy.allocator), context)
             check_decision(context, decision)
         except Exception:  # an allocator's defect must not take the fleet's plan away
             name = self._policy.name
@@ -169,10 +169,6 @@ class Planner:
             drops_late=self._policy.drops_late,
             placements=adapter_placements(replicas) + uploaded_placements(self.uploaded, replicas),
         )
-
-
-def _nothing(context: AllocationContext) -> AllocationDecision:
-    return AllocationDecision(memory=context.last.memory)
 
 
 def service_endpoints(replicas: tuple[ReplicaView, ...]) -> tuple[ServiceEndpoint, ...]:

@@ -158,6 +158,16 @@ def test_a_worker_that_comes_back_works_again() -> None:
     assert record.latency_s == pytest.approx(5.5)
 
 
+def test_no_policy_is_asked_while_every_worker_is_lost_as_in_the_controller() -> None:
+    """DiffServe's allocator would admit nobody: without devices nothing can be carried."""
+    lost = tuple(Outage(f"w0-{number}", 4.0, 20.0, noticed_s=0.25) for number in range(2))
+    scenario = cascade("diffserve", 2, rate=1.0, outages=lost, answers_late=True)
+
+    records = run(scenario, poisson(1.0, 30))
+
+    assert all(record.outcome.answered for record in records)
+
+
 def switching(at_s: float) -> ServingPolicy:
     """All workers hold `a` at first, and `b` from `at_s` on."""
 
