@@ -194,8 +194,11 @@ def _assigned(
 
 
 def as_planned(context: AllocationContext) -> AllocationContext:
-    """Return the context as if every worker held what the plan in force has for it: a load under way counts as done."""
-    planned = {assignment.worker_id: assignment.model for assignment in context.last.assignments}
+    """Return the context as if every worker held what the plan in force has for it: a load under way counts as done.
+    Not what a worker can hold no longer: it was started anew, or holds other weights under that name."""
+    able = {(worker.instance_id, model) for worker in context.workers() for model in worker.models}
+    assignments = ((one.worker_id, one.model) for one in context.last.assignments)
+    planned = dict(one for one in assignments if one in able)
     return replace(
         context,
         replicas=tuple(

@@ -231,6 +231,23 @@ def test_a_load_under_way_counts_as_done() -> None:
     }
 
 
+@pytest.mark.parametrize("held", ["turbo", "another"])
+def test_workers_that_can_no_longer_hold_what_is_planned_for_them_are_planned_anew(held: str) -> None:
+    """Started again with fewer models, or found to hold other weights under that name than are registered; meanwhile
+    requests wait for the model."""
+    busy = replace(asked(1.0, devices=4), demand=(ModelDemand("sd15", 1.0, queue_length=3),))
+    first = decide(ALLOCATOR, busy)
+    heavy = [one.worker_id for one in first.assignments if one.model == "sd15"][:2]
+    views = tuple(
+        worker(number, held, ("turbo",)) if view.replica.instance_id in heavy else view
+        for number, view in enumerate(busy.replicas)
+    )
+
+    again = decide(ALLOCATOR, replace(busy, replicas=views, now_s=5.0, last=first))
+
+    assert {one.model for one in again.assignments if one.worker_id in heavy} == {"turbo"}
+
+
 def _given_to_others(decision: AllocationDecision, given: list[str]) -> list[WorkerAssignment]:
     last = [one.worker_id for one in decision.assignments][-len(given) :]
     first = [one.worker_id for one in decision.assignments][: len(given)]
