@@ -94,7 +94,7 @@ def _best_for(problem: ChainProblem, costs: Sequence[BatchCost], last_shares: Se
         _with_last(problem, costs, start, last_shares)
         for start in _starts(problem, costs, _Start((), (first,), (1.0,)))
     )
-    return max(found, key=lambda each: each.gain)
+    return max(found, key=lambda each: each.gain, default=None)
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,18 @@ def _starts(problem: ChainProblem, costs: Sequence[BatchCost], start: _Start) ->
 def _with_last(
     problem: ChainProblem, costs: Sequence[BatchCost], start: _Start, last_shares: Sequence[float]
 ) -> ChainSolution:
-    """The rest of the devices for the last stage, and the largest threshold that they carry."""
+    """The rest of the devices for the last stage, and the largest threshold that they carry; for the stage before it
+    where that is none, since some are always sent on."""
     left = problem.device_count - sum(start.counts)
     asked = problem.demand * start.reached[-1]
     most = left * costs[-1].throughput / asked if asked > 0 else 1.0
-    index = max(bisect_right(last_shares, most * (1 + 1e-9)) - 1, 0)
+    index = bisect_right(last_shares, most * (1 + 1e-9)) - 1
+    counts = (*start.counts, left)
+    if index < 0:
+        index, left, counts = 0, 0, (*start.counts[:-1], start.counts[-1] + left, 0)
     reached = start.reached[-1] * last_shares[index] if left else 0.0
     return ChainSolution(
-        (*start.counts, left),
+        counts,
         tuple(cost.batch_size for cost in costs),
         (*start.reached, reached),
         (*start.thresholds, _GRID[index]),

@@ -95,6 +95,27 @@ def test_demand_that_nothing_carries_is_admitted_in_part() -> None:
     assert found.admission_rate == pytest.approx(2 * (4 / 0.22) / 1000)
 
 
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_a_curve_by_which_some_always_go_on_is_planned_as_far_as_devices_carry_them(devices: int) -> None:
+    """A discriminator that was measured from a threshold of 0.2 on: a tenth is sent on at the lowest one."""
+    some = DeferralCurve((0.2, 0.5, 1.0), (0.1, 0.3, 1.0))
+
+    found = checked(ChainProblem(1.0, devices, 15.0, (LIGHT, MEDIUM, HEAVY), (some, some)))
+
+    assert found.reached[0] == 1.0 and found.admission_rate == 1.0
+    assert [count > 0 for count in found.counts] == [True, devices > 1, devices > 2]
+
+
+def test_a_last_stage_that_cannot_carry_the_fewest_that_go_on_has_no_devices() -> None:
+    """A tenth of a thousand a second; the device that is left carries one in two seconds."""
+    some = DeferralCurve((0.0, 1.0), (0.1, 1.0))
+    light = ChainStage((BatchCost(1, 0.001),))
+
+    found = checked(ChainProblem(1000.0, 2, 15.0, (light, ChainStage((BatchCost(1, 2.0),))), (some,)))
+
+    assert (found.counts, found.reached, found.thresholds) == ((2, 0), (1.0, 0.0), (0.0,))
+
+
 THREE = CascadeVariant(
     ("turbo", "middle", "sd15"),
     tuple(
