@@ -21,6 +21,7 @@ from pentimento.policies.serving.costs import BatchCost, batch_costs, scoring_s
 from pentimento.policies.serving.demand import averaged_demand, demand_of, observed_bend
 from pentimento.policies.serving.entry import EVERY_START, STARTS, every_start
 from pentimento.policies.serving.handed_over import scored_stage
+from pentimento.policies.serving.one_left import one_left
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.settings import ServingSettings
 
@@ -64,6 +65,8 @@ class CascadeAllocator:
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         settings = self.settings
+        if (alone := one_left(context, settings)) is not None:
+            return alone
         light, heavy = demand_of(context, settings.light), demand_of(context, settings.heavy)
         memory = self._remember(context, light, heavy)
         problem = CascadeProblem(
@@ -118,6 +121,8 @@ class StaticCascade:
     held: CascadeSolution | None = None
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
+        if (alone := one_left(context, self.settings)) is not None:
+            return alone
         solution = self.held or self._solved(context)
         # What it cannot carry it is late with: a static system knows nothing of admission.
         return as_decision(context, self.settings, replace(solution, admission_rate=1.0), ())

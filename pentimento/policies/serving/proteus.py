@@ -10,6 +10,7 @@ from pentimento.policies.serving.cascades import same_again
 from pentimento.policies.serving.costs import BatchCost, batch_costs
 from pentimento.policies.serving.demand import averaged_demand, demand_of
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
+from pentimento.policies.serving.one_left import one_left
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.settings import ServingSettings
 
@@ -35,6 +36,8 @@ class Proteus:
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         settings = self.settings
+        if (alone := one_left(context, settings)) is not None:
+            return alone
         known, at_s = context.last.memory or (settings.expected_per_s, context.now_s)
         asked = demand_of(context, settings.light).arrivals_per_s + demand_of(context, settings.heavy).arrivals_per_s
         demand = averaged_demand(asked, known, settings.demand_weight, context.now_s - at_s)
