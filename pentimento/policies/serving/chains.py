@@ -1,7 +1,7 @@
 """Plans a cascade of two models or more as DiffServe plans two: demand averaged, then the problem solved anew."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import CascadePlan, PoolPlan, StagePlan, StartThreshold
 from pentimento.domain.models import CascadeVariant
@@ -14,6 +14,7 @@ from pentimento.policies.serving.handed_over import scored_stage
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
+from pentimento.policies.serving.uniform import OneModel
 
 NAME = "cascade-chain"
 
@@ -26,12 +27,16 @@ def cascade_chain(settings: ServingSettings, cascade: CascadeVariant) -> Serving
 @dataclass(frozen=True)
 class ChainAllocator:
     """`settings` give the SLO, the batch sizes and how demand is averaged and over-provisioned; models, discriminators
-    and deferral curves are the cascade's. Each curve is bent towards the share that is observed to be sent on there."""
+    and deferral curves are the cascade's. Each curve is bent towards the share that is observed to be sent on there.
+    Where no worker can hold one of the models, those before it are planned, or behind it where there are none."""
 
     settings: ServingSettings
     cascade: CascadeVariant
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
+        stages = self._able(context)
+        if len(stages) < len(self.cascade.models):
+            return self._of_a_part(context, stages)
         demand, bends = self._demand(context), self._bends(context)
         curves = (DeferralCurve(each.thresholds, each.shares) for each in self.cascade.handovers)
         problem = ChainProblem(
@@ -43,6 +48,31 @@ class ChainAllocator:
             scoring_s(context, self.settings.discriminator_s, (each.discriminator for each in self.cascade.handovers)),
         )
         return self._decision(context, solve_chain(problem), (demand, context.now_s, *bends))
+
+    def _able(self, context: AllocationContext) -> range:
+        """The first stages in a row whose models any worker can hold; all where none can be held."""
+        able = {model for worker in context.workers() for model in worker.models}
+        models = self.cascade.models
+        first = next((index for index, model in enumerate(models) if model in able), None)
+        if first is None:
+            return range(len(models))
+        return range(first, next((i for i in range(first, len(models)) if models[i] not in able), len(models)))
+
+    def _of_a_part(self, context: AllocationContext, stages: range) -> AllocationDecision:
+        """What is remembered of the other stages stays, and so do their pools, for those who wait there."""
+        models, handovers = self.cascade.models[stages.start : stages.stop], slice(stages.start, stages.stop - 1)
+        memory = context.last.memory
+        if len(models) == 1:
+            decision = OneModel(models[0], self.settings.slo_s, self.settings.batch_sizes)(context)
+        else:
+            bends = list(memory[2:] or (1.0,) * len(self.cascade.handovers))
+            own = (*memory[:2], *bends[handovers]) if memory else ()
+            part = ChainAllocator(self.settings, CascadeVariant(models, self.cascade.handovers[handovers]))
+            decision = part(replace(context, last=replace(context.last, memory=own)))
+            bends[handovers] = decision.memory[2:]
+            memory = (*decision.memory[:2], *bends)
+        gone = tuple(PoolPlan(model, model, ()) for model in self.cascade.models if model not in models)
+        return replace(decision, pools=(*decision.pools, *gone), memory=memory)
 
     def _demand(self, context: AllocationContext) -> float:
         newest = demand_of(context, self.cascade.models[0]).arrivals_per_s

@@ -274,3 +274,34 @@ def test_a_stage_is_waited_for_by_little_s_law(demand: ModelDemand, slo_s: float
     allocator = ChainAllocator(replace(SETTINGS, slo_s=slo_s), THREE)
 
     assert allocator._stage(replace(fleet(12, 6.0), demand=(demand,)), 0).wait_s == pytest.approx(wait_s)
+
+
+def lacking(*lacked: str) -> AllocationContext:
+    """Twelve workers, of which none can hold these models, nor says what they cost."""
+    there = tuple(model for model in THREE.models if model not in lacked)
+    views = tuple(worker(index, there[0], there) for index in range(12))
+    tables = {"turbo": TURBO, "middle": MIDDLE, "sd15": SD15}
+    known = profiles(**{model: tables[model] for model in there})
+    return AllocationContext(0.0, views, (ModelDemand(there[0], 6.0),), known)
+
+
+@pytest.mark.parametrize(
+    ("lacked", "stages"),
+    [(("sd15",), ["turbo", "middle"]), (("turbo",), ["middle", "sd15"]), (("middle",), []), (("turbo", "sd15"), [])],
+)
+def test_without_workers_for_a_stage_those_beside_one_another_are_planned(lacked: tuple[str, ...], stages) -> None:
+    decision = decide(ChainAllocator(SETTINGS, THREE), lacking(*lacked))
+
+    first = next(model for model in THREE.models if model not in lacked)
+    assert [[stage.pool for stage in one.stages] for one in decision.cascades] == ([stages] if stages else [])
+    assert [pool.pool for pool in decision.pools if pool.routes] == [first]
+    assert set(counts(decision)) == set(stages or [first]) and sum(counts(decision).values()) == 12
+    assert {pool.pool for pool in decision.pools} == set(THREE.models)
+
+
+def test_what_was_learnt_of_a_stage_is_kept_while_it_has_no_workers() -> None:
+    before = AllocationDecision(memory=(6.0, 0.0, 1.5, 0.7))
+
+    decision = decide(ChainAllocator(SETTINGS, THREE), replace(lacking("sd15"), now_s=5.0, last=before))
+
+    assert decision.memory[1:] == (5.0, 1.5, 0.7)
