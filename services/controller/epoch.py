@@ -20,20 +20,26 @@ FILE_NAME = "leader-epoch"
 
 class LeaderEpoch:
     """`value` is the epoch in force. `state_dir` None, or not writable, leaves it to the clock. `on_rise` hears of an
-    epoch that gives way to a larger one."""
+    epoch that gives way to a larger one. `now_ms` is the clock after `wall_ms`, its time at the start, which may have
+    been far too early; None where it stands still."""
 
     def __init__(
-        self, state_dir: Path | None, wall_ms: int, on_rise: Callable[[int, int], None] = lambda epoch, to: None
+        self,
+        state_dir: Path | None,
+        wall_ms: int,
+        on_rise: Callable[[int, int], None] | None = None,
+        now_ms: Callable[[], int] | None = None,
     ) -> None:
-        self._on_rise = on_rise
+        self._now_ms = now_ms or (lambda: wall_ms)
+        self._on_rise = on_rise or (lambda epoch, to: None)
         self._file = state_dir / FILE_NAME if state_dir else None
-        self._latest_ms = wall_ms + BELIEVABLE_LEAD_MS
+        self._started_ms = wall_ms
         self.value = max(wall_ms, self._stored() + 1)
         self._store()
 
     def believable(self, epoch: int) -> bool:
         """Whether some leader can have had this epoch. A liar must not push the epochs to their end."""
-        return 0 <= epoch <= self._latest_ms
+        return 0 <= epoch <= max(self._started_ms, self._now_ms()) + BELIEVABLE_LEAD_MS
 
     def claim(self, epoch: int) -> None:
         """Changes state: lead under an epoch that was claimed elsewhere."""

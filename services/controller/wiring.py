@@ -77,11 +77,8 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
     clock = SystemClock()
     server = RpcServer(settings.rpc, "controller")
     leadership = _leadership(settings, ledger, server.instance_id, clock) if ledger is not None else None
-    epoch = (
-        LeaderEpoch(None, epoch_at(clock.wall()), leadership.rise)
-        if leadership is not None
-        else LeaderEpoch(settings.state_dir, epoch_at(clock.wall()))
-    )
+    state_dir, rise = (None, leadership.rise) if leadership is not None else (settings.state_dir, None)
+    epoch = LeaderEpoch(state_dir, epoch_at(clock.wall()), rise, lambda: epoch_at(clock.wall()))
     registry = Registry(settings.lease_s, settings.retention_s, settings.max_replicas)
     planner = Planner(
         settings.policy(), epoch.value, settings.allocator_limit_s, skip_light_below=settings.skip_light_below

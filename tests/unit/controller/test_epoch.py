@@ -49,6 +49,24 @@ def test_a_directory_that_cannot_be_written_leaves_it_to_the_clock(tmp_path):
     assert LeaderEpoch(tmp_path / "file" / "state", NOW_MS).value == NOW_MS
 
 
+def test_a_clock_that_was_set_right_after_the_start_says_what_can_be_believed():
+    """A machine without a clock of its own starts in 1970; its followers hold the plan of a leader before."""
+    now_ms = [0]
+    epoch = LeaderEpoch(None, 0, now_ms=lambda: now_ms[0])
+    assert not epoch.overtake(NOW_MS - 5000)
+
+    now_ms[0] = NOW_MS
+
+    assert epoch.believable(NOW_MS - 5000) and epoch.overtake(NOW_MS - 5000)
+    assert epoch.value == NOW_MS - 4999
+
+
+def test_a_clock_that_was_set_back_after_the_start_takes_nothing_back():
+    epoch = LeaderEpoch(None, NOW_MS, now_ms=lambda: 0)
+
+    assert epoch.believable(epoch.value)
+
+
 def test_it_rises_above_an_epoch_that_somebody_acts_on_and_remembers_it(tmp_path):
     epoch = LeaderEpoch(tmp_path, NOW_MS)
 
