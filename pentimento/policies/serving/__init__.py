@@ -12,7 +12,7 @@
 | `whole_rounding`, `worth_cuts` | what such a search rounds to, and what it need not solve |
 | `mixture`, `pid` | MoDM's global monitor |
 | `proteus`, `uniform` | random split by load; one model everywhere |
-| `one_left` | one model of a cascade where no worker can hold the other |
+| `one_left` | light or heavy alone where no worker can hold the other |
 | `needs` | what each must be told; what an emulated fleet's file tells it |
 | `entry` | from a plan to the pools that a request goes through |
 | `costs`, `demand`, `placement` | what allocators share: profiles, averages, which worker holds what |

@@ -65,7 +65,7 @@ class CascadeAllocator:
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         settings = self.settings
-        if (alone := one_left(context, settings)) is not None:
+        if (alone := one_left(context, settings, [settings.light])) is not None:
             return alone
         light, heavy = demand_of(context, settings.light), demand_of(context, settings.heavy)
         memory = self._remember(context, light, heavy)
@@ -121,7 +121,7 @@ class StaticCascade:
     held: CascadeSolution | None = None
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
-        if (alone := one_left(context, self.settings)) is not None:
+        if (alone := one_left(context, self.settings, [self.settings.light])) is not None:
             return alone
         solution = self.held or self._solved(context)
         # What it cannot carry it is late with: a static system knows nothing of admission.

@@ -13,6 +13,7 @@ from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.costs import batch_costs, has_profile
 from pentimento.policies.serving.demand import averaged_demand, demand_of, settled_weight, share_weight
 from pentimento.policies.serving.entry import EVERY_START, IMAGE, LATENT, NOISE, SPARE
+from pentimento.policies.serving.one_left import one_left
 from pentimento.policies.serving.pid import MODM_GAINS, PidGains, PidMemory, step
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.settings import ServingSettings
@@ -123,6 +124,8 @@ class MixtureAllocator:
     dwell_s: float = 60.0
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
+        if (alone := one_left(context, self.settings, self.settings.small_models)) is not None:
+            return alone
         before, device_count = _MixtureMemory.of(context.last.memory), len(context.workers())
         rate, misses, refined = self._demand(context, before)
         load = MixtureLoad(rate * misses, rate * refined)

@@ -1,5 +1,7 @@
-"""What becomes of a cascade where no worker is left that can hold one of its two models: the other one paints alone."""
+"""What becomes of a heavy and of lighter models where no worker is left that can hold the one, or any of the others: a
+model that is left paints alone."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pentimento.domain.fleet import PoolPlan
@@ -8,14 +10,17 @@ from pentimento.policies.serving.settings import ServingSettings
 from pentimento.policies.serving.uniform import OneModel
 
 
-def one_left(context: AllocationContext, settings: ServingSettings) -> AllocationDecision | None:
-    """Return the decision by which one of the light and the heavy model has all devices, since no worker can hold the
-    other one; None where both can be held, or neither. What is remembered stays for when the other one is back."""
+def one_left(
+    context: AllocationContext, settings: ServingSettings, lighter: Sequence[str]
+) -> AllocationDecision | None:
+    """Return the decision by which the heavy model has all devices, since no worker can hold any of the lighter ones,
+    or the first of these that can be held, since none can hold the heavy one. None where both kinds can be held, or
+    neither. What is remembered stays for when the other ones are back."""
     able = {model for worker in context.workers() for model in worker.models}
-    left = [model for model in (settings.light, settings.heavy) if model in able]
-    if len(left) != 1:
+    light = next((model for model in lighter if model in able), "")
+    if bool(light) == (settings.heavy in able):
         return None
-    decision = OneModel(left[0], settings.slo_s, settings.batch_sizes)(context)
-    gone = settings.heavy if left[0] == settings.light else settings.light
-    pools = (*decision.pools, PoolPlan(gone, gone, ()))
-    return replace(decision, pools=pools, memory=context.last.memory)
+    left = light or settings.heavy
+    decision = OneModel(left, settings.slo_s, settings.batch_sizes)(context)
+    gone = (PoolPlan(model, model, ()) for model in (settings.heavy, *lighter) if model != left)
+    return replace(decision, pools=(*decision.pools, *gone), memory=context.last.memory)

@@ -36,7 +36,7 @@ class Proteus:
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         settings = self.settings
-        if (alone := one_left(context, settings)) is not None:
+        if (alone := one_left(context, settings, [settings.light])) is not None:
             return alone
         known, at_s = context.last.memory or (settings.expected_per_s, context.now_s)
         asked = demand_of(context, settings.light).arrivals_per_s + demand_of(context, settings.heavy).arrivals_per_s

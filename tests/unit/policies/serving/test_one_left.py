@@ -1,4 +1,4 @@
-"""Cascades whose devices for one of the two models have all gone."""
+"""Policies of two kinds of model where all devices of one kind have gone."""
 
 from dataclasses import replace
 
@@ -11,7 +11,8 @@ from pentimento.policies.serving.settings import ServingSettings
 from tests.unit.policies.serving.fleets import SD15, TURBO, counts, decide, profiles, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=4.0)
-CASCADES = ("diffserve", "diffserve-milp", "static-cascade", "static-threshold", "aimd", "proteus")
+CASCADES = ("diffserve", "diffserve-milp", "static-cascade", "static-threshold", "aimd")
+POLICIES = (*CASCADES, "proteus", "modm", "modm-only")
 
 
 def left_over(model: str, count: int = 4) -> AllocationContext:
@@ -21,7 +22,7 @@ def left_over(model: str, count: int = 4) -> AllocationContext:
     return AllocationContext(0.0, views, (ModelDemand("turbo", 4.0), ModelDemand("sd15", 1.0)), known)
 
 
-@pytest.mark.parametrize("policy", CASCADES)
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("model", ["turbo", "sd15"])
 def test_the_model_that_is_left_paints_alone_and_nothing_is_scored(policy: str, model: str) -> None:
     decision = decide(SERVING_POLICIES[policy](SETTINGS).allocator, left_over(model))
@@ -40,6 +41,15 @@ def test_the_other_model_keeps_a_pool_for_those_who_wait_for_it(model: str) -> N
     assert {pool.pool: len(pool.worker_ids) for pool in decision.pools if pool.model != model} == {
         ("sd15" if model == "turbo" else "turbo"): 0
     }
+
+
+def test_of_several_small_models_the_best_that_is_left_paints_alone() -> None:
+    settings = replace(SETTINGS, small=("middle", "turbo"))
+
+    decision = decide(SERVING_POLICIES["modm"](settings).allocator, left_over("turbo"))
+
+    assert counts(decision) == {"turbo": 4}
+    assert {pool.pool for pool in decision.pools if not pool.worker_ids} == {"sd15", "middle"}
 
 
 def test_registered_costs_of_a_model_that_nobody_can_hold_leave_no_device_without_work() -> None:
