@@ -71,7 +71,8 @@ class ChainAllocator:
             decision = part(replace(context, last=replace(context.last, memory=own)))
             bends[handovers] = decision.memory[2:]
             memory = (*decision.memory[:2], *bends)
-        gone = tuple(PoolPlan(model, model, ()) for model in self.cascade.models if model not in models)
+        there = {pool.pool for pool in decision.pools}
+        gone = tuple(PoolPlan(model, model, ()) for model in self.cascade.models if model not in there)
         return replace(decision, pools=(*decision.pools, *gone), memory=memory)
 
     def _demand(self, context: AllocationContext) -> float:

@@ -22,5 +22,6 @@ def one_left(
         return None
     left = light or settings.heavy
     decision = OneModel(left, settings.slo_s, settings.batch_sizes)(context)
-    gone = (PoolPlan(model, model, ()) for model in (settings.heavy, *lighter) if model != left)
+    there = {pool.pool for pool in decision.pools}
+    gone = (PoolPlan(model, model, ()) for model in (settings.heavy, *lighter) if model not in there)
     return replace(decision, pools=(*decision.pools, *gone), memory=context.last.memory)

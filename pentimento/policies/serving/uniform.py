@@ -23,9 +23,14 @@ class OneModel:
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         batch = self._batch(context)
         assignments = place(context, {self.model: len(context.workers())}, {self.model: batch})
-        workers = tuple(assignment.worker_id for assignment in assignments)
-        pool = PoolPlan(self.model, self.model, workers, routes=EVERY_START)
-        return AllocationDecision(assignments, (pool,), memory=(float(batch),))
+        models = dict.fromkeys((self.model, *(one.model for one in assignments)))
+        workers = {model: tuple(one.worker_id for one in assignments if one.model == model) for model in models}
+        pools = (
+            PoolPlan(self.model, self.model, workers[self.model], routes=EVERY_START),
+            # Models on their way out serve what waits for them.
+            *(PoolPlan(model, model, workers[model]) for model in models if model != self.model),
+        )
+        return AllocationDecision(assignments, pools, memory=(float(batch),))
 
     def _batch(self, context: AllocationContext) -> int:
         costs = batch_costs(context, self.model, self.batch_sizes)

@@ -35,6 +35,20 @@ def test_the_batch_is_the_largest_that_takes_no_longer_than_the_slo(slo_s: float
     assert [(pool.pool, len(pool.worker_ids), pool.routes) for pool in decision.pools] == [("sd15", 3, EVERY_START)]
 
 
+def test_who_drains_another_model_is_in_no_pool_of_this_one() -> None:
+    """Five wait for the light model: one worker holds it until they are done, as the plan's pools say."""
+    views = tuple(worker(index, "turbo") for index in range(3))
+
+    decision = decide(OneModel("sd15", 9.0), replace(asked(ModelDemand("turbo", 0.5, 5)), replicas=views))
+
+    assert counts(decision) == {"turbo": 1, "sd15": 2}
+    models = {one.worker_id: one.model for one in decision.assignments}
+    assert {pool.model: {models[name] for name in pool.worker_ids} for pool in decision.pools} == {
+        "sd15": {"sd15"},
+        "turbo": {"turbo"},
+    }
+
+
 def test_without_a_choice_batches_are_of_one() -> None:
     assert sizes(decide(OneModel("sd15", 9.0), asked())) == {1}
 
