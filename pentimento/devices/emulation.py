@@ -36,6 +36,7 @@ from pentimento.devices.profile import (
 )
 from pentimento.devices.speed import STEADY, SpeedChanges
 from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.fleet import MAX_COST_S, MIN_COST_S
 from pentimento.files.toml_document import TomlTable, read_toml
 from pentimento.pictures.png_text import text_of, with_text
 
@@ -201,7 +202,10 @@ def _published(table: TomlTable, name: str, latencies: TomlTable) -> ModelProfil
     size = (table.whole("width_px", 512, minimum=8), table.whole("height_px", 512, minimum=8))
     steps, variation = table.whole("steps", minimum=1, maximum=1000), table.number("variation", 0.0)
     guided = table.number("guidance_scale", GUIDANCE_SCALE) > 1.0
-    seconds = {_batch_size(latencies, field): latencies.number(field) / steps for field in latencies.fields}
+    seconds = {
+        _batch_size(latencies, field): latencies.number(field, minimum=MIN_COST_S, maximum=MAX_COST_S) / steps
+        for field in latencies.fields
+    }
     once = SizeProfile(*size, NOTHING, steady(table.number("finish_s", 0.0), variation), NOTHING)
     batches = tuple(
         # The steps of a run are drawn one by one, so each has to scatter more for the run to scatter so much.

@@ -9,6 +9,8 @@ from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 
 # Models, adapters and costs that one replica may tell of; the controller refuses more.
 MAX_TOLD_COUNT = 1024
+# Seconds of a run that plans can be made with: a microsecond to eleven days. Sums and quotients of such stay finite.
+MIN_COST_S, MAX_COST_S = 1e-6, 1e6
 # Equal parts of 0..1 that confidences are counted by.
 CONFIDENCE_BINS = 20
 # Policies that a controller can plan by; `policies.serving` has what they decide.

@@ -7,7 +7,9 @@ from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, PipeliningBou
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import (
     CONFIDENCE_BINS,
+    MAX_COST_S,
     MAX_TOLD_COUNT,
+    MIN_COST_S,
     ModelCost,
     PoolDemand,
     Replica,
@@ -36,8 +38,6 @@ _COUNTS = (
     "deferred_count",
     "stood_in_count",
 )
-# Seconds: a microsecond to eleven days. Sums and quotients of such costs stay finite.
-MIN_COST_S, MAX_COST_S = 1e-6, 1e6
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 ADDRESS = re.compile(r"unix:[^\s\x00]{1,250}|[^\s\x00]{1,250}:\d{1,5}")
 
