@@ -7,7 +7,7 @@ from pentimento.dataplane.events import AttemptKey, SpeedProfile, WorkerReported
 from pentimento.domain.fleet import Plan
 from pentimento.emulation.costs import ModelCosts
 from pentimento.emulation.device import EmulatedDevice
-from pentimento.emulation.jobs import DeviceListener
+from pentimento.emulation.jobs import DeviceListener, EmulatedJob
 from pentimento.policies.allocation import AllocationProfile
 from pentimento.policies.thinning import WHOLE, ThinningOffer, thinned_steps
 from pentimento.reports import StartKind
@@ -29,6 +29,9 @@ class SimulatedFleet:
         self, scenario: Scenario, agenda: Agenda, listener: DeviceListener[AttemptKey], random: Random
     ) -> None:
         self._scenario = scenario
+        self._agenda = agenda
+        # When workers that were lost are back.
+        self._back_s: dict[str, float] = {}
         self._costs: dict[str, dict[str, ModelCosts]] = {}
         self._limits: dict[str, int] = {}
         self._counts: dict[str, int] = {}
@@ -70,6 +73,20 @@ class SimulatedFleet:
                 limit = self._limits[device.kind]
                 size = min(assignment.max_batch_size or limit, limit)
                 device.assign(self._costs[device.kind][assignment.model], size)
+
+    def lose(self, worker_id: str, for_s: float) -> list[EmulatedJob[AttemptKey]]:
+        """Changes state: the worker is lost for so long, or until another outage of it ends that does so later. Return
+        the attempts that it had."""
+        back_s = self._agenda.now + for_s
+        if back_s > self._back_s.get(worker_id, 0.0):
+            self._back_s[worker_id] = back_s
+            self._agenda.at(back_s, self._revive, (worker_id, back_s))
+        return self.devices[worker_id].lose()
+
+    def _revive(self, due: tuple[str, float]) -> None:
+        worker_id, back_s = due
+        if self._back_s[worker_id] == back_s:
+            self.devices[worker_id].revive()
 
     def holding(self, model: str) -> list[EmulatedDevice[AttemptKey]]:
         """Those that would take a request for it now."""

@@ -212,13 +212,11 @@ class Simulation:
         self.submit(events.RequestArrived(*asked, needs=needs, thinning=thinning, cascade_name=name))
 
     def _break(self, outage: Outage) -> None:
-        device = self._fleet.devices[outage.worker_id]
-        generation = device.generation
-        for job in device.lose():
+        generation = self._fleet.devices[outage.worker_id].generation
+        for job in self._fleet.lose(outage.worker_id, outage.for_s):
             self._progress.end(job.owner)
         lost = events.WorkerLost(outage.worker_id, generation)
         self._agenda.at(self._agenda.now + outage.noticed_s, self.submit, lost)
-        self._agenda.at(self._agenda.now + outage.for_s, lambda _: device.revive())
 
     # What devices say.
 

@@ -158,6 +158,23 @@ def test_a_worker_that_comes_back_works_again() -> None:
     assert record.latency_s == pytest.approx(5.5)
 
 
+def test_a_worker_is_back_when_the_last_of_its_outages_ends() -> None:
+    outages = (Outage("w0-0", 0.5, 4.0, noticed_s=0.25), Outage("w0-0", 1.0, 9.0, noticed_s=0.25))
+
+    (record,) = run(one_model({1: 1.0}, outages=outages), arrivals([0.0]))
+
+    assert record.latency_s == pytest.approx(11.0)
+
+
+def test_an_outage_within_another_one_costs_nothing_more() -> None:
+    """The worker is back at 8, and paints until 9; the shorter outage ended at 3."""
+    outages = (Outage("w0-0", 0.5, 7.5, noticed_s=0.25), Outage("w0-0", 1.0, 2.0, noticed_s=0.25))
+
+    (record,) = run(one_model({1: 1.0}, outages=outages), arrivals([0.0]))
+
+    assert record.latency_s == pytest.approx(9.0)
+
+
 def test_no_policy_is_asked_while_every_worker_is_lost_as_in_the_controller() -> None:
     """DiffServe's allocator would admit nobody: without devices nothing can be carried."""
     lost = tuple(Outage(f"w0-{number}", 4.0, 20.0, noticed_s=0.25) for number in range(2))
