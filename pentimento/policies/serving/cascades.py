@@ -90,10 +90,24 @@ class CascadeAllocator:
         elapsed_s = context.now_s - before.at_s if context.last.memory else 0.0
         demand = averaged_demand(light.arrivals_per_s, known, self.settings.demand_weight, elapsed_s)
         bend = observed_bend(context, self.settings.deferral, light, before.bend)
-        batches = next_batches((before.light_batch, before.heavy_batch), light, heavy, max(self.settings.batch_sizes))
-        return replace(
-            _CascadeMemory(demand, bend, *batches) if self.aimd else _CascadeMemory(demand, bend), at_s=context.now_s
-        )
+        seen = _CascadeMemory(demand, bend, at_s=context.now_s)
+        return self._with_batches(context, before, light, heavy, seen) if self.aimd else seen
+
+    def _with_batches(
+        self,
+        context: AllocationContext,
+        before: _CascadeMemory,
+        light: ModelDemand,
+        heavy: ModelDemand,
+        seen: _CascadeMemory,
+    ) -> _CascadeMemory:
+        """None beyond what was measured: nobody would say what it costs."""
+        limit = max(self.settings.batch_sizes)
+        batches = next_batches((before.light_batch, before.heavy_batch), light, heavy, limit)
+        models = self.settings.light, self.settings.heavy
+        measured = (float(batch_costs(context, model)[-1].batch_size) for model in models)
+        light_batch, heavy_batch = map(min, batches, measured)
+        return replace(seen, light_batch=light_batch, heavy_batch=heavy_batch)
 
     def _sizes(self, aimd_batch: float) -> tuple[int, ...]:
         return (int(aimd_batch),) if self.aimd else self.settings.batch_sizes

@@ -194,6 +194,17 @@ def test_aimd_halves_its_batches_after_violations_and_adds_one_otherwise() -> No
     assert shrunk.memory[2:4] == (3.0, 7.0)
 
 
+def test_aimd_adds_none_beyond_what_was_measured() -> None:
+    """Batches of up to 32 may be chosen; the light model's costs are known up to 8, the heavy one's up to 4."""
+    known = profiles(turbo={1: 0.1, 8: 0.4}, sd15={1: 1.8, 4: 3.7})
+    asked = replace(context(16, ModelDemand("turbo", 8.0), ModelDemand("sd15", 1.0)), profiles=known)
+
+    last, _ = repeat(CascadeAllocator(SETTINGS, aimd=True), asked, times=20, every_s=5.0)
+
+    assert {(one.model, one.max_batch_size) for one in last.assignments} == {("turbo", 8), ("sd15", 4)}
+    assert last.memory[2:4] == (8.0, 4.0)
+
+
 def test_aimd_learns_nothing_from_a_pool_that_nobody_asks() -> None:
     last, _ = repeat(CascadeAllocator(SETTINGS, aimd=True), context(16, ModelDemand("turbo", 5.0)), 5, 5.0)
 
