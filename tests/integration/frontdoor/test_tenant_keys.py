@@ -40,7 +40,7 @@ from services.frontdoor.tenants.administration import TenantAdministration
 
 ROLES = {"user": Role.USER, "service": Role.SERVICE, "admin": Role.ADMIN, "tenant-admin": Role.TENANT_ADMIN}
 # A year after 1970 and a day: more than a call may ask for.
-TOO_LONG_MS = 367 * DAY_S * 1000
+TOO_LONG_MS = 403 * DAY_S * 1000
 # Of the default size, 32 x 32 pixels.
 REQUEST_COST = 32 * 32 * 3
 
