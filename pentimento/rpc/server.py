@@ -21,6 +21,7 @@ from pentimento.rpc.credentials import server_credentials, server_tls
 from pentimento.rpc.freed_memory import give_back_freed_memory
 from pentimento.rpc.full_collections import collect_in_quiet_moments
 from pentimento.rpc.lifecycle import StopSignals, completes
+from pentimento.rpc.open_files import allow_files, files_of
 from pentimento.rpc.pipeline import Handler, Pipeline, ServerLimits
 from pentimento.rpc.relay import Relay
 from pentimento.rpc.settings import RpcServerSettings, is_local, is_unix
@@ -224,6 +225,7 @@ class RpcServer:
         gc.freeze()
         # A thread that works (a ledger's writer, a store's) keeps the event loop waiting for so long, 5 ms by default.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        allow_files(files_of(self.settings, takes_turns=self._relay is not None))
         with StopSignals(self.reload_tokens) as signals:
             await self.start()
             housekeeping = (

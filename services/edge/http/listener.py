@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import resource
 import socket
 import ssl
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 import uvicorn
 
+from pentimento.rpc.open_files import allow_files, files_of
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.rpc.tls_buffers import bound_tls_buffers
 from pentimento.settings import SettingsError
@@ -24,17 +24,6 @@ SWEEP_S = 1.0
 DATE_S = 1.0
 # Between two looks for what still runs, in a drain.
 LOOK_S = 0.01
-# Besides connections: files, sockets to other services.
-OTHER_FILES = 256
-
-
-def allow_files(count: int) -> None:
-    """Let this process have so many files open, as far as its hard limit goes. Usually 1024, as the bound of
-    connections: the one that is too many could not be taken, nor any other make room for it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class QuietUvicorn(uvicorn.Server):
@@ -85,6 +74,7 @@ class HttpListener:
     def __init__(self, app: Any, http: HttpSettings, rpc: RpcServerSettings) -> None:
         bound_tls_buffers()
         self._http = http
+        self._other_files = files_of(rpc, takes_turns=False)
         self._server = QuietUvicorn(
             uvicorn.Config(
                 app,
@@ -135,7 +125,7 @@ class HttpListener:
 
     async def start(self) -> None:
         """Bind, and serve from now on."""
-        allow_files(self._http.http_connections + OTHER_FILES)
+        allow_files(self._http.http_connections + self._other_files)
         self.bind()
         assert self._socket is not None
         self._tasks.append(asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http"))

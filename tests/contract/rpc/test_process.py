@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import sys
@@ -121,6 +122,19 @@ async def test_a_process_does_not_look_through_its_imports_and_lets_its_event_lo
         told = [await said(process) for _ in range(2)]
 
     assert told == ["warming", "frozen True, switches after 0.0005 s"]
+
+
+async def test_a_process_may_have_as_many_files_open_as_it_takes_connections(address: str) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        async with program("--listen", address, "--max-connections", "500") as process:
+            assert await said(process) == "warming"
+            allowed = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    assert allowed == (756, before[1])
 
 
 async def test_sigterm_while_warming_stops_at_once(address: str) -> None:

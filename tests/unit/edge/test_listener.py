@@ -1,7 +1,6 @@
 """The sockets that HTTP is served on, and how serving ends."""
 
 import asyncio
-import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from pentimento.rpc import RpcServerSettings
-from services.edge.http.listener import HttpListener, allow_files
+from services.edge.http.listener import HttpListener
 from services.edge.settings import HttpSettings
 
 
@@ -101,16 +100,3 @@ async def test_the_date_of_answers_is_renewed(monkeypatch: pytest.MonkeyPatch) -
         while state.default_headers is before:  # noqa: ASYNC110 - an attribute of uvicorn's
             await asyncio.sleep(0)
         await listener.drain()
-
-
-@pytest.mark.parametrize(("soft", "wanted", "left"), [(256, 300, 300), (512, 300, 512)])
-def test_files_are_allowed_for_as_many_connections_as_may_be_open(soft: int, wanted: int, left: int) -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
-    try:
-        allow_files(wanted)
-        found = resource.getrlimit(resource.RLIMIT_NOFILE)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-    assert found == (left, before[1])

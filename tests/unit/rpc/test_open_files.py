@@ -1,0 +1,28 @@
+"""How many files a process is allowed, for as many connections as its server takes."""
+
+import resource
+
+import pytest
+
+from pentimento.rpc import RpcServerSettings
+from pentimento.rpc.open_files import allow_files, files_of
+
+
+@pytest.mark.parametrize(("soft", "wanted", "left"), [(256, 300, 300), (512, 300, 512)])
+def test_files_are_allowed_for_as_many_connections_as_may_be_open(soft: int, wanted: int, left: int) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    try:
+        allow_files(wanted)
+        found = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    assert found == (left, before[1])
+
+
+@pytest.mark.parametrize(("takes_turns", "count"), [(False, 276), (True, 296)])
+def test_connections_that_take_turns_are_three_files_each(takes_turns: bool, count: int) -> None:
+    settings = RpcServerSettings(listen=("unix:/run/s", "127.0.0.1:0"), max_connections=10)
+
+    assert files_of(settings, takes_turns=takes_turns) == count
