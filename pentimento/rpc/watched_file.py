@@ -8,7 +8,7 @@ CHECK_INTERVAL_S = 1.0
 
 
 class WatchedFile:
-    """Tells when the file at `path` was written or replaced since it was last read."""
+    """Tells when the file at `path` was written, replaced, or let be read since it was last read."""
 
     def __init__(self, path: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.path = path
@@ -25,9 +25,10 @@ class WatchedFile:
         before, self._version = self._version, self._current_version()
         return before != self._version
 
-    def _current_version(self) -> tuple[int, int, int] | None:
+    def _current_version(self) -> tuple[int, ...] | None:
         try:
             status = self.path.stat()
         except OSError:
             return None
-        return status.st_mtime_ns, status.st_ino, status.st_size
+        # Who may read it changes the last one alone.
+        return status.st_mtime_ns, status.st_ino, status.st_size, status.st_ctime_ns

@@ -43,6 +43,18 @@ def test_a_file_that_was_written_again_at_the_same_size_is_another(tmp_path: Pat
     assert later(clock, file)
 
 
+def test_a_file_that_others_may_read_from_now_on_is_another(tmp_path: Path) -> None:
+    path, clock = tmp_path / "f", SetClock()
+    path.write_text("a")
+    made_ns = path.stat().st_ctime_ns
+    file = WatchedFile(path, clock.monotonic)
+    # The file system's clock may stand still for some milliseconds.
+    while path.stat().st_ctime_ns == made_ns:
+        path.chmod(0o644)
+
+    assert later(clock, file)
+
+
 def test_to_go_and_to_come_back_are_changes(tmp_path: Path) -> None:
     path, clock = tmp_path / "f", SetClock()
     path.write_text("a")
