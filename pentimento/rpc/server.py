@@ -27,7 +27,7 @@ from pentimento.rpc.relay import Relay
 from pentimento.rpc.settings import RpcServerSettings, is_local, is_unix
 from pentimento.rpc.tokens import OtherKeys, open_identities
 from pentimento.rpc.transport import server_options
-from pentimento.rpc.unix_sockets import claimed_socket, private_directory
+from pentimento.rpc.unix_sockets import SocketFile, claimed_socket, private_directory, remove_own, socket_file
 from pentimento.settings import SettingsError
 from pentimento.telemetry import MetricsServer, configure_logging, start_metrics_server
 
@@ -81,6 +81,7 @@ class RpcServer:
         self._server: grpc.aio.Server | None = None
         # Where gRPC takes what is relayed.
         self._relayed_at: Path | None = None
+        self._socket_files: list[SocketFile] = []
         self._names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._metrics: MetricsServer | None = None
         self._stopping = asyncio.Lock()
@@ -150,8 +151,7 @@ class RpcServer:
         """The address it really has: port 0 is replaced by the one that was free."""
         try:
             if is_unix(address):
-                with claimed_socket(unix_path(address)):
-                    server.add_insecure_port(address)
+                self._bind_unix(server, unix_path(address))
                 return address
             if self._relay is not None:
                 return self._relay.listen(address)
@@ -171,9 +171,13 @@ class RpcServer:
         beside = [unix_path(address).parent for address in self.bound_addresses if is_unix(address)]
         directory = beside[0] if beside else private_directory("pentimento-relay")
         path = directory / f"{relayed[0].rpartition(':')[2]}.relay"
+        self._bind_unix(server, path)
+        self._relayed_at = path
+
+    def _bind_unix(self, server: grpc.aio.Server, path: Path) -> None:
         with claimed_socket(path):
             server.add_insecure_port(f"unix:{path}")
-        self._relayed_at = path
+            self._socket_files.append(socket_file(path))
 
     def set_serving(self) -> None:
         """Health SERVING, for the process and each of its services."""
@@ -201,16 +205,14 @@ class RpcServer:
         self._release()
 
     def _release(self) -> None:
-        """Gives back what outlives the gRPC server; once, since a successor may own the paths already."""
-        paths = [unix_path(address) for address in self.bound_addresses if is_unix(address)]
-        if self._relayed_at is not None:
-            paths.append(self._relayed_at)
+        """Gives back what outlives the gRPC server, but for paths that a successor owns already."""
+        files, self._socket_files = self._socket_files, []
         self.bound_addresses, self._relayed_at = (), None
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             metrics.close()
-        for path in paths:
-            path.unlink(missing_ok=True)
+        for file in files:
+            remove_own(file)
 
     async def run_until_stopped(
         self, warm: Callable[[], Awaitable[None]], drain: Callable[[], Awaitable[None]]

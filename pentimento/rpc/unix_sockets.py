@@ -31,6 +31,25 @@ def claimed_socket(path: Path) -> Iterator[None]:
             os.umask(previous)
 
 
+SocketFile = tuple[Path, int, int, int]
+
+
+def socket_file(path: Path) -> SocketFile:
+    """Return what tells the socket at the path from one that another server puts there later."""
+    found = path.lstat()
+    # Numbers of files are given out again, and by some file systems at once.
+    return path, found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def remove_own(file: SocketFile) -> None:
+    """Remove the socket, unless it is another server's by now, which found that nobody answers there any more."""
+    path = file[0]
+    # What stays is taken over by the next server.
+    with suppress(OSError), locked(path.parent):
+        if socket_file(path) == file:
+            path.unlink()
+
+
 def private_directory(name: str) -> Path:
     """Return the directory of that name among the temporary ones, made for this user alone. SettingsError when somebody
     else has made it."""

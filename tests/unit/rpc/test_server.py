@@ -78,6 +78,25 @@ async def test_a_stop_may_be_repeated_and_leaves_a_successor_s_socket_alone(tmp_
     assert there
 
 
+async def test_a_stop_that_takes_its_time_leaves_a_successor_s_socket_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = RpcServerSettings(listen=(f"unix:{tmp_path / 's'}",))
+    first, second = RpcServer(settings, "first"), RpcServer(settings, "second")
+    await first.start()
+    release = first._release
+    # The second one starts while the first one's last calls end.
+    monkeypatch.setattr(first, "_release", lambda: None)
+    await first.stop()
+    await second.start()
+
+    release()
+    there = (tmp_path / "s").exists()
+    await second.stop()
+
+    assert there
+
+
 async def test_a_socket_that_is_gone_already_keeps_nobody_from_stopping(tmp_path: Path) -> None:
     server = RpcServer(RpcServerSettings(listen=(f"unix:{tmp_path / 's'}",)), "s")
     await server.start()
