@@ -127,7 +127,9 @@ class RpcServer:
     async def start(self) -> None:
         """Listens, health NOT_SERVING, and fills in `bound_addresses`. SettingsError when an address cannot be had."""
         self._add_kit_services()
-        self._server = grpc.aio.server(options=server_options(self.settings, self._pipeline.largest_request_bytes))
+        relayed = [address for address in self.settings.listen if self._relay is not None and not is_unix(address)]
+        options = server_options(self.settings, self._pipeline.largest_request_bytes, len(relayed))
+        self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers(tuple(self._handlers))
         try:
             for address in self.settings.listen:

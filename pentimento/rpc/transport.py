@@ -33,7 +33,8 @@ KEEPALIVE: Options = (
 )
 
 
-def server_options(settings: RpcServerSettings, largest_request_bytes: int) -> Options:
+def server_options(settings: RpcServerSettings, largest_request_bytes: int, relayed_count: int = 0) -> Options:
+    """Return the options of a server to which the connections of so many addresses come through one socket."""
     return (
         *KEEPALIVE,
         ("grpc.max_receive_message_length", largest_request_bytes),
@@ -41,7 +42,7 @@ def server_options(settings: RpcServerSettings, largest_request_bytes: int) -> O
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         # Without this a second process binds the same port and takes half of the calls.
         ("grpc.so_reuseport", 0),
-        *bounds(settings.max_connections),
+        *bounds(settings.max_connections * max(relayed_count, 1)),
     )
 
 

@@ -45,7 +45,8 @@ class Relay:
         self._tls = tls
         bound_tls_buffers()
         self._max_connections = max_connections
-        self._listeners: list[socket.socket] = []
+        # With what they serve: the addresses of one name share it.
+        self._listeners: list[tuple[socket.socket, set[asyncio.Task[None]]]] = []
         # Both loops are there while the thread is.
         self._thread: Thread | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -59,7 +60,8 @@ class Relay:
         """Bind host:port and return it with the port that it got. OSError when it cannot be had."""
         host, _, port = address.rpartition(":")
         bound = bound_sockets(host.strip("[]"), int(port))
-        self._listeners += bound
+        connections = set[asyncio.Task[None]]()
+        self._listeners += [(listener, connections) for listener in bound]
         return f"{host}:{bound[0].getsockname()[1]}"
 
     def start(self, target: Path) -> None:
@@ -67,7 +69,7 @@ class Relay:
         self._target = str(target)
         self._loop, self._handlers_loop = asyncio.new_event_loop(), asyncio.get_running_loop()
         self._loop.set_exception_handler(log_unhandled)
-        self._accepting = [self._loop.create_task(self._accept(listener)) for listener in self._listeners]
+        self._accepting = [self._loop.create_task(self._accept(*listener)) for listener in self._listeners]
         self._thread = Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._thread.start()
 
@@ -80,8 +82,8 @@ class Relay:
             return self._loop.call_later(delay_s, act)
         return self._handlers_loop.call_soon_threadsafe(self._loop.call_soon_threadsafe, act)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop, connections = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    async def _accept(self, listener: socket.socket, connections: set[asyncio.Task[None]]) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             try:
                 client, peer = await loop.sock_accept(listener)
@@ -130,7 +132,7 @@ class Relay:
             self._loop.call_soon_threadsafe(self._loop.stop)
             await asyncio.to_thread(thread.join)
             self._loop.close()
-        for listener in self._listeners:
+        for listener, _ in self._listeners:
             listener.close()
 
     async def _finish(self, flush_s: float) -> None:

@@ -8,7 +8,7 @@ import time
 import tracemalloc
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -17,7 +17,7 @@ from h2.connection import H2Connection
 
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder
 from pentimento.domain.identity import Role
-from pentimento.rpc import RpcServerSettings, new_token
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings, new_token, open_channel
 from pentimento.rpc import token_entry as entry
 from pentimento.rpc.call_shaping import BURST_CALLS
 from pentimento.rpc.relay.call_turns import MOST_UNTAKEN
@@ -151,6 +151,17 @@ async def test_connections_beyond_the_limit_are_closed() -> None:
             await second.closing()
 
         assert await embed(channel, "still") == "still"
+
+
+async def test_each_address_has_the_connections_that_it_may_have() -> None:
+    settings = RpcServerSettings(listen=("127.0.0.1:0", "127.0.0.1:0"), max_connections=1)
+    async with serving(settings, takes_turns=True) as target, AsyncExitStack() as channels:
+        answers = []
+        for address in target.server.bound_addresses:
+            opened = open_channel(address, RpcChannelSettings(), own_connection=True)
+            answers.append(await embed(await channels.enter_async_context(opened), address))
+
+        assert answers == [*target.server.bound_addresses]
 
 
 async def test_a_connection_that_ended_makes_room_for_another() -> None:

@@ -55,6 +55,12 @@ def test_a_server_that_tenants_share_bounds_its_connections_alike() -> None:
     assert server_options(RpcServerSettings(token_file=Path("tokens.toml")), MEBIBYTE) == alone
 
 
+def test_a_server_takes_all_connections_of_the_addresses_that_share_a_socket() -> None:
+    options = dict(server_options(RpcServerSettings(max_connections=9), MEBIBYTE, 2))
+
+    assert options["grpc.max_allowed_incoming_connections"] == 18
+
+
 def test_a_channel_finds_its_server_again_within_seconds_and_asks_no_proxy() -> None:
     assert dict(channel_options(7 * MEBIBYTE)) == KEEPALIVE | {
         "grpc.max_receive_message_length": 7 * MEBIBYTE,
