@@ -3,10 +3,12 @@
 import asyncio
 import gc
 import logging
+import os
 import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from pentimento.rpc.lifecycle import StopSignals, completes
 from pentimento.rpc.open_files import allow_files, files_of
 from pentimento.rpc.pipeline import Handler, Pipeline, ServerLimits
 from pentimento.rpc.relay import Relay
-from pentimento.rpc.settings import RpcServerSettings, is_local, is_unix
+from pentimento.rpc.settings import SOCKET_PATH_BYTES, RpcServerSettings, is_local, is_unix
 from pentimento.rpc.tokens import OtherKeys, open_identities
 from pentimento.rpc.transport import server_options
 from pentimento.rpc.unix_sockets import SocketFile, claimed_socket, private_directory, remove_own, socket_file
@@ -41,6 +43,8 @@ REFUSE_S = 1.0
 # For last answers that are on their way; gRPC waits no longer than they take.
 FLUSH_S = 3.0
 SWITCH_INTERVAL_S = 0.0005
+# Servers of one user that may relay connections of the same port, each of another host.
+SAME_PORTS = 16
 
 
 class Registrar:
@@ -166,15 +170,27 @@ class RpcServer:
         return f"{address.rpartition(':')[0]}:{port}"
 
     def _bind_relayed(self, server: grpc.aio.Server) -> None:
-        """Beside the socket of the processes around, where there is one: whoever clears that away clears this."""
+        """Beside the socket of the processes around, where there is one: whoever clears that away clears this. Others
+        there may have the same port of another host."""
         relayed = [address for address in self.bound_addresses if not is_unix(address)]
         if self._relay is None or not relayed:
             return
-        beside = [unix_path(address).parent for address in self.bound_addresses if is_unix(address)]
-        directory = beside[0] if beside else private_directory("pentimento-relay")
-        path = directory / f"{relayed[0].rpartition(':')[2]}.relay"
-        self._bind_unix(server, path)
-        self._relayed_at = path
+        port = relayed[0].rpartition(":")[2]
+        names = [f"{port}.relay", *(f"{port}-{number}.relay" for number in range(2, SAME_PORTS + 1))]
+        directory = self._relay_directory(names[-1])
+        for name in names:
+            with suppress(SettingsError):
+                self._bind_unix(server, directory / name)
+                self._relayed_at = directory / name
+                return
+        raise SettingsError(f"--listen {relayed[0]}: {SAME_PORTS} others have such a port, and sockets in {directory}")
+
+    def _relay_directory(self, longest_name: str) -> Path:
+        for address in filter(is_unix, self.bound_addresses):
+            directory = unix_path(address).parent
+            if len(os.fsencode(directory / longest_name)) <= SOCKET_PATH_BYTES:
+                return directory
+        return private_directory("pentimento-relay")
 
     def _bind_unix(self, server: grpc.aio.Server, path: Path) -> None:
         with claimed_socket(path):

@@ -7,6 +7,8 @@ from pentimento.settings import setting
 from pentimento.telemetry import LogFormat, LogLevel
 
 MEBIBYTE = 1 << 20
+# The kernel's sun_path holds one more, its NUL.
+SOCKET_PATH_BYTES = 107
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
@@ -127,9 +129,9 @@ def check_address(flag: str, address: str) -> None:
     """ValueError unless `address` is unix:/path or host:port."""
     if is_unix(address):
         path = address.removeprefix("unix:")
-        # The kernel's sun_path holds 108 bytes with its NUL.
-        if not path or len(path.encode()) > 107:
-            raise ValueError(f"{flag} {address}: the path must have 1 to 107 bytes, got {len(path.encode())}")
+        if not path or len(path.encode()) > SOCKET_PATH_BYTES:
+            limit = f"must have 1 to {SOCKET_PATH_BYTES} bytes"
+            raise ValueError(f"{flag} {address}: the path {limit}, got {len(path.encode())}")
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:

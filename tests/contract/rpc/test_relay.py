@@ -203,6 +203,37 @@ async def test_the_socket_between_is_private_and_goes_with_the_server(socket_pat
     assert list(socket_path.parent.iterdir()) == []
 
 
+async def test_servers_of_the_same_port_of_two_hosts_serve_both(socket_path: Path) -> None:
+    directory = socket_path.parent
+    first_settings = RpcServerSettings(listen=(f"unix:{directory / 'a'}", "127.0.0.1:0"))
+    async with serving(first_settings, takes_turns=True) as first:
+        port = first.server.bound_addresses[1].rpartition(":")[2]
+        second_settings = RpcServerSettings(listen=(f"unix:{directory / 'b'}", f"127.0.0.2:{port}"))
+        async with serving(second_settings, takes_turns=True) as second:
+            relays = sorted(path.name for path in directory.glob("*.relay"))
+            addresses = [server.bound_addresses[1] for server in (first.server, second.server)]
+            answers = []
+            for address in addresses:
+                async with open_channel(address, RpcChannelSettings()) as channel:
+                    answers.append(await embed(channel, address))
+
+    assert relays == [f"{port}-2.relay", f"{port}.relay"]
+    assert answers == addresses
+    assert list(directory.iterdir()) == []
+
+
+async def test_the_socket_between_lies_elsewhere_where_its_path_would_be_too_long(socket_path: Path) -> None:
+    longest = 107 - len(str(socket_path.parent)) - len("/") - len("/s")
+    beside = socket_path.parent / ("x" * longest) / "s"
+    settings = RpcServerSettings(listen=(f"unix:{beside}", "127.0.0.1:0"))
+    async with serving(settings, takes_turns=True) as target:
+        async with open_channel(target.server.bound_addresses[1], RpcChannelSettings()) as channel:
+            answer = await embed(channel, "through it")
+        lies_beside = target.server._relayed_at is not None and target.server._relayed_at.parent == beside.parent
+
+    assert (answer, lies_beside) == ("through it", False)
+
+
 async def test_strangers_are_told_apart_by_their_own_address(socket_path: Path, tmp_path: Path) -> None:
     file = tmp_path / "tokens.toml"
     file.write_text(entry(new_token(), "alice", frozenset({Role.SERVICE})))
