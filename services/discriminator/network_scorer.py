@@ -16,6 +16,7 @@ from pentimento.diffusion.discriminators import PictureDiscriminator, PromptHead
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import NotFound, ResourceExhausted, Unavailable
 from pentimento.domain.fleet import ModelCost
+from pentimento.domain.reasons import Reason
 from pentimento.pictures.decoding import decode
 from services.discriminator.metrics import PASS_SECONDS, SCORED_PICTURES
 from services.discriminator.scoring import Foresights, PictureScores, PictureToScore, reads_no_prompts
@@ -57,6 +58,9 @@ class NetworkScorer:
         self._queue: deque[_WaitingPicture] = deque()
         # Pictures of calls that are not answered yet, those that are being decoded among them.
         self._taken_count = 0
+        self._all_answered = asyncio.Event()
+        self._all_answered.set()
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._passes: asyncio.Task[None] | None = None
 
@@ -78,7 +82,9 @@ class NetworkScorer:
         self._networks = networks
 
     async def close(self) -> None:
-        """Score what waits, then end the thread."""
+        """Take no more, score what was taken, those that are being decoded among it, then end the thread."""
+        self._closed = True
+        await self._all_answered.wait()
         if self._passes is not None:
             await self._passes
         self._thread.shutdown(wait=False)
@@ -100,16 +106,21 @@ class NetworkScorer:
 
     async def score(self, cascade: str, images: Sequence[PictureToScore]) -> PictureScores:
         """Return the confidences. Raises InvalidArgument for a picture that does not decode, NotFound
-        UNKNOWN_CASCADE, and ResourceExhausted where too many wait."""
+        UNKNOWN_CASCADE, ResourceExhausted where too many wait, and Unavailable DRAINING once it closes."""
         network = self._network(cascade)
+        if self._closed:
+            raise Unavailable(Reason.DRAINING, "the discriminator is stopping", retry_after_ms=500)
         if self._taken_count + len(images) > self._limits.queue_limit:
             message = f"at most {self._limits.queue_limit} pictures may wait for a discriminator"
             raise ResourceExhausted("QUEUE_FULL", message, retry_after_ms=100)
         self._taken_count += len(images)
+        self._all_answered.clear()
         try:
             return PictureScores(await self._scored(network, cascade, images), network.digest)
         finally:
             self._taken_count -= len(images)
+            if not self._taken_count:
+                self._all_answered.set()
 
     async def _scored(
         self, network: PictureDiscriminator, cascade: str, images: Sequence[PictureToScore]

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pentimento.diffusion.discriminators import PictureDiscriminator
+from pentimento.domain.errors import Unavailable
+from pentimento.domain.reasons import Reason
 from pentimento.pictures.png_text import flat_png
 from services.discriminator.network_scorer import NetworkScorer, ScoringLimits
 from services.discriminator.scoring import PictureToScore
@@ -25,10 +27,13 @@ class HeldNetwork:
         self.passes: list[list[int]] = []
         self.goes_on = threading.Event()
         self.goes_on.set()
+        self.decodes = threading.Event()
+        self.decodes.set()
         self.image_size_px = 1
         self.digest, self.head = "sha256:held", None
 
     def pixels(self, image: Image.Image) -> NDArray[np.float32]:
+        assert self.decodes.wait(60)
         return np.asarray(image, dtype=np.float32)[:1, :1]
 
     def confidences(self, pixels: Sequence[NDArray[np.float32]]) -> list[float]:
@@ -85,3 +90,26 @@ async def test_pictures_of_a_caller_who_left_are_in_no_pass(scorer: NetworkScore
     assert (await first).confidences == [1 / 255]
     assert (await later).confidences == [4 / 255, 5 / 255]
     assert network.passes == [[1], [4, 5]]
+
+
+async def test_a_picture_that_is_being_decoded_when_the_scorer_closes_is_scored(
+    scorer: NetworkScorer, network: HeldNetwork
+) -> None:
+    network.decodes.clear()
+    taken = call(scorer, 51)
+    await until(lambda: scorer._taken_count == 1)
+    closing = asyncio.create_task(scorer.close())
+    await asyncio.sleep(0)
+    network.decodes.set()
+
+    assert (await taken).confidences == [0.2]
+    await closing
+
+
+async def test_a_scorer_that_closes_takes_no_more(scorer: NetworkScorer) -> None:
+    await scorer.close()
+
+    with pytest.raises(Unavailable) as refused:
+        await call(scorer, 1)
+
+    assert refused.value.reason == Reason.DRAINING
