@@ -1,8 +1,9 @@
 """Texts and images to embeddings: limits, memo, then the model thread."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from pentimento.diffusion.preprocessing import ImagePreprocessing, to_pixels
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, Unavailable
+from pentimento.domain.reasons import Reason
 from pentimento.pictures.decoding import decode
 from services.embedder.batching import Compute, EmbeddingBatchLimits, ModelThread
 from services.embedder.memo import EmbeddingMemo
@@ -54,6 +56,11 @@ class Embedder:
         self._batch_limits = batch_limits
         self._memo_entries = memo_entries
         self._ready: _Ready | None = None
+        # Calls that are not answered yet.
+        self._taken_count = 0
+        self._all_answered = asyncio.Event()
+        self._all_answered.set()
+        self._closed = False
         # One thread: images are decoded one at a time.
         self._decoding = ThreadPoolExecutor(1, thread_name_prefix="decode")
 
@@ -68,27 +75,27 @@ class Embedder:
     async def embed_texts(self, texts: Sequence[str], partition: str = "") -> tuple[Embedding, ...]:
         """A unit vector a text, in order, remembered for `partition`. Longer texts are cut, as CLIP does."""
         self._check_texts(texts)
-        ready = self._require_ready()
-        keys = [ready.memo.key(partition, TEXT, text.encode()) for text in texts]
 
         async def prepare(indices: Sequence[int]) -> Sequence[Any]:
             return [texts[index] for index in indices]
 
-        return await _embed(ready, TEXT, keys, prepare)
+        with self._taking() as ready:
+            keys = [ready.memo.key(partition, TEXT, text.encode()) for text in texts]
+            return await _embed(ready, TEXT, keys, prepare)
 
     async def embed_images(self, images: Sequence[bytes], partition: str = "") -> tuple[Embedding, ...]:
         """A unit vector an encoded image, in order; remembered for callers of `partition`. Raises FailedPrecondition
         NO_IMAGE_TOWER where the encoder has texts alone."""
         self._check_images(images)
-        ready = self._require_ready()
-        steps = ready.model.image_side().preprocessing
         run = partial(asyncio.get_running_loop().run_in_executor, self._decoding)
+        with self._taking() as ready:
+            steps = ready.model.image_side().preprocessing
 
-        async def prepare(indices: Sequence[int]) -> Sequence[Any]:
-            return await run(lambda: [_pixels(steps, images[index], index) for index in indices])
+            async def prepare(indices: Sequence[int]) -> Sequence[Any]:
+                return await run(lambda: [_pixels(steps, images[index], index) for index in indices])
 
-        keys = await run(lambda: [ready.memo.key(partition, IMAGE, image) for image in images])
-        return await _embed(ready, IMAGE, keys, prepare)
+            keys = await run(lambda: [ready.memo.key(partition, IMAGE, image) for image in images])
+            return await _embed(ready, IMAGE, keys, prepare)
 
     def info(self) -> EmbedderInfo:
         ready = self._require_ready()
@@ -104,10 +111,27 @@ class Embedder:
         )
 
     async def close(self) -> None:
-        """Finish what was taken, then end the threads."""
+        """Take no more, finish what was taken, then end the threads."""
+        self._closed = True
+        await self._all_answered.wait()
         self._decoding.shutdown(wait=False)
         if self._ready is not None:
             await asyncio.to_thread(self._ready.thread.close)
+
+    @contextmanager
+    def _taking(self) -> Iterator["_Ready"]:
+        """Count a call until it is answered. Raises Unavailable while the encoder is loaded, and once it closes."""
+        ready = self._require_ready()
+        if self._closed:
+            raise Unavailable(Reason.DRAINING, "the embedder is stopping", retry_after_ms=500)
+        self._taken_count += 1
+        self._all_answered.clear()
+        try:
+            yield ready
+        finally:
+            self._taken_count -= 1
+            if not self._taken_count:
+                self._all_answered.set()
 
     def _check_texts(self, texts: Sequence[str]) -> None:
         _check_count("texts", len(texts), self._limits.max_texts)

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import threading
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -174,3 +175,29 @@ async def test_after_closing_calls_are_told_to_go_elsewhere(model):
 
     with pytest.raises(PentimentoError):
         await embedder.embed_texts(["a red circle"])
+
+
+async def test_after_closing_calls_with_images_are_told_to_go_elsewhere_too(model):
+    embedder = new_embedder()
+    embedder.start(model)
+    await embedder.close()
+
+    with pytest.raises(Unavailable) as refused:
+        await embedder.embed_images([picture()])
+
+    assert refused.value.reason == "DRAINING"
+
+
+async def test_an_image_that_is_being_decoded_when_it_closes_is_embedded(embedder):
+    goes_on = threading.Event()
+    embedder._decoding.submit(goes_on.wait, 60)
+    taken = asyncio.create_task(embedder.embed_images([picture()]))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(embedder.close())
+    await asyncio.sleep(0)
+    goes_on.set()
+
+    (embedding,) = await taken
+    await closing
+
+    assert embedding.dimension_count == 16
