@@ -15,6 +15,7 @@ which is a sixth of its time (docs/adr/0079).
 
 import asyncio
 import ctypes
+from contextlib import suppress
 from pathlib import Path
 from resource import getpagesize
 from threading import Thread
@@ -83,9 +84,11 @@ async def give_back_freed_memory() -> None:
     watch = FreedWatch(spare_bytes(library))
     while True:
         await asyncio.sleep(LOOK_S)
-        if watch.pays(spare_bytes(library)):
-            # A thread of its own, which ends with it: the event loop goes on, and no pool keeps a thread for it.
-            Thread(target=trim_heap, name="malloc-trim", daemon=True).start()
+        # Under attack a process may be out of descriptors or threads: it gives back what was freed after that.
+        with suppress(OSError, RuntimeError):
+            if watch.pays(spare_bytes(library)):
+                # A thread of its own, which ends with it: the event loop goes on, and no pool keeps a thread for it.
+                Thread(target=trim_heap, name="malloc-trim", daemon=True).start()
 
 
 def share_one_heap() -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import errno
 import subprocess
 import sys
 import threading
@@ -122,6 +123,32 @@ async def test_it_is_looked_for_every_second_and_given_back_by_a_thread_that_end
             thread.join()
 
     assert (slept, given) == ([1.0] * 4, [(0, "malloc-trim", True)])
+
+
+async def test_a_look_without_a_free_descriptor_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([40 * MEBIBYTE, OSError(errno.EMFILE, "too many open files"), 60 * MEBIBYTE, 60 * MEBIBYTE])
+    looks = iter(range(3))
+    given = threading.Event()
+
+    def spare(library: object) -> int:
+        one = next(found)
+        if isinstance(one, OSError):
+            raise one
+        return one
+
+    async def sleep(seconds: float) -> None:
+        if next(looks, None) is None:
+            raise asyncio.CancelledError
+
+    library = SimpleNamespace(malloc_trim=lambda padding: given.set(), mallinfo2=SimpleNamespace())
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(freed_memory, "spare_bytes", spare)
+    monkeypatch.setattr(freed_memory.asyncio, "sleep", sleep)
+
+    with pytest.raises(asyncio.CancelledError):
+        await give_back_freed_memory()
+
+    assert given.wait(60)
 
 
 @pytest.mark.parametrize(
