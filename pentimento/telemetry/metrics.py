@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from socketserver import ThreadingMixIn
 from threading import BoundedSemaphore, Thread
+from time import sleep
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -37,6 +38,8 @@ LATENCY_BUCKETS_S = (
 NAME = re.compile(r"pentimento_[a-z0-9_]+_(seconds|total|bytes|count|share|similarity)")
 # Connections at once, a thread each; more are closed.
 MAX_SCRAPES = 32
+# Descriptors have run out: others end meanwhile.
+RETRY_S = 0.05
 FORBIDDEN_LABELS = frozenset({"prompt", "user", "tenant", "token", "request_id"})
 
 
@@ -100,6 +103,14 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         self._places = BoundedSemaphore(MAX_SCRAPES)
         super().__init__((str(address), port), ScrapeHandler)
         self.set_app(make_wsgi_app())
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Where a connection cannot be taken it stays there, and would be tried again and again by the whole core."""
+        try:
+            return super().get_request()
+        except OSError:
+            sleep(RETRY_S)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._places.acquire(blocking=False):

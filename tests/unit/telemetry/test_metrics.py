@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.telemetry import counter, histogram, start_metrics_server
-from pentimento.telemetry.metrics import MAX_SCRAPES, ScrapeHandler
+from pentimento.telemetry.metrics import MAX_SCRAPES, ScrapeHandler, ScrapeServer
 
 ROOT = Path(__file__).parents[3]
 
@@ -93,3 +93,16 @@ def test_connections_beyond_the_bound_are_closed_and_those_before_are_answered(m
             assert beyond.recv(1) == b""
         held[0].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert held[0].recv(15) == b"HTTP/1.0 200 OK"
+
+
+def test_where_no_connection_can_be_taken_the_next_try_is_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("pentimento.telemetry.metrics.sleep", waits.append)
+    with ScrapeServer("127.0.0.1", 0) as server:
+        # Nothing is there to be taken, as nothing can be taken where descriptors have run out.
+        server.socket.setblocking(False)
+
+        with pytest.raises(OSError, match="unavailable"):
+            server.get_request()
+
+    assert waits == [0.05]
