@@ -81,7 +81,7 @@ class RpcServerSettings:
         for address in self.listen:
             check_address("--listen", address)
         if self.metrics_listen:
-            check_address("--metrics-listen", self.metrics_listen)
+            check_http_address("--metrics-listen", self.metrics_listen)
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("--tls-cert-file and --tls-key-file must be given together")
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:
@@ -133,6 +133,22 @@ def check_address(flag: str, address: str) -> None:
             limit = f"must have 1 to {SOCKET_PATH_BYTES} bytes"
             raise ValueError(f"{flag} {address}: the path {limit}, got {len(path.encode())}")
         return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not is_host_and_port(address):
         raise ValueError(f"{flag} must be unix:/path or host:port with a port of 0 to 65535, got {address!r}")
+
+
+def check_http_address(flag: str, address: str) -> None:
+    """ValueError unless `address` is host:port."""
+    if is_unix(address) or not is_host_and_port(address):
+        raise ValueError(f"{flag} must be host:port with a port of 0 to 65535, got {address!r}")
+
+
+def is_host_and_port(address: str) -> bool:
+    """Return whether the host may be one's name, or address, and the port is one."""
+    host, _, port = address.rpartition(":")
+    try:
+        # What a resolver is asked for: two dots in a row are no name.
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(host) and port.isdecimal() and int(port) <= 65535

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
-from pentimento.rpc.settings import MEBIBYTE, check_address
+from pentimento.rpc.settings import MEBIBYTE, check_http_address
 from pentimento.settings import setting
 
 
@@ -44,7 +44,7 @@ class HttpSettings:
     )
 
     def __post_init__(self) -> None:
-        check_address("--http-listen", self.http_listen)
+        check_http_address("--http-listen", self.http_listen)
         if self.max_bodies_bytes < self.max_body_bytes:
             raise ValueError(f"--max-bodies-bytes must be at least --max-body-bytes, got {self.max_bodies_bytes}")
 

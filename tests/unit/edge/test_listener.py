@@ -100,3 +100,9 @@ async def test_the_date_of_answers_is_renewed(monkeypatch: pytest.MonkeyPatch) -
         while state.default_headers is before:  # noqa: ASYNC110 - an attribute of uvicorn's
             await asyncio.sleep(0)
         await listener.drain()
+
+
+@pytest.mark.parametrize("address", ["unix:/run/edge", "my..host:80"])
+def test_what_no_http_can_be_served_at_is_refused_by_name(address: str) -> None:
+    with pytest.raises(ValueError, match="--http-listen must be host:port"):
+        HttpSettings(http_listen=address)
