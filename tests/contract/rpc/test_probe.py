@@ -25,6 +25,13 @@ async def test_a_serving_process_is_healthy(server: RpcServer, position: int) ->
     assert await asyncio.to_thread(main, [server.bound_addresses[position]]) == 0
 
 
+async def test_no_proxy_of_the_environment_is_asked(server: RpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.set_serving()
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+
+    assert await asyncio.to_thread(main, [server.bound_addresses[1]]) == 0
+
+
 async def test_a_process_that_still_warms_up_is_not(server: RpcServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert await asyncio.to_thread(main, [server.bound_addresses[0]]) == 1
     assert capsys.readouterr().err.endswith(": NOT_SERVING\n")
