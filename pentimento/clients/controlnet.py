@@ -11,7 +11,7 @@ from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceStub
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.clients.answered_stream import AnsweredStream
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.errors import domain_errors, judging_answers
 from pentimento.clients.lined_answers import LinedAnswers, MayBeLined
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt, ControlNetSelection
@@ -24,7 +24,7 @@ from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import TensorSender
 from pentimento.tensors.step_lines import open_asking_line
 from pentimento.wire.generation import attempt_to_proto, controlnet_to_proto
-from pentimento.wire.tensors import Binding, Dtype, size_of
+from pentimento.wire.tensors import Binding, Dtype, known_dtype, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +267,8 @@ class ResidualStream(MayBeLined):
         if self._request.controlnet.digest not in ("", opened.controlnet_digest):
             raise Aborted("STALE_FRAME", "the stream was opened for another ControlNet than was asked for")
         self._digest = opened.controlnet_digest
-        self._shapes = _shapes(opened)
+        with judging_answers():
+            self._shapes = _shapes(opened)
         region = opened.region if opened.HasField("region") else None
         # Its pages are made present, which takes some milliseconds for a large one: no time of the event loop's.
         self._receiver, told = await asyncio.to_thread(open_receiver, region, self._directory)
@@ -300,24 +301,29 @@ class ResidualStream(MayBeLined):
             for layer, dtype, dims in self._shapes
         ]
 
-    async def _take(self, step_index: int, message: pb.Residuals) -> ReceivedTensors:
-        if (message.step_index, message.stream_epoch, message.last_part) != (step_index, self._epoch, True):
+    async def _take(self, step_index: int, residuals: pb.Residuals) -> ReceivedTensors:
+        if (residuals.step_index, residuals.stream_epoch, residuals.last_part) != (step_index, self._epoch, True):
             raise Aborted("STALE_FRAME", f"residuals came that are not of step {step_index} of this stream")
-        tensors = [*message.down_block_residuals]
-        if message.HasField("mid_block_residual"):
-            tensors.append(message.mid_block_residual)
-        tensors += [block.residual for block in message.block_residuals]
-        found = self._receiver.begin(tensors, self._expected(step_index))
+        tensors = [*residuals.down_block_residuals]
+        if residuals.HasField("mid_block_residual"):
+            tensors.append(residuals.mid_block_residual)
+        tensors += [block.residual for block in residuals.block_residuals]
+        with judging_answers():
+            found = self._receiver.begin(tensors, self._expected(step_index))
         while found is None:
-            found = self._receiver.add((await self._stream.read("chunk")).chunk)
+            message = await self._stream.read("chunk")
+            with judging_answers():
+                found = self._receiver.add(message.chunk)
         if found.ack is not None:
             self._held[step_index] = found.ack
         return found
 
 
 def _shapes(opened: pb.StreamOpened) -> tuple[tuple[str, Dtype, tuple[int, ...]], ...]:
-    """What each answer's tensors have to be. Raises InvalidArgument for more than any network's."""
-    shapes = tuple((shape.layer, Dtype(shape.dtype), tuple(shape.dims)) for shape in opened.shapes[: MAX_LAYERS + 1])
+    """What each answer's tensors have to be. Raises InvalidArgument for more than any network's, and for an element
+    type that this end does not know."""
+    told = opened.shapes[: MAX_LAYERS + 1]
+    shapes = tuple((shape.layer, known_dtype(shape.dtype, list(Dtype)), tuple(shape.dims)) for shape in told)
     total = sum(size_of(dtype, dims) for _, dtype, dims in shapes)
     if not 1 <= len(shapes) <= MAX_LAYERS or total > MAX_RESIDUAL_BYTES:
         limit = f"must be 1 to {MAX_LAYERS} layers, {MAX_RESIDUAL_BYTES} bytes at most"

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
+from pentimento.domain.errors import Aborted, InvalidArgument
 from pentimento.rpc.errors import error_from_rpc
 
 Known = TypeVar("Known")
@@ -25,6 +26,16 @@ def domain_errors() -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from None
+
+
+@contextmanager
+def judging_answers() -> Iterator[None]:
+    """Goes around what judges an answer: nonsense is the other end's (Aborted, STALE_FRAME), and tells nothing of the
+    request, which the other end itself refuses by InvalidArgument."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise Aborted("STALE_FRAME", f"what was answered is no answer: {error.message}") from None
 
 
 class WrittenCall:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.clients.answered_stream import AnsweredStream
+from pentimento.clients.errors import judging_answers
 from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.tensors.lines import LineListener, LoopListener
 from pentimento.tensors.outgoing import OutgoingTensor
@@ -113,7 +114,8 @@ class LinedAnswers:
             if self.failed:
                 return
             try:
-                self._read()
+                with judging_answers():
+                    self._read()
             except PentimentoError as error:
                 self._listener.forget(self._line.fileno())
                 self._error = error

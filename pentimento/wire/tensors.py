@@ -162,7 +162,7 @@ def checked_description(
 ) -> tuple[Dtype, Binding]:
     """Return element type and binding of a message, whose bytes may be anywhere. Raises InvalidArgument where it is not
     of `dtypes`, `dims` and `binding`."""
-    dtype = _dtype(message.dtype, dtypes)
+    dtype = known_dtype(message.dtype, dtypes)
     if dims is not None and tuple(message.dims) != tuple(dims):
         raise InvalidArgument.of("tensor.dims", f"must be {list(dims)}, got {list(message.dims)[:MAX_RANK]}")
     found = binding_from_proto(message.binding)
@@ -171,7 +171,8 @@ def checked_description(
     return dtype, found
 
 
-def _dtype(number: int, allowed: Sequence[Dtype]) -> Dtype:
+def known_dtype(number: int, allowed: Sequence[Dtype]) -> Dtype:
+    """Return the element type of that protobuf number. Raises InvalidArgument where it is none of those allowed."""
     for dtype in allowed:
         if dtype.value == number:
             return dtype

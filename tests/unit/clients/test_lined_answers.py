@@ -11,7 +11,7 @@ from pentimento.clients import lined_answers
 from pentimento.clients.answered_stream import AnsweredStream
 from pentimento.clients.lined_answers import LinedAnswers
 from pentimento.diffusion.thread_wait import ThreadWait
-from pentimento.domain.errors import Aborted, PentimentoError, Unavailable
+from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError, Unavailable
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.tensors.step_lines import AskingLine
@@ -198,10 +198,17 @@ async def test_a_stream_that_ends_wakes_who_listens_elsewhere(wait: ThreadWait) 
     parts.close()
 
 
-async def test_what_is_no_answer_ends_the_stream_and_is_not_heard_again(wait: ThreadWait) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [Aborted("STALE_FRAME", "of another stream"), InvalidArgument.of("slot.size_bytes", "must be 8 bytes at 0")],
+    ids=["another stream's", "another size"],
+)
+async def test_what_is_no_answer_ends_the_stream_and_is_not_heard_again(
+    error: PentimentoError, wait: ThreadWait
+) -> None:
     parts = Parts(wait)
     parts.answers.ask(0, 1.0, LATENTS, 0)
-    parts.line.answer(Aborted("STALE_FRAME", "of another stream"))
+    parts.line.answer(error)
     await asyncio.to_thread(wait.wait, GUARD_S)
 
     await within(parts.heard.wait())
