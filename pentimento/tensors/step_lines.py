@@ -107,9 +107,9 @@ def open_asking_line(
     expected: Callable[[int], Sequence[ExpectedTensor]],
 ) -> AskingLine:
     """Return the asking end of a line that another process made; `receiver` reads the stream's region. Raises
-    FailedPrecondition where it is not there."""
-    line = open_line(directory, told.line)
+    FailedPrecondition where it is not there, InvalidArgument for slots that are none."""
     size = RegionSize(told.steps.slot_size_bytes, told.steps.slot_count)
+    line = open_line(directory, told.line)
     try:
         sender = TensorSender(SlotWriter(directory.open(told.steps.region_id, size)))
     except BaseException:

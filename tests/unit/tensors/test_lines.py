@@ -10,7 +10,10 @@ import pytest
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from pentimento.tensors.lines import MAX_MESSAGE_BYTES, make_line, open_line
+from pentimento.tensors.receiving import TensorReceiver
 from pentimento.tensors.regions import RegionDirectory, RegionSize
+from pentimento.tensors.step_lines import open_asking_line
+from pentimento.wire.tensors import UNBOUND
 
 
 @pytest.fixture
@@ -131,3 +134,22 @@ def test_a_name_that_is_none_or_of_something_else_opens_nothing(directory: Regio
 def test_a_directory_that_takes_no_line_says_so(tmp_path: Path) -> None:
     with pytest.raises(ResourceExhausted):
         make_line(RegionDirectory(tmp_path / "absent"))
+
+
+def test_a_line_whose_slots_are_none_is_not_left_open(directory: RegionDirectory) -> None:
+    answering, told = make_line(directory)
+    slots = pb.SharedMemoryRegion(region_id="0" * 32, slot_size_bytes=0, slot_count=2)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    with pytest.raises(InvalidArgument):
+        open_asking_line(
+            pb.StepLine(line=told, steps=slots),
+            directory,
+            TensorReceiver(),
+            lambda _: UNBOUND,
+            lambda _: UNBOUND,
+            lambda _: [],
+        )
+
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    answering.close()
