@@ -117,6 +117,9 @@ class ReplayedStream:
                 return await self._taken(step)
         finally:
             self._open_steps.remove(step)
+            if self._closed:
+                # It was closed perhaps before it had taken a replica, which counts its streams.
+                self._place.leave()
 
     def close(self) -> None:
         """End it. Harmless twice."""

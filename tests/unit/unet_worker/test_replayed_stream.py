@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from pentimento.clients.controlnet import ControlNetClient, ResidualStream, ResidualStreamRequest
-from pentimento.domain.errors import ResourceExhausted, Unavailable
+from pentimento.domain.errors import InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.tensors.outgoing import OutgoingTensor
 from services.unet_worker import metrics
 from services.unet_worker.control import replayed_stream
@@ -227,3 +227,28 @@ async def test_a_closed_stream_asks_no_full_replica_again(stream: ReplayedStream
     with pytest.raises(ResourceExhausted):
         await first
     assert place.refused_count == 1
+
+
+async def test_a_stream_that_was_closed_while_it_looked_for_a_replica_leaves_the_one_that_refuses_it(
+    stream: ReplayedStream, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = asyncio.Event()
+
+    async def take() -> ControlNetClient:
+        await looked.wait()
+        place.left = False
+        return cast(ControlNetClient, place)
+
+    async def refuse(*_: object) -> ResidualStream:
+        raise InvalidArgument.of("open.width_px", "must be between 1 and 8192, got 0")
+
+    monkeypatch.setattr(place, "take", take)
+    monkeypatch.setattr(place, "open_stream", refuse)
+    first = asking(stream, 0)
+    await settled()
+    stream.close()
+    looked.set()
+
+    with pytest.raises(InvalidArgument):
+        await first
+    assert place.left
