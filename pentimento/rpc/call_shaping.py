@@ -53,10 +53,25 @@ class CallShaper:
         self._due_at: dict[str, float] = {}
         self._lines: dict[str, _Line] = {}
         self._waiting_count = 0
+        self._closed = False
+
+    def close(self) -> None:
+        """Let all begin that wait, and nobody wait from now on: a server that stops refuses them."""
+        self._closed = True
+        lines, self._lines, self._waiting_count = self._lines, {}, 0
+        for line in lines.values():
+            line.timer.cancel()
+            turns = tuple(line.calls)
+            line.calls.clear()
+            for turn in turns:
+                if not turn.done():
+                    turn.set_result(None)
 
     async def begin(self, key: str) -> None:
         """Wait until the call may begin. Raises ResourceExhausted when too many wait already, of all or of the key,
         with the time after which those have begun."""
+        if self._closed:
+            return
         line = self._lines.get(key)
         if line is None:
             now = self._monotonic()

@@ -133,6 +133,8 @@ class Pipeline:
         """Refuses new calls, waits up to `grace_s` for unary ones and, within that, up to `stream_grace_s` for streams;
         what still runs is cancelled and answered UNAVAILABLE, which it has `LAST_ANSWER_S` to send."""
         self._closed = True
+        # They have begun with nothing, and need not be waited for.
+        self._shaper.close()
         end = time.monotonic() + grace_s
         await finished(self._unary, grace_s)
         await finished(self._streams, min(stream_grace_s, end - time.monotonic()))

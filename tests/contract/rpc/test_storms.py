@@ -23,6 +23,7 @@ from pentimento.rpc.call_shaping import BURST_CALLS
 IMAGE_SERVICE = "pentimento.api.image.v1.ImageService"
 TOKENS = {"mallory": new_token(), "alice": new_token()}
 STORM = 3 * BURST_CALLS
+GUARD_S = 20.0
 
 
 @dataclass
@@ -107,3 +108,11 @@ async def test_what_waits_is_told_when_the_server_stops(socket_path: Path) -> No
             await server.stop()
 
             assert await call == "UNAVAILABLE"
+
+
+async def test_a_stop_does_not_wait_for_calls_that_would_be_refused_in_their_turn(socket_path: Path) -> None:
+    async with storm(socket_path, with_tokens=True, token=TOKENS["mallory"]) as (servicer, server):
+        async with asyncio.timeout(GUARD_S):
+            await server.stop(100 * GUARD_S)
+
+        assert servicer.begun == {"mallory": BURST_CALLS}

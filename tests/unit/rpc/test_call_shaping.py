@@ -278,6 +278,20 @@ async def test_so_many_keys_are_kept_and_at_one_more_all_that_are_past_their_bur
     assert kept == [*range(1, 1025), 0]
 
 
+async def test_when_it_closes_nobody_waits_any_more(timers: Timers) -> None:
+    shaper = CallShaper(10.0, timers.monotonic, timers.call_later)
+    calls = Calls(shaper)
+    await calls.ask(BURST_CALLS + 2, "a")
+    await calls.ask(BURST_CALLS + 1, "b")
+
+    shaper.close()
+    await settle()
+    await calls.ask(1, "a")
+    await timers.pass_s(1.0)
+
+    assert calls.begun_count == 2 * BURST_CALLS + 4
+
+
 async def test_by_default_the_event_loop_lets_calls_in() -> None:
     shaper = CallShaper(500.0)
 
