@@ -83,6 +83,7 @@ class FileToken:
             try:
                 self._value = self._read()
             except SettingsError as error:
+                self._file.read_in_vain(error)
                 logger.error("token not reloaded, the one before is shown on", extra={"problem": str(error)})
         return self._value
 

@@ -29,6 +29,7 @@ class GrantKeys:
             try:
                 self._keys = read_keys(self._file.path)
             except SettingsError as error:
+                self._file.read_in_vain(error)
                 logger.error("the keys of grants stay as they were: %s", error)
         return self._keys
 

@@ -143,6 +143,7 @@ class TokenFile:
         try:
             self._callers = read_tokens(self._file.path)
         except SettingsError as error:
+            self._file.read_in_vain(error)
             logger.error("token file not reloaded, the tokens before stay valid", extra={"problem": str(error)})
         else:
             logger.info("token file reloaded", extra={"token_count": len(self._callers)})

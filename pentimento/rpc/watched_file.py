@@ -1,10 +1,13 @@
 """A small file that may be replaced while we run; looked at once a second at most."""
 
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 CHECK_INTERVAL_S = 1.0
+# What a process is out of for a while: descriptors, memory.
+PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class WatchedFile:
@@ -14,7 +17,7 @@ class WatchedFile:
         self.path = path
         self._monotonic = monotonic
         self._checked_at = monotonic()
-        self._version = self._current_version()
+        self._version: tuple[int, ...] | None = self._current_version()
 
     def changed(self) -> bool:
         """True once for each change; costs a stat a second, and a clock reading otherwise."""
@@ -24,6 +27,12 @@ class WatchedFile:
         self._checked_at = now
         before, self._version = self._version, self._current_version()
         return before != self._version
+
+    def read_in_vain(self, error: Exception) -> None:
+        """Note that what has changed could not be read because of what caused `error`. It is told again where that
+        passes without another change of the file."""
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in PASSING:
+            self._version = ()
 
     def _current_version(self) -> tuple[int, ...] | None:
         try:

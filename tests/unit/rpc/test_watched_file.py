@@ -1,8 +1,19 @@
 """When a file counts as changed."""
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from pentimento.domain.errors import Unauthenticated
+from pentimento.domain.identity import Role
+from pentimento.rpc import token_entry, watched_file
+from pentimento.rpc.channel import open_token
+from pentimento.rpc.grant_keys import GrantKeys
+from pentimento.rpc.tokens import TokenFile
 from pentimento.rpc.watched_file import WatchedFile
 from pentimento.testing.clocks import SetClock
 
@@ -64,3 +75,57 @@ def test_to_go_and_to_come_back_are_changes(tmp_path: Path) -> None:
     path.write_text("a")
 
     assert (gone, later(clock, file)) == ((True, False), True)
+
+
+def of_service_token(path: Path) -> Callable[[], bool]:
+    token = open_token(path)
+    return lambda: token.authorization() == "Bearer second"
+
+
+def of_grant_keys(path: Path) -> Callable[[], bool]:
+    keys = GrantKeys(path)
+    return lambda: keys.signing == b"second" * 8
+
+
+def of_callers(path: Path) -> Callable[[], bool]:
+    tokens = TokenFile(path)
+
+    def takes_second() -> bool:
+        try:
+            return tokens.identify("Bearer second") is not None
+        except Unauthenticated:
+            return False
+
+    return takes_second
+
+
+@pytest.mark.parametrize(
+    ("read", "content"),
+    [
+        (of_service_token, lambda word: word),
+        (of_grant_keys, lambda word: word * 8),
+        (of_callers, lambda word: token_entry(word, "tenant", frozenset({Role.USER}))),
+    ],
+    ids=["service token", "grant keys", "callers"],
+)
+def test_what_no_descriptor_was_left_to_read_is_read_later(
+    read: Callable[[Path], Callable[[], bool]],
+    content: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
+    path = tmp_path / "f"
+    path.write_text(content("first"))
+    takes_second = read(path)
+    path.write_text(content("second"))
+
+    def refuse(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(Path, "read_text", refuse)
+        exhausted.setattr(Path, "read_bytes", refuse)
+        before = takes_second()
+
+    assert (before, takes_second()) == (False, True)
