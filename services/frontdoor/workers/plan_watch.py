@@ -45,8 +45,8 @@ class PlanWatch:
             try:
                 have = self.plan.version if self.plan is not None else None
                 async for plan in self._controller.watch_plan(self._instance_id, have):
-                    delays_s = _RETRIES.delays_s()
                     await self._take(plan, on_plan)
+                    delays_s = _RETRIES.delays_s()
             except PentimentoError as error:
                 logger.debug("no plan to be had; going on with the last", extra={"reason": error.reason})
             except SettingsError as error:

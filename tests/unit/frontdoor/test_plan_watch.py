@@ -87,3 +87,26 @@ async def test_a_plan_that_could_not_be_followed_is_followed_later(
     running.cancel()
 
     assert followed.done() and followed.result() == SOUND
+
+
+async def test_a_plan_that_cannot_be_followed_is_tried_again_after_ever_longer_pauses(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try is an error in the log."""
+    watch = PlanWatch(OnePlan(), journal, "frontdoor", SystemClock())  # type: ignore[arg-type]
+    pauses: list[float] = []
+
+    async def pause(delay_s: float) -> None:
+        pauses.append(delay_s)
+        if len(pauses) == 6:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("services.frontdoor.workers.plan_watch.asyncio.sleep", pause)
+
+    def follow(plan: Plan) -> None:
+        raise SettingsError("service_token: cannot be read")
+
+    with pytest.raises(asyncio.CancelledError):
+        await watch.run(follow)
+
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
