@@ -1,6 +1,7 @@
 """The public API for asyncio programs."""
 
 import asyncio
+import itertools
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -38,7 +39,8 @@ class AsyncClient:
     """Calls `pentimento.api.image.v1.ImageService` at `address` (host:port or unix:/path).
 
     A call that the server did not answer (UNAVAILABLE) is made again. Every request carries an idempotency key, the
-    caller's or one made for it, by which the server goes on with the first one; nothing is painted twice.
+    caller's or one made for it, by which the server goes on with the first one; nothing is painted twice. Who waits for
+    a request that was accepted waits through a restart of the server.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class AsyncClient:
     def attach(self, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
         """Yield what `stream` does, of a request that was asked for before; a retry goes on in the same stream. Closing
         it cancels no job."""
-        return self._retried(self._jobs.attached(request_id), idempotency_key=request_id)
+        return self._retried(self._jobs.attached(request_id), idempotency_key=request_id, accepted=True)
 
     async def wait(self, request_id: str) -> Picture:
         """Return the picture of a request that was asked for before, once it is there; raises what it ended with.
@@ -177,14 +179,20 @@ class AsyncClient:
         await self._retries.answered(lambda: self._images.unpin(request_id))
 
     async def _retried(
-        self, call: Callable[[str], AsyncGenerator[GenerateEvent, None]], *, idempotency_key: str
+        self,
+        call: Callable[[str], AsyncGenerator[GenerateEvent, None]],
+        *,
+        idempotency_key: str,
+        accepted: bool = False,
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield the events of `call`, which is made under a key, and again where the server did not answer."""
+        """Yield the events of `call`, which is made under a key, and again where the server did not answer.
+        `accepted`: it is of a request that was accepted before."""
         key = idempotency_key or uuid.uuid4().hex
         reported = ReportedEvents()
-        for attempt in range(1, self._retries.tries + 1):
+        begun_anew = 0
+        for attempt in itertools.count(1):
             # Under a key of our own a retry begins anew; under the caller's key it is the caller's to know.
-            may_begin_anew = attempt < self._retries.tries and not idempotency_key
+            may_begin_anew = begun_anew < self._retries.tries - 1 and not idempotency_key
             begin_anew, wished_ms = False, None
             try:
                 async with aclosing(call(key)) as events:
@@ -199,10 +207,12 @@ class AsyncClient:
                 if reported.all_completed:
                     return
                 begin_anew, wished_ms = may_begin_anew and taken_for_gone(error), error.retry_after_ms
-                if attempt == self._retries.tries or (isinstance(error, Cancelled) and not begin_anew):
+                most = self._retries.most_tries(error, accepted=accepted or reported.accepted)
+                if not begin_anew and (isinstance(error, Cancelled) or attempt >= most):
                     raise
             if begin_anew:
                 key = uuid.uuid4().hex
+                begun_anew += 1
             await asyncio.sleep(self._retries.pause_s(attempt, wished_ms))
 
     async def cancel(self, request_id: str) -> RequestState:
@@ -260,6 +270,11 @@ class ReportedEvents:
         self._ended: set[int] = set()
         self._count = 1
         self._has_picture = False
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the server has accepted a request."""
+        return self._request_id is not None
 
     @property
     def all_completed(self) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.domain.errors import Cancelled, Internal, InvalidArgument, Unavailable
 from pentimento.domain.image_request import Accepted, ImageRequest, PictureFailed
-from pentimento.sdk import AsyncClient
+from pentimento.sdk import AsyncClient, RetryPolicy
 from pentimento.wire.generation import route_to_proto
 from pentimento.wire.image import event_to_proto
 from tests.integration.sdk.scripted import (
@@ -28,6 +28,14 @@ from tests.integration.sdk.scripted import (
     plays,
     serving,
 )
+
+
+class AttachedTo(ScriptedImageService):
+    """Each call of Attach plays the next script."""
+
+    async def Attach(self, request: pb.AttachRequest, context: object) -> AsyncIterator[pb.GenerateResponse]:
+        async for event in self.scripts.pop(0)():
+            yield event
 
 
 async def picture_from(address: str, key: str = "") -> bytes:
@@ -134,6 +142,53 @@ async def test_retries_end(tmp_path: Path) -> None:
             await picture_from(address)
 
     assert len(service.keys) == QUICK.tries
+
+
+async def test_what_is_accepted_is_waited_for_longer_than_a_call_takes_to_fail(tmp_path: Path) -> None:
+    """Its server takes longer to start again."""
+    away = [plays(then=Unavailable("DOWN", "down")) for _ in range(QUICK.tries)]
+    service = ScriptedImageService(
+        [plays(ACCEPTED, then=Unavailable("DOWN", "down")), *away, plays(REPLAYED, COMPLETED)]
+    )
+
+    async with serving(service, tmp_path) as address:
+        image = await picture_from(address)
+
+    assert image == b"image"
+    assert len(set(service.keys)) == 1
+
+
+async def test_who_waits_for_a_job_waits_longer_than_a_call_takes_to_fail(tmp_path: Path) -> None:
+    away = [plays(then=Unavailable("DOWN", "down")) for _ in range(QUICK.tries)]
+    service = AttachedTo([*away, plays(REPLAYED, COMPLETED)])
+
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
+        picture = await client.wait("request-1")
+
+    assert picture.data == b"image"
+
+
+async def test_the_wait_for_what_was_accepted_ends_too(tmp_path: Path) -> None:
+    tries = RetryPolicy(tries=2, first_pause_s=0.001, max_pause_s=0.001, accepted_tries=4)
+    service = AttachedTo([plays(then=Unavailable("DOWN", "down")) for _ in range(9)])
+
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=tries) as client:
+        with pytest.raises(Unavailable):
+            await client.wait("request-1")
+
+    assert len(service.scripts) == 9 - tries.accepted_tries
+
+
+@pytest.mark.parametrize(("tries", "reason"), [(3, "WORKER_LOST"), (1, "DOWN")], ids=["it has ended", "never again"])
+async def test_an_accepted_request_is_asked_for_no_oftener(tmp_path: Path, tries: int, reason: str) -> None:
+    policy = RetryPolicy(tries=tries, first_pause_s=0.01, max_pause_s=0.02)
+    service = AttachedTo([plays(REPLAYED, then=Unavailable(reason, "lost")) for _ in range(9)])
+
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=policy) as client:
+        with pytest.raises(Unavailable):
+            await client.wait("request-1")
+
+    assert len(service.scripts) == 9 - tries
 
 
 async def test_wrong_field_is_not_retried_and_is_named(tmp_path: Path) -> None:
