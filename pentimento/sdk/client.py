@@ -2,9 +2,11 @@
 
 import asyncio
 import itertools
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -99,11 +101,14 @@ class AsyncClient:
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed; of several pictures the last three of each, with its index, and
         failed for one that will not come. `omit_progress`: not routed, and of the progress only what has a preview. A
-        retry goes on in the same stream; where it is another request, accepted comes again. Close it (`aclose`) to
-        cancel."""
+        retry goes on in the same stream; where it is another request, accepted comes again, and it has what is left of
+        the deadline. Close it (`aclose`) to cancel."""
         return self._retried(
-            lambda key: self._images.generate(request, key, preview_interval_steps, omit_progress=omit_progress),
+            lambda key, deadline_ms: self._images.generate(
+                replace(request, deadline_ms=deadline_ms), key, preview_interval_steps, omit_progress=omit_progress
+            ),
             idempotency_key=idempotency_key,
+            deadline_ms=request.deadline_ms,
         )
 
     async def replay(
@@ -125,7 +130,11 @@ class AsyncClient:
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yield what `stream` does, of a picture that is painted again."""
         return self._retried(
-            lambda key: self._images.replay(request, key, preview_interval_steps), idempotency_key=idempotency_key
+            lambda key, deadline_ms: self._images.replay(
+                replace(request, deadline_ms=deadline_ms), key, preview_interval_steps
+            ),
+            idempotency_key=idempotency_key,
+            deadline_ms=request.deadline_ms,
         )
 
     async def submit(self, request: ImageRequest, *, idempotency_key: str = "", webhook_url: str = "") -> Accepted:
@@ -180,14 +189,16 @@ class AsyncClient:
 
     async def _retried(
         self,
-        call: Callable[[str], AsyncGenerator[GenerateEvent, None]],
+        call: Callable[[str, int | None], AsyncGenerator[GenerateEvent, None]],
         *,
         idempotency_key: str,
+        deadline_ms: int | None = None,
         accepted: bool = False,
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield the events of `call`, which is made under a key, and again where the server did not answer.
-        `accepted`: it is of a request that was accepted before."""
-        key = idempotency_key or uuid.uuid4().hex
+        """Yield the events of `call`, which is made under a key and with a deadline, and again where the server did not
+        answer. `accepted`: it is of a request that was accepted before."""
+        key, left_ms = idempotency_key or uuid.uuid4().hex, deadline_ms
+        began_at = time.monotonic()
         reported = ReportedEvents()
         begun_anew = 0
         for attempt in itertools.count(1):
@@ -195,7 +206,7 @@ class AsyncClient:
             may_begin_anew = begun_anew < self._retries.tries - 1 and not idempotency_key
             begin_anew, wished_ms = False, None
             try:
-                async with aclosing(call(key)) as events:
+                async with aclosing(call(key, left_ms)) as events:
                     async for event in events:
                         if may_begin_anew and isinstance(event, PictureFailed) and taken_for_gone(event.error):
                             begin_anew = True
@@ -210,10 +221,11 @@ class AsyncClient:
                 most = self._retries.most_tries(error, accepted=accepted or reported.accepted)
                 if not begin_anew and (isinstance(error, Cancelled) or attempt >= most):
                     raise
+            await asyncio.sleep(self._retries.pause_s(attempt, wished_ms))
             if begin_anew:
                 key = uuid.uuid4().hex
                 begun_anew += 1
-            await asyncio.sleep(self._retries.pause_s(attempt, wished_ms))
+                left_ms = left_of(deadline_ms, time.monotonic() - began_at)
 
     async def cancel(self, request_id: str) -> RequestState:
         """Stop a request within one denoising step, and return the state it is in afterwards."""
@@ -235,6 +247,11 @@ class AsyncClient:
     async def list_adapters(self) -> tuple[Adapter, ...]:
         """Return the LoRAs and ControlNets that a request may name, with the models that they are made for."""
         return await self._retries.answered(self._images.list_adapters)
+
+
+def left_of(deadline_ms: int | None, elapsed_s: float) -> int | None:
+    """Return what is left of a deadline; a millisecond where nothing is, of which the server says that it is over."""
+    return None if deadline_ms is None else max(deadline_ms - round(elapsed_s * 1000), 1)
 
 
 def taken_for_gone(error: PentimentoError) -> bool:

@@ -59,6 +59,6 @@ class JobCalls:
         """Return what the tenant's webhooks are signed with."""
         return await self._retries.answered(self._images.webhook_key)
 
-    def attached(self, request_id: str) -> Callable[[str], AsyncGenerator[GenerateEvent, None]]:
-        """Return the call that hears of a request; the key that retries come with is of no use to it."""
-        return lambda _key: self._images.attach(request_id)
+    def attached(self, request_id: str) -> Callable[[str, int | None], AsyncGenerator[GenerateEvent, None]]:
+        """Return the call that hears of a request; key and deadline that retries come with are of no use to it."""
+        return lambda _key, _deadline_ms: self._images.attach(request_id)

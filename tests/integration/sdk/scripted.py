@@ -33,10 +33,12 @@ class ScriptedImageService:
 
     scripts: list[Script]
     keys: list[str] = field(default_factory=list)
+    deadlines_ms: list[int] = field(default_factory=list)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def Generate(self, request: pb.GenerateRequest, context: object) -> AsyncIterator[pb.GenerateResponse]:
         self.keys.append(request.idempotency_key)
+        self.deadlines_ms.append(request.request.deadline_ms)
         try:
             async for event in self.scripts.pop(0)():
                 yield event

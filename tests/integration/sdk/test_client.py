@@ -113,6 +113,23 @@ async def test_what_begins_anew_is_told_under_its_own_id(tmp_path: Path) -> None
     assert [event.request_id for event in events if isinstance(event, Accepted)] == ["request-1", "request-2"]
 
 
+async def test_what_begins_anew_has_what_is_left_of_the_deadline(tmp_path: Path) -> None:
+    async def slow() -> AsyncIterator[pb.GenerateResponse]:
+        yield ACCEPTED
+        await asyncio.sleep(0.05)
+        raise Unavailable("DOWN", "down")
+
+    cancelled = plays(then=Cancelled("CLIENT_LEFT", "cancelled by the client"))
+    service = ScriptedImageService([slow, cancelled, slow, plays(ACCEPTED, COMPLETED)])
+
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
+        await client.generate(ImageRequest("a circle", deadline_ms=60_000))
+
+    first, again, anew, anew_again = service.deadlines_ms
+    assert first == again == 60_000
+    assert anew == anew_again <= 60_000 - 50
+
+
 @pytest.mark.parametrize(("key", "reason"), [("order-7", "CLIENT_LEFT"), ("", "CANCELLED")])
 async def test_cancel_is_told_when_somebody_asked_or_the_key_is_the_callers(
     tmp_path: Path, key: str, reason: str
