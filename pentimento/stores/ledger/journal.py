@@ -223,6 +223,12 @@ class Journal(EpochLedger):
         statement = select_requests().where(_requests.c.request_id == request_id, _requests.c.tenant == tenant)
         return self._submit(lambda connection: next(iter(_read(connection, statement)), None))
 
+    def known(self, request_ids: Sequence[str], tenant: str) -> "Future[frozenset[str]]":
+        """Return those of the ids that are of requests of that tenant."""
+        statement = select(_requests.c.request_id)
+        statement = statement.where(_requests.c.request_id.in_(request_ids), _requests.c.tenant == tenant)
+        return self._submit(lambda connection: frozenset(connection.scalars(statement)))
+
     def unfinished(self) -> "Future[list[JournalledRequest]]":
         """Return every request that is not terminal, oldest first: what a frontdoor takes over when it starts."""
         statement = select_requests().where(_IS_OPEN).order_by(_requests.c.accepted_at)

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pentimento.dataplane.events import RequestArrived
@@ -21,6 +21,7 @@ from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.callers import NO_KEY, KeyedCall
 from services.frontdoor.requests.jobs import ClientRequest, Job, JobTerms
 from services.frontdoor.requests.quotas import Quotas
+from services.frontdoor.requests.tenant_requests import unknown_request
 from services.frontdoor.routing.stages import as_painted_by
 from services.frontdoor.routing.start_choice import expected_thinning
 
@@ -120,6 +121,15 @@ class Arrivals:
         except PentimentoError as ended_with:
             error = ended_with
         listener.end(error)
+        return listener
+
+    async def attach(self, tenant: str, request_id: str, known: Container[str]) -> Listener:
+        """Return a listener of a request that is `known` to the journal or on its way there; of any other one that is
+        told that there is none."""
+        if request_id in known or self.find_job(tenant, request_id) is not None:
+            return await self.listen(tenant, request_id)
+        listener = Audience(request_id).join_late()
+        listener.end(unknown_request())
         return listener
 
     async def listen_to_several(self, call: ArrivingCall, count: int) -> list[Listener]:

@@ -43,7 +43,7 @@ from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.replays import recorded_picture, resolve_replay
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, check_image_count, resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
-from services.frontdoor.requests.tenant_requests import TenantRequests, summary_of_several
+from services.frontdoor.requests.tenant_requests import TenantRequests, status_of_none, summary_of_several
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
 from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note
@@ -144,13 +144,12 @@ class ImageApi:
     async def attach(self, tenant: str, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
         """As `generate`, of a request that was asked for before. Raises NotFound for one that is not the tenant's."""
         ids = picture_ids(request_id) or (request_id,)
-        for one in ids:
-            await self._tenants.record(tenant, one)
+        known = await self._tenants.known(tenant, request_id)
         with self._callers.calling(tenant, request_id, "request_id"):
             listeners: list[Listener] = []
             try:
                 for one in ids:
-                    listeners.append(await self._arrivals.listen(tenant, one))
+                    listeners.append(await self._arrivals.attach(tenant, one, known))
                 async for event in self._told(listeners, is_several=ids != (request_id,)):
                     yield event
             finally:
@@ -290,9 +289,12 @@ class ImageApi:
         """What became of a request; of several pictures of each, without its bytes."""
         ids = picture_ids(request_id)
         if ids:
-            status = status_of(request_id, [await self.get_request(tenant, one, omit_image=True) for one in ids])
+            known = await self._tenants.known(tenant, request_id)
+            found = {one: await self.get_request(tenant, one, omit_image=True) for one in ids if one in known}
+            status = status_of(request_id, tuple(found.values()))
             summaries = [one.summary for one in status.pictures if one.summary is not None]
             webhook = await self._tenants.webhook(summaries[0], request_id)
+            status = replace(status, pictures=tuple(found.get(one) or status_of_none(one) for one in ids))
             return replace(status, summary=summary_of_several(request_id, status.state, summaries), webhook=webhook)
         record = await self._tenants.record(tenant, request_id)
         completed = None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.requests import Phase
 from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.domain.image_request import RequestStatus
 from pentimento.domain.jobs import (
     DEFAULT_PAGE_SIZE,
     MAX_PAGE_SIZE,
@@ -50,7 +51,18 @@ class TenantRequests:
             await self.record(tenant, pictures[0])
             raise InvalidArgument.of("request_id", "must be of one picture; each of several has an id of its own")
         if found is None:
-            raise NotFound("UNKNOWN_REQUEST", "request_id: there is no such request")
+            raise unknown_request()
+        return found
+
+    async def known(self, tenant: str, request_id: str) -> frozenset[str]:
+        """Return the id, of several pictures those of them that there are: one that was refused when the others were
+        accepted is none. Raises NotFound where there is nothing."""
+        ids = picture_ids(request_id)
+        if not ids:
+            return frozenset({(await self.record(tenant, request_id)).request.request_id})
+        found = await asyncio.wrap_future(self._journal.known(ids, tenant))
+        if not found:
+            raise unknown_request()
         return found
 
     async def page(self, tenant: str, query: RequestQuery) -> RequestPage:
@@ -98,6 +110,17 @@ class TenantRequests:
         if not summary.job:
             return None
         return await asyncio.wrap_future(self._journal.webhooks.delivery(summary.request_id, job_id))
+
+
+def unknown_request() -> NotFound:
+    """Return what is raised for an id that the tenant has no request of."""
+    return NotFound("UNKNOWN_REQUEST", "request_id: there is no such request")
+
+
+def status_of_none(request_id: str) -> RequestStatus:
+    """Return what is told of one of several pictures that there is no request of."""
+    error = unknown_request()
+    return RequestStatus(request_id, RequestState.FAILED, None, error.reason, error.message)
 
 
 def summary_of_several(request_id: str, state: RequestState, pictures: Sequence[RequestSummary]) -> RequestSummary:

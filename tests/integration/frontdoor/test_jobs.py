@@ -11,11 +11,12 @@ import pytest
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pentimento.domain.identity import Role
-from pentimento.domain.image_request import Accepted, Completed, Routed
+from pentimento.domain.image_request import Accepted, Completed, PictureFailed, Routed
 from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.requests import RequestState
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
 from pentimento.stores.errors import StoreFull
+from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
 from pentimento.testing.paced_worker import PacedWorker, picture_of
@@ -266,21 +267,69 @@ async def test_several_pictures_are_one_job_of_which_each_is_listed(suite: Front
     assert await suite.client.submit(replace(REQUEST, image_count=2), "key") == replace(accepted, replayed=True)
 
 
-@pytest.mark.parametrize(("key", "left"), [("", 0), ("key", 2)], ids=["nobody finds them again", "a retry joins them"])
-async def test_of_several_pictures_of_which_one_is_refused_the_others_go_on_where_a_key_finds_them_alone(
-    suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch, key: str, left: int
-) -> None:
-    worker.hold.clear()
-    journal, accept = suite.frontdoor.parts.journal, suite.frontdoor.parts.journal.accept
+def refuse(journal: Journal, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the journal take no request whose id ends so."""
+    accept = journal.accept
 
-    def refuse_the_last(record: AcceptedRequest, *rest: Any) -> "Future[AcceptOutcome]":
-        if not record.request_id.endswith("-2"):
+    def refuse_one(record: AcceptedRequest, *rest: Any) -> "Future[AcceptOutcome]":
+        if not record.request_id.endswith(ending):
             return accept(record, *rest)
         refused: Future[AcceptOutcome] = Future()
         refused.set_exception(StoreFull("ledger", "full"))
         return refused
 
-    monkeypatch.setattr(journal, "accept", refuse_the_last)
+    monkeypatch.setattr(journal, "accept", refuse_one)
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+async def test_several_pictures_of_which_one_was_never_accepted_are_asked_for_by_the_id_that_lists_name(
+    suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    refuse(suite.frontdoor.parts.journal, f"-{missing}", monkeypatch)
+    with pytest.raises(ResourceExhausted):
+        await suite.client.submit(replace(REQUEST, image_count=3), "key")
+    await until(lambda: len(suite.frontdoor.parts.jobs) == 0)
+    listed = (await suite.client.list_requests(RequestQuery())).requests
+    (group_id,) = {one.group_id for one in listed}
+
+    together = await suite.client.get_request(group_id)
+    heard = [event async for event in suite.client.attach(group_id)]
+    cancelled = await suite.client.cancel(group_id)
+
+    states = {index: one.state for index, one in enumerate(together.pictures)}
+    done, none = RequestState.COMPLETED, RequestState.FAILED
+    assert states == {index: none if index == missing else done for index in range(3)}
+    assert together.pictures[missing].error_reason == "UNKNOWN_REQUEST"
+    assert together.state is cancelled is RequestState.COMPLETED
+    assert [(one.image_index, one.error.reason) for one in heard if isinstance(one, PictureFailed)] == [
+        (missing, "UNKNOWN_REQUEST")
+    ]
+    assert {one.image_index for one in heard if isinstance(one, Completed)} == {0, 1, 2} - {missing}
+
+
+async def test_a_cancel_by_the_id_of_several_pictures_stops_those_that_there_are(
+    suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.hold.clear()
+    refuse(suite.frontdoor.parts.journal, "-0", monkeypatch)
+    with pytest.raises(ResourceExhausted):
+        await suite.client.submit(replace(REQUEST, image_count=2), "key")
+    (left,) = (await suite.client.list_requests(RequestQuery())).requests
+
+    await suite.client.cancel(left.group_id)
+
+    assert (await suite.client.get_request(left.request_id)).state is RequestState.CANCELLED
+    assert (await suite.client.get_request(left.group_id)).state is RequestState.CANCELLED
+    worker.hold.set()
+
+
+@pytest.mark.parametrize(("key", "left"), [("", 0), ("key", 2)], ids=["nobody finds them again", "a retry joins them"])
+async def test_of_several_pictures_of_which_one_is_refused_the_others_go_on_where_a_key_finds_them_alone(
+    suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch, key: str, left: int
+) -> None:
+    worker.hold.clear()
+    journal = suite.frontdoor.parts.journal
+    refuse(journal, "-2", monkeypatch)
 
     with pytest.raises(ResourceExhausted):
         await suite.client.submit(replace(REQUEST, image_count=3), key)
