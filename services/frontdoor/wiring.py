@@ -153,7 +153,8 @@ def _parts(
     keeper: ObjectKeeper,
     tenants: TenantDirectory,
 ) -> FrontdoorParts:
-    clock, catalogue, jobs = SystemClock(), Catalogue(settings.default_model), Jobs(interpreter.submit)
+    clock, jobs = SystemClock(), Jobs(interpreter.submit)
+    catalogue = Catalogue(settings.default_model, worker_wait_s=settings.worker_wait_s)
     adapters = AdapterCatalogue()
     inputs = Inputs(keeper, jobs.spawn_background)
     results = Results(keeper, clock, build_version())

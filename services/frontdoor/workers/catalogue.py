@@ -25,8 +25,13 @@ class Catalogue:
     """
 
     def __init__(
-        self, default_model: str, no_worker_retry_ms: int = 1000, monotonic: Callable[[], float] = time.monotonic
+        self,
+        default_model: str,
+        no_worker_retry_ms: int = 1000,
+        monotonic: Callable[[], float] = time.monotonic,
+        worker_wait_s: float = 0.0,
     ) -> None:
+        """`worker_wait_s`: how long a worker that must be there is waited for."""
         self._default_model = default_model
         self._retry_ms = no_worker_retry_ms
         self._models: dict[str, HeldModel] = {}
@@ -38,6 +43,9 @@ class Catalogue:
         self._registered: dict[str, str] = {}
         # What the plan gives to workers, which may not have told yet.
         self._planned: frozenset[str] = frozenset()
+        # Workers that have not told what they hold, by their addresses, each with when it is waited for no longer.
+        self._worker_wait_s = worker_wait_s
+        self._awaited: dict[str, float] = {}
         self._learnt = asyncio.Event()
 
     def follow(self, registered: Iterable[RegisteredDigest], planned: Iterable[str] = ()) -> None:
@@ -47,6 +55,14 @@ class Catalogue:
         self._registered = {one.model: one.digest for one in registered}
         for held in [held for held in self._models.values() if not self._may_be(held)]:
             del self._models[held.model]
+
+    def await_worker(self, address: str) -> None:
+        """Changes state: what a worker there holds no plan says, so that no name is unknown for a while."""
+        self._awaited[address] = self._monotonic() + self._worker_wait_s
+
+    def await_no_longer(self, address: str) -> None:
+        """Changes state: the worker there has told, or is not wanted."""
+        self._awaited.pop(address, None)
 
     def _may_be(self, held: HeldModel) -> bool:
         return self._registered.get(held.model, held.model_digest) == held.model_digest
@@ -81,17 +97,19 @@ class Catalogue:
 
     def find(self, name: str) -> HeldModel:
         """The model of that name, the default one for "". NotFound; Unavailable while no worker was ever heard of, or
-        none that has loaded what the plan names: after a start not all have told yet."""
+        none that has loaded what the plan names or a worker without a plan may hold: after a start not all have told
+        yet."""
         wanted = name or self._default_model or next(iter(sorted(self._models)), "")
         held = self._models.get(wanted)
         if held is not None:
             return held
         if not self._models or not name:
             raise Unavailable("NO_WORKER_READY", "no worker is ready yet", retry_after_ms=self._retry_ms)
-        if name in self._planned:
-            raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {name} yet", retry_after_ms=self._retry_ms)
-        shown = name[:_SHOWN_NAME_LENGTH]
-        limit = f"must be one of {', '.join(sorted(self._models))}, got {shown!r}"
+        shown = repr(name[:_SHOWN_NAME_LENGTH])
+        now = self._monotonic()
+        if name in self._planned or any(now < until for until in self._awaited.values()):
+            raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {shown} yet", retry_after_ms=self._retry_ms)
+        limit = f"must be one of {', '.join(sorted(self._models))}, got {shown}"
         raise NotFound.of("UNKNOWN_MODEL", "model", limit)
 
     def known(self, name: str) -> HeldModel | None:

@@ -148,6 +148,8 @@ class WorkerLinks:
         for address, pinned in wanted.items():
             if address not in self._links:
                 self._open(address)
+                if pinned:
+                    self._catalogue.await_worker(address)
             self._links[address].pinned = pinned
         for link in tuple(self._links.values()):
             self._leave_if_idle(link)
@@ -181,10 +183,12 @@ class WorkerLinks:
             self._leave(link.address)
 
     def _leave(self, address: str) -> None:
+        self._catalogue.await_no_longer(address)
         del self._links[address]
         self._watches.pop(address).cancel()
 
     def _on_credits(self, link: WorkerLink, credits: WorkerCredits) -> None:
+        self._catalogue.await_no_longer(link.address)
         namesake = self._by_worker.get(credits.worker_id)
         if namesake not in (None, link) and credits.held.worker_generation < namesake.worker_generation:
             # Two processes under one name: the later start is the one, as the dataplane sees it.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.errors import FailedPrecondition, Unavailable
+from pentimento.domain.errors import FailedPrecondition, NotFound, Unavailable
 from pentimento.domain.execution import AttemptResult
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from pentimento.testing.paced_worker import PacedWorker, Running, picture_of, serve
@@ -90,6 +90,20 @@ async def test_a_picture_that_is_not_its_digest_is_never_delivered(
 
     with pytest.raises(Exception, match="does not match its digest"):
         await suite.paint()
+
+
+async def test_a_model_is_not_unknown_before_every_worker_that_the_operator_named_has_told(
+    folder: Path, worker: PacedWorker
+) -> None:
+    """Clients do not try again what is not found."""
+    addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
+    async with running_suite(folder, worker_addresses=addresses) as suite:
+        with pytest.raises(Unavailable, match="no worker has loaded 'another' yet"):
+            await suite.paint(replace(REQUEST, model="another"))
+
+        suite.frontdoor.parts.links.follow({addresses[0]: True})
+        with pytest.raises(NotFound):
+            await suite.paint(replace(REQUEST, model="another"))
 
 
 async def test_a_silent_worker_is_lost_and_its_late_result_fenced_off(

@@ -26,6 +26,34 @@ def test_an_unknown_name_is_not_found_and_echoed_no_further_than_needed() -> Non
     assert len(caught.value.message) < 200
 
 
+def test_while_a_worker_that_must_be_there_has_not_told_no_name_is_unknown() -> None:
+    catalogue = Catalogue("", worker_wait_s=30.0, monotonic=lambda: 100.0)
+    catalogue.learn(HELD)
+    catalogue.await_worker("w2")
+
+    with pytest.raises(Unavailable) as caught:
+        catalogue.find("x" * 100_000)
+
+    assert (caught.value.reason, caught.value.retry_after_ms) == ("MODEL_NOT_LOADED", 1000)
+    assert len(caught.value.message) < 200
+
+
+def test_once_every_worker_has_told_or_was_waited_for_a_name_may_be_unknown() -> None:
+    now = [100.0]
+    catalogue = Catalogue("", worker_wait_s=30.0, monotonic=lambda: now[0])
+    catalogue.learn(HELD)
+
+    catalogue.await_worker("w2")
+    catalogue.await_no_longer("w2")
+    with pytest.raises(NotFound):
+        catalogue.find("another")
+
+    catalogue.await_worker("w3")
+    now[0] += 30.0
+    with pytest.raises(NotFound):
+        catalogue.find("another")
+
+
 @pytest.mark.parametrize(("default", "found"), [("", "another"), ("tiny", "tiny")])
 def test_no_name_means_the_deployments_default_or_the_first(default: str, found: str) -> None:
     catalogue = Catalogue(default)
