@@ -115,6 +115,12 @@ class JournalWebhooks:
         statement = update(_webhooks).where(_webhooks.c.request_id == request_id).values(**values)
         return self._submit(lambda connection: _nothing(connection.execute(statement)))
 
+    def put_forward(self, latest: float, next_at: float) -> "Future[None]":
+        """Have those tried at `next_at` that would be tried later than `latest`: a clock that was set back left them
+        there."""
+        statement = update(_webhooks).where(_IS_PENDING, _webhooks.c.next_at > latest).values(next_at=next_at)
+        return self._submit(lambda connection: _nothing(connection.execute(statement)))
+
     def delivery(self, request_id: str, told_id: str = "") -> "Future[WebhookDelivery | None]":
         """Return what became of a request's webhook, None where it named none. `told_id`: of the first of several that
         are one job, the job's id."""

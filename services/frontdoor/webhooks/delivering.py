@@ -63,7 +63,7 @@ class Webhooks:
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._hosts: Counter[str] = Counter()
         self._random = random.Random()
-        self._gave_up_at = -math.inf
+        self._set_right_at = -math.inf
 
     def check(self, url: str) -> None:
         """Raises as `WebhookRules.target` for an address that a job may not name."""
@@ -99,7 +99,7 @@ class Webhooks:
         """Changes state: calls begin. Returns for how many seconds nothing else is due."""
         looked_at = self._clock.wall()
         try:
-            await self._give_up()
+            await self._set_right()
             # Those of a host that is called already may be more than are looked at: the next look is without them.
             while await self._begin_some(looked_at):
                 pass
@@ -110,11 +110,17 @@ class Webhooks:
         # What was due then is under way, or waits for those: their ends wake this up. The next may be due by now.
         return _LONGEST_WAIT_S if next_at is None else min(next_at - self._clock.wall(), _LONGEST_WAIT_S)
 
-    async def _give_up(self) -> None:
-        """Changes state, once in a while: what waits too long is called no more."""
-        if self._clock.monotonic() - self._gave_up_at < _LONGEST_WAIT_S:
+    async def _set_right(self) -> None:
+        """Changes state, once in a while: what waits too long is called no more, and no try is further away than the
+        longest pause, wherever the clock was set."""
+        if self._clock.monotonic() - self._set_right_at < _LONGEST_WAIT_S:
             return
-        self._gave_up_at = self._clock.monotonic()
+        self._set_right_at = self._clock.monotonic()
+        now = self._clock.wall()
+        await asyncio.wrap_future(self._journal.put_forward(now + self._limits.backoff.max_s, now))
+        await self._give_up()
+
+    async def _give_up(self) -> None:
         after_s, count = self._limits.give_up_s, 0
         error = f"not delivered within {after_s / 3600:.3g} h of its job's end"
         ended_before = self._clock.wall() - after_s

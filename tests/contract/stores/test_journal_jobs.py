@@ -217,6 +217,20 @@ def test_a_picture_that_was_never_accepted_is_waited_for_until_the_deadline(jour
     assert (due_ids(journal, 599.0), due_ids(journal, 600.0)) == ([], ["p3-a"])
 
 
+def test_tries_that_are_too_far_away_are_put_forward_and_no_others(journal: Journal) -> None:
+    pending, told = WebhookDelivery(WebhookState.PENDING, 1, "status 503"), WebhookDelivery(WebhookState.DELIVERED, 1)
+    for request_id, delivery, next_at in (("soon", pending, 700.0), ("far", pending, 701.0), ("told", told, 9e9)):
+        accept(journal, request_id, 1.0, webhook=AskedWebhook(HOOK))
+        journal.finish(request_id, RequestState.CANCELLED, "", "").result()
+        journal.webhooks.note_try(request_id, delivery, next_at).result()
+
+    journal.webhooks.put_forward(latest=700.0, next_at=500.0).result()
+
+    assert due_ids(journal, 500.0) == ["far"]
+    assert journal.webhooks.next_at(500.0).result() == 700.0
+    assert journal.webhooks.delivery("far").result() == pending
+
+
 def test_several_are_kept_until_somebody_was_told_of_their_job(journal: Journal) -> None:
     accept_several(journal)
     for request_id in ("p3-a-0", "p3-a-1", "p3-a-2", "p3-b-0"):

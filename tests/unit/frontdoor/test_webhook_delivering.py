@@ -49,6 +49,9 @@ class Journal:
     def overdue(self, ended_before: float, limit_count: int, but_ids: Sequence[str] = ()) -> "Future[list[DueWebhook]]":
         return answered([])
 
+    def put_forward(self, latest: float, next_at: float) -> "Future[None]":
+        return answered(None)
+
     def next_at(self, after: float) -> "Future[float | None]":
         return answered(min((at for at in self._times.values() if at > after), default=None))
 
@@ -170,3 +173,17 @@ async def test_what_waits_too_long_for_a_host_that_does_not_answer_is_given_up_a
         forgotten = journal.forget_finished(clock.wall(), 10).result()
 
     assert [record.request.request_id for record in forgotten] == ["r2", "r3"]
+
+
+async def test_a_clock_that_was_set_back_keeps_no_try_waiting_longer_than_a_pause(tmp_path: Path) -> None:
+    clock = SetClock(100_000.0)
+    with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
+        accepted = AcceptedRequest("r", "acme", b"", "", clock.wall(), detached=True)
+        journal.accept(accepted, AskedWebhook(FAST)).result()
+        journal.finish("r", RequestState.CANCELLED, "CANCELLED", "").result()
+        tried = WebhookDelivery(WebhookState.PENDING, 3, "status 503")
+        journal.webhooks.note_try("r", tried, clock.wall() + 60.0).result()
+        clock.wall_s -= 20_000.0
+
+        async with running_webhooks(clock, journal.webhooks, DeliveryLimits()) as (_, called):
+            assert await asyncio.wait_for(called.get(), 10) == FAST
