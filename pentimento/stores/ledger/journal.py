@@ -235,17 +235,20 @@ class Journal(EpochLedger):
         return self._submit(lambda connection: _read(connection, statement))
 
     def forget_finished(
-        self, finished_before: float, limit_count: int, tenant: str = ""
+        self, finished_before: float, limit_count: int, tenant: str = "", finished_after: float | None = None
     ) -> "Future[list[JournalledRequest]]":
         """Delete up to so many requests that were terminal before that time, with their idempotency keys, and return
-        them, oldest first. `tenant`: of that one alone. Those stay that are pinned, or somebody is still to be told
-        of. They are looked for beside the writer: many that stay may come before them."""
+        them, oldest first. `tenant`: of that one alone; `finished_after`: no others than those. Those stay that are
+        pinned, or somebody is still to be told of. They are looked for beside the writer: many that stay may come
+        before them."""
         now = self._clock.wall()
         is_pinned = _requests.c.request_id.in_(pinned_requests(now))
         statement = select(_requests.c.request_id).where(_requests.c.finished_at < finished_before)
         statement = statement.where(~is_pinned, ~is_untold())
         if tenant:
             statement = statement.where(_requests.c.tenant == tenant)
+        if finished_after is not None:
+            statement = statement.where(_requests.c.finished_at > finished_after)
         oldest = statement.order_by(_requests.c.finished_at).limit(limit_count)
         found = self._reader.submit(lambda connection: connection.scalars(oldest).all())
         return followed_by(found, lambda ids: self._submit(lambda connection: _forget(connection, ids, now)))

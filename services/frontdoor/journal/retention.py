@@ -145,8 +145,7 @@ class Retention:
         for tenant in filter(self._is_over, tuple(self._requests)):
             while self._excess(tenant)[1]:
                 count = min(self._excess(tenant)[1], _FORGOTTEN_AT_ONCE)
-                now = self._clock.wall() + 1.0
-                oldest = await asyncio.wrap_future(self._journal.forget_finished(now, count, tenant))
+                oldest = await self._forget_oldest(tenant, count)
                 if not oldest:
                     # To find that takes long where they are many, and others wait for the journal meanwhile.
                     self._held_until[tenant] = self._clock.monotonic() + self._interval_s
@@ -155,6 +154,13 @@ class Retention:
                 await self._let_go(oldest)
             if self._excess(tenant)[0]:
                 await self._forget_pictures(tenant)
+
+    async def _forget_oldest(self, tenant: str, count: int) -> Sequence[JournalledRequest]:
+        """What ended at a time that is still to come did so before the clock was set back: that goes first, since what
+        ends now would seem older."""
+        now = self._clock.wall() + 1.0
+        older = await asyncio.wrap_future(self._journal.forget_finished(math.inf, count, tenant, now))
+        return older or await asyncio.wrap_future(self._journal.forget_finished(now, count, tenant))
 
     async def _forget_pictures(self, tenant: str) -> None:
         """Oldest first; their requests and how they came to be stay known."""

@@ -3,13 +3,18 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pentimento.domain.generation import ObjectReference
-from pentimento.stores.ledger.records import KeptResults
+from pentimento.domain.requests import RequestState
+from pentimento.stores.ledger import open_journal
+from pentimento.stores.ledger.records import AcceptedRequest, KeptResults
 from pentimento.testing.clocks import SetClock
 from services.frontdoor.journal import retention
 from services.frontdoor.journal.retention import Retention, RetentionLimits
@@ -55,7 +60,9 @@ class ListedObjects:
             gone.append(self.pictures.pop(0))
         return done(gone)
 
-    def forget_finished(self, before: float, count: int, tenant: str = "") -> "Future[list[Any]]":
+    def forget_finished(
+        self, before: float, count: int, tenant: str = "", after: float | None = None
+    ) -> "Future[list[Any]]":
         gone, self.finished = self.finished[:count], self.finished[count:]
         return done(gone)
 
@@ -153,8 +160,9 @@ async def test_a_tenant_of_whom_nothing_may_go_is_not_looked_through_again_for_e
     """All that it has is pinned, or to be told of: who looks reads it all, while others wait for the journal."""
     objects, clock, looks = ListedObjects(), SetClock(), list[str]()
 
-    def forget_finished(before: float, count: int, tenant: str = "") -> "Future[list[Any]]":
-        looks.append(tenant or "old ones")
+    def forget_finished(before: float, count: int, tenant: str = "", after: float | None = None) -> "Future[list[Any]]":
+        if after is None:
+            looks.append(tenant or "old ones")
         return done([])
 
     objects.forget_finished = forget_finished  # type: ignore[method-assign]
@@ -177,3 +185,22 @@ async def test_a_tenant_of_whom_nothing_may_go_is_not_looked_through_again_for_e
 
     assert at_once == ["old ones", "acme"]
     assert looks == [*at_once, "old ones", "acme"]
+
+
+async def test_after_a_clock_was_set_back_the_newest_request_of_a_tenant_is_not_its_oldest(tmp_path: Path) -> None:
+    """As many as it may have ended in the hours that are to come again."""
+    clock, limits = SetClock(100_000.0), replace(LIMITS, tenant_finished_requests=2)
+    with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
+        objects = ListedObjects()
+        kept = Retention(journal, objects, KeysUnderWay(), KeysUnderWay(), clock, limits)  # type: ignore[arg-type]
+        for request_id in ("first", "second", "third"):
+            if request_id == "third":
+                clock.wall_s -= 20_000.0
+            journal.accept(AcceptedRequest(request_id, "acme", b"", "", clock.wall())).result()
+            journal.finish(request_id, RequestState.CANCELLED, "CANCELLED", "").result()
+            clock.wall_s += 10.0
+            kept.keep("acme", 0)
+
+        await kept._forget_beyond_quotas()
+
+        assert journal.known(("first", "second", "third"), "acme").result() == {"second", "third"}
