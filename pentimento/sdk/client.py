@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -34,7 +33,7 @@ from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.sdk.job_calls import JobCalls
 from pentimento.sdk.picture import Picture
 from pentimento.sdk.picture_set import PictureSet, pictures_of
-from pentimento.sdk.retries import RetryPolicy
+from pentimento.sdk.retries import CallersDeadline, RetryPolicy
 
 
 class AsyncClient:
@@ -198,9 +197,7 @@ class AsyncClient:
         """Yield the events of `call`, which is made under a key and with a deadline, and again where the server did not
         answer. `accepted`: it is of a request that was accepted before."""
         key, left_ms = idempotency_key or uuid.uuid4().hex, deadline_ms
-        began_at = time.monotonic()
-        reported = ReportedEvents()
-        begun_anew = 0
+        deadline, reported, begun_anew = CallersDeadline(deadline_ms), ReportedEvents(), 0
         for attempt in itertools.count(1):
             # Under a key of our own a retry begins anew; under the caller's key it is the caller's to know.
             may_begin_anew = begun_anew < self._retries.tries - 1 and not idempotency_key
@@ -218,14 +215,14 @@ class AsyncClient:
                 if reported.all_completed:
                     return
                 begin_anew, wished_ms = may_begin_anew and taken_for_gone(error), error.retry_after_ms
-                most = self._retries.most_tries(error, accepted=accepted or reported.accepted)
+                is_accepted = accepted or reported.accepted
+                most = self._retries.most_tries(error, accepted=is_accepted, late=deadline.has_passed)
                 if not begin_anew and (isinstance(error, Cancelled) or attempt >= most):
                     raise
             await asyncio.sleep(self._retries.pause_s(attempt, wished_ms))
             if begin_anew:
-                key = uuid.uuid4().hex
+                key, left_ms = uuid.uuid4().hex, deadline.left_ms
                 begun_anew += 1
-                left_ms = left_of(deadline_ms, time.monotonic() - began_at)
 
     async def cancel(self, request_id: str) -> RequestState:
         """Stop a request within one denoising step, and return the state it is in afterwards."""
@@ -247,11 +244,6 @@ class AsyncClient:
     async def list_adapters(self) -> tuple[Adapter, ...]:
         """Return the LoRAs and ControlNets that a request may name, with the models that they are made for."""
         return await self._retries.answered(self._images.list_adapters)
-
-
-def left_of(deadline_ms: int | None, elapsed_s: float) -> int | None:
-    """Return what is left of a deadline; a millisecond where nothing is, of which the server says that it is over."""
-    return None if deadline_ms is None else max(deadline_ms - round(elapsed_s * 1000), 1)
 
 
 def taken_for_gone(error: PentimentoError) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -35,8 +36,11 @@ class RetryPolicy:
         pauses = Backoff(self.first_pause_s, self.max_pause_s)
         return max(pauses.random_delay_s(attempt, self.generator), (wished_ms or 0) / 1000)
 
-    def most_tries(self, error: PentimentoError, *, accepted: bool) -> int:
-        """Return how often a call that failed so is made at most. `accepted`: it waits for an accepted request."""
+    def most_tries(self, error: PentimentoError, *, accepted: bool, late: bool) -> int:
+        """Return how often a call that failed so is made at most. `accepted`: it waits for an accepted request; `late`:
+        the caller's deadline has passed, in which another request would come too late."""
+        if late:
+            return self.tries if accepted else 1
         is_patient = accepted and self.tries > 1 and error.reason not in _ENDS
         return max(self.tries, self.accepted_tries) if is_patient else self.tries
 
@@ -52,3 +56,24 @@ class RetryPolicy:
                 pause_s = self.pause_s(attempt, error.retry_after_ms)
             attempt += 1
             await asyncio.sleep(pause_s)
+
+
+class CallersDeadline:
+    """The time that a caller gives a request from now on, whatever is begun anew; None is no end."""
+
+    def __init__(self, deadline_ms: int | None) -> None:
+        self._deadline_ms = deadline_ms
+        self._began_at = time.monotonic()
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether nothing is left."""
+        return self._deadline_ms is not None and self._left_ms(self._deadline_ms) <= 0
+
+    @property
+    def left_ms(self) -> int | None:
+        """What is left, at least a millisecond, of which a server says that it is over."""
+        return None if self._deadline_ms is None else max(self._left_ms(self._deadline_ms), 1)
+
+    def _left_ms(self, deadline_ms: int) -> int:
+        return deadline_ms - round((time.monotonic() - self._began_at) * 1000)

@@ -130,6 +130,18 @@ async def test_what_begins_anew_has_what_is_left_of_the_deadline(tmp_path: Path)
     assert anew == anew_again <= 60_000 - 50
 
 
+async def test_after_its_deadline_nothing_is_asked_for_that_was_not_accepted(tmp_path: Path) -> None:
+    """The server would give it all of the deadline once more."""
+    pauses = RetryPolicy(tries=9, first_pause_s=0.05, max_pause_s=0.05)
+    service = ScriptedImageService([plays(then=Unavailable("DOWN", "down")) for _ in range(9)])
+
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=pauses) as client:
+        with pytest.raises(Unavailable):
+            await client.generate(ImageRequest("a circle", deadline_ms=20))
+
+    assert len(service.keys) <= 2
+
+
 @pytest.mark.parametrize(("key", "reason"), [("order-7", "CLIENT_LEFT"), ("", "CANCELLED")])
 async def test_cancel_is_told_when_somebody_asked_or_the_key_is_the_callers(
     tmp_path: Path, key: str, reason: str
