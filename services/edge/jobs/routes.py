@@ -3,13 +3,14 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pentimento.clients.image import ImageClient
-from pentimento.domain.errors import FailedPrecondition, PentimentoError
+from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError
 from pentimento.domain.image_request import PictureFailed, RequestStatus
 from pentimento.domain.requests import RequestState
 from services.edge.http.callers import idempotency_key_of, token_of
@@ -98,7 +99,7 @@ class JobRoutes:
             await self._url_offers.check(token_of(request))
         async with self._client(request) as client:
             ended = await ended_pictures(client, request.path_params["id"], wanted.as_urls)
-            urls = await urls_of(client, ended.completed, origin_of(request, self._parts)) if wanted.as_urls else ()
+            urls = await urls_of_ended(client, ended, origin_of(request, self._parts)) if wanted.as_urls else ()
         document = pictures_document(ended.completed, ended.failed, int(time.time()), wanted.provenance, urls)
         return JSONResponse(document)
 
@@ -154,8 +155,9 @@ async def last_event(client: ImageClient, job_id: str, error: PentimentoError) -
 
 
 async def ended_pictures(client: ImageClient, request_id: str, omit_image: bool) -> EndedPictures:
-    """Return the pictures of a request that has ended, at least one, and which of several did not come. Raises
-    FailedPrecondition NOT_COMPLETED where it has not ended, or without a picture."""
+    """Return the pictures of a request that has ended, at least one, and which of several did not come, or are kept no
+    more. Raises FailedPrecondition NOT_COMPLETED where it has not ended, or without a picture, and NotFound RESULT_GONE
+    where none is kept."""
     status = await client.get_request(request_id, omit_image, CALL_TIMEOUT_S)
     if status.state is not RequestState.COMPLETED:
         raise not_completed(status)
@@ -164,10 +166,32 @@ async def ended_pictures(client: ImageClient, request_id: str, omit_image: bool)
         if one.state is not RequestState.COMPLETED:
             ended.failed.append(PictureFailed(one.request_id, index, failure_of(one)))
             continue
-        found = await client.get_request(one.request_id, omit_image, CALL_TIMEOUT_S) if status.pictures else one
+        try:
+            found = await client.get_request(one.request_id, omit_image, CALL_TIMEOUT_S) if status.pictures else one
+        except NotFound as gone:
+            ended.failed.append(PictureFailed(one.request_id, index, gone))
+            continue
         assert found.completed is not None
-        ended.completed.append(found.completed)
+        ended.completed.append(replace(found.completed, image_index=index))
+    if not ended.completed:
+        raise ended.failed[-1].error
     return ended
+
+
+async def urls_of_ended(client: ImageClient, ended: EndedPictures, origin: str) -> list[str]:
+    """Return an address for each picture; changes what has `ended` where some are kept no more. Raises as `urls_of`
+    where none is."""
+    urls: list[str] = []
+    for one in tuple(ended.completed):
+        try:
+            urls += await urls_of(client, (one,), origin)
+        except NotFound as gone:
+            ended.completed.remove(one)
+            ended.failed.append(PictureFailed(one.request_id, one.image_index, gone))
+            if not ended.completed:
+                raise
+    ended.failed.sort(key=lambda failed: failed.image_index)
+    return urls
 
 
 def not_completed(status: RequestStatus) -> FailedPrecondition:

@@ -239,6 +239,7 @@ async def test_several_pictures_are_shown_and_fetched_together(edge: EdgeUnderTe
     assert (document["id"], document["status"], document["group_id"]) == (job_id, "completed", None)
     assert [(one["group_id"], one["idempotency_key"]) for one in listed] == [(job_id, "key")] * 2
     assert [picture["request_id"] for picture in result["data"]] == [f"{job_id}-0", f"{job_id}-1"]
+    assert [picture["image_index"] for picture in result["data"]] == [0, 1]
 
 
 async def submit_three_of_which_one_is_painted(edge: EdgeUnderTest) -> str:
@@ -261,6 +262,27 @@ async def test_the_result_of_several_is_not_there_before_all_have_ended(edge: Ed
     edge.worker.hold.set()
     await ended(edge, job_id)
     assert len((await edge.http.get(f"/v1/jobs/{job_id}/result")).json()["data"]) == 3
+
+
+@pytest.mark.parametrize("response_format", ["b64_json", "url"])
+async def test_the_result_of_several_of_which_one_is_kept_no_more_has_the_others(
+    edge: EdgeUnderTest, response_format: str
+) -> None:
+    job_id = (await submit(edge, n=2)).json()["id"]
+    await ended(edge, job_id)
+    objects, asked = edge.suite.frontdoor.parts.journal.objects, {"response_format": response_format}
+    await asyncio.wrap_future(objects.forget_pictures("default", 1))
+
+    result = await edge.http.get(f"/v1/jobs/{job_id}/result", params=asked)
+    await asyncio.wrap_future(objects.forget_pictures("default", 1))
+    nothing = await edge.http.get(f"/v1/jobs/{job_id}/result", params=asked)
+
+    (picture,), (failed,) = result.json()["data"], result.json()["failed"]
+    assert {picture["request_id"], failed["request_id"]} == {f"{job_id}-0", f"{job_id}-1"}
+    assert {picture["image_index"], failed["image_index"]} == {0, 1}
+    assert response_format in picture
+    assert failed["error"]["code"] == "RESULT_GONE"
+    assert (nothing.status_code, nothing.json()["error"]["code"]) == (404, "RESULT_GONE")
 
 
 async def test_the_result_of_several_names_those_that_did_not_come(edge: EdgeUnderTest) -> None:
