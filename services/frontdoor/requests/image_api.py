@@ -43,7 +43,7 @@ from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.replays import recorded_picture, resolve_replay
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, check_image_count, resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
-from services.frontdoor.requests.tenant_requests import TenantRequests, status_of_none, summary_of_several
+from services.frontdoor.requests.tenant_requests import TenantRequests, statuses_by_index, summary_of_several
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
 from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note
@@ -294,7 +294,7 @@ class ImageApi:
             status = status_of(request_id, tuple(found.values()))
             summaries = [one.summary for one in status.pictures if one.summary is not None]
             webhook = await self._tenants.webhook(summaries[0], request_id)
-            status = replace(status, pictures=tuple(found.get(one) or status_of_none(one) for one in ids))
+            status = replace(status, pictures=statuses_by_index(ids, found))
             return replace(status, summary=summary_of_several(request_id, status.state, summaries), webhook=webhook)
         record = await self._tenants.record(tenant, request_id)
         completed = None

@@ -1,7 +1,7 @@
 """A tenant's requests as lists and `GetRequest` show them: what the journal has, and how far those under way are."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pentimento.dataplane import Dataplane
@@ -115,6 +115,16 @@ class TenantRequests:
 def unknown_request() -> NotFound:
     """Return what is raised for an id that the tenant has no request of."""
     return NotFound("UNKNOWN_REQUEST", "request_id: there is no such request")
+
+
+def statuses_by_index(ids: Sequence[str], found: Mapping[str, RequestStatus]) -> tuple[RequestStatus, ...]:
+    """Return what is told of each of several pictures, with its index: of those that were `found`, and of others that
+    there is no request of them."""
+    statuses = [found.get(one) or status_of_none(one) for one in ids]
+    return tuple(
+        replace(one, completed=replace(one.completed, image_index=index)) if one.completed is not None else one
+        for index, one in enumerate(statuses)
+    )
 
 
 def status_of_none(request_id: str) -> RequestStatus:

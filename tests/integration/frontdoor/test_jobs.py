@@ -257,6 +257,7 @@ async def test_several_pictures_are_one_job_of_which_each_is_listed(suite: Front
     listed = (await suite.client.list_requests(RequestQuery(jobs_only=True))).requests
 
     assert together.state is RequestState.COMPLETED
+    assert [one.completed.image_index for one in together.pictures if one.completed is not None] == [0, 1]
     assert together.summary is not None
     assert (together.summary.request_id, together.summary.job) == (accepted.request_id, True)
     assert together.summary.finished_at_ms == max(one.finished_at_ms or 0 for one in listed)
