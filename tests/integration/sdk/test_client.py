@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
-from pentimento.domain.errors import Cancelled, Internal, InvalidArgument, Unavailable
+from pentimento.domain.errors import Cancelled, Internal, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.domain.image_request import Accepted, ImageRequest, PictureFailed
 from pentimento.sdk import AsyncClient, RetryPolicy
 from pentimento.wire.generation import route_to_proto
@@ -228,6 +228,17 @@ async def test_wrong_field_is_not_retried_and_is_named(tmp_path: Path) -> None:
             await picture_from(address)
 
     assert wrong.value.violations[0].field == "prompt"
+    assert len(service.keys) == 1
+
+
+async def test_what_there_was_no_room_for_is_the_callers_to_try_again_and_says_when(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(then=ResourceExhausted("QUEUE_FULL", "full", retry_after_ms=700))])
+
+    async with serving(service, tmp_path) as address:
+        with pytest.raises(ResourceExhausted) as refused:
+            await picture_from(address)
+
+    assert refused.value.retry_after_ms == 700
     assert len(service.keys) == 1
 
 
