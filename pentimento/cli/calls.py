@@ -24,6 +24,7 @@ from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.sdk.blocking import Client
 from pentimento.sdk.client import AsyncClient
+from pentimento.sdk.retries import RetryPolicy
 from pentimento.supervisor.state import Endpoint
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -62,13 +63,11 @@ def own_token_file(suite: Endpoint, token: str) -> Path | None:
 
 
 @contextmanager
-def frontdoor_client(options: dict[str, Any]) -> Iterator[Client]:
+def frontdoor_client(options: dict[str, Any], retries: RetryPolicy | None = None) -> Iterator[Client]:
     """Yield a client of the frontdoor of `connection_options`. Unavailable names its address."""
     address = frontdoor_address(options["address"], options["state_dir"])
-    with (
-        naming(address),
-        Client(address, token=read_token(options["token"]), tls_ca_file=options["tls_ca_file"]) as client,
-    ):
+    token = read_token(options["token"])
+    with naming(address), Client(address, token=token, tls_ca_file=options["tls_ca_file"], retries=retries) as client:
         yield client
 
 

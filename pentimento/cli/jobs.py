@@ -19,7 +19,10 @@ from pentimento.domain.jobs import RequestSummary
 from pentimento.domain.requests import RequestState
 from pentimento.sdk.picture import Picture
 from pentimento.sdk.picture_set import PictureSet
+from pentimento.sdk.retries import RetryPolicy
 
+# Who waits for a job does so while its frontdoor starts again.
+PATIENT = RetryPolicy(tries=RetryPolicy.accepted_tries)
 # Of `generate`: what a request may say wherever it is asked for.
 REQUEST_OPTIONS = frozenset(
     {
@@ -107,7 +110,7 @@ def wait(request_id: str, output: Path | None, as_json: bool, **options: Any) ->
     Ctrl-C leaves the job running."""
     target = output or Path(f"{request_id}.png")
     check_folder("output", target)
-    with frontdoor_client(options) as client:
+    with frontdoor_client(options, PATIENT) as client:
         if client.get_request(request_id, omit_image=True).pictures:
             if output is not None:
                 raise click.UsageError("--output is for one picture; each of several is saved under its own id")

@@ -13,7 +13,7 @@ from pentimento.domain.reasons import Reason
 
 T = TypeVar("T")
 
-# A request that the server has accepted may have ended so: it would be told the same of it for ever.
+# A request that the server has accepted has ended so: whoever asks again is told the same.
 _ENDS = (Reason.WORKER_LOST, Reason.INPUT_UNAVAILABLE)
 
 
@@ -39,10 +39,11 @@ class RetryPolicy:
     def most_tries(self, error: PentimentoError, *, accepted: bool, late: bool) -> int:
         """Return how often a call that failed so is made at most. `accepted`: it waits for an accepted request; `late`:
         the caller's deadline has passed, in which another request would come too late."""
+        if accepted and error.reason in _ENDS:
+            return 1
         if late:
             return self.tries if accepted else 1
-        is_patient = accepted and self.tries > 1 and error.reason not in _ENDS
-        return max(self.tries, self.accepted_tries) if is_patient else self.tries
+        return max(self.tries, self.accepted_tries) if accepted and self.tries > 1 else self.tries
 
     async def answered(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return what `call` answers, which is made again while the server does not (UNAVAILABLE)."""

@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pentimento.cli import cli
-from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument
+from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, Unavailable
+from pentimento.domain.image_request import RequestStatus
 from pentimento.domain.requests import RequestState
 from pentimento.sdk import AsyncClient, Client, RequestQuery, RetryPolicy
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
@@ -144,6 +145,27 @@ async def test_the_command_submits_waits_and_shows(suite: FrontdoorSuite, worker
     assert target.stat().st_size > 0
     assert listed.startswith(f"{request_id}  completed ")
     assert "kept until" in (await command(suite, "show", request_id)).stdout
+
+
+async def test_the_command_waits_for_a_frontdoor_that_takes_a_while_to_start_again(
+    suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is called meanwhile."""
+    request_id = (await told(suite, "submit", "a red circle", "--steps", "3"))["request_id"]
+    asks, get_request = RetryPolicy().tries, suite.frontdoor.api.get_request
+    monkeypatch.setattr(RetryPolicy, "pause_s", lambda *_: 0.001)
+
+    async def away_at_first(*asked: Any) -> RequestStatus:
+        nonlocal asks
+        if asks:
+            asks -= 1
+            raise Unavailable("DOWN", "down")
+        return await get_request(*asked)
+
+    monkeypatch.setattr(suite.frontdoor.api, "get_request", away_at_first)
+    waited = await command(suite, "wait", request_id, "-o", str(suite.folder / "circle.png"))
+
+    assert (waited.exit_code, (suite.folder / "circle.png").stat().st_size > 0) == (0, True)
 
 
 async def test_the_command_cancels(suite: FrontdoorSuite, worker: PacedWorker) -> None:
