@@ -14,7 +14,7 @@ from pentimento.domain.reasons import Reason
 T = TypeVar("T")
 
 # A request that the server has accepted has ended so: whoever asks again is told the same.
-_ENDS = (Reason.WORKER_LOST, Reason.INPUT_UNAVAILABLE)
+_ENDS = (Reason.WORKER_LOST, Reason.INPUT_UNAVAILABLE, Reason.CONTROLNET_LOST)
 
 
 @dataclass(frozen=True)

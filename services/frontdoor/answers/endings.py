@@ -77,7 +77,7 @@ def end_error(
         return failure
     if reason == Reason.ANCESTOR_GONE:
         return NotFound(reason, message)
-    if reason in (Reason.WORKER_LOST, Reason.INPUT_UNAVAILABLE):
+    if reason in (Reason.WORKER_LOST, Reason.INPUT_UNAVAILABLE, Reason.CONTROLNET_LOST):
         return Unavailable(reason, message)
     if reason in (Reason.EFFECT_FAILED, Reason.UNREADABLE_REQUEST):
         return Internal(reason, message)

@@ -72,6 +72,20 @@ async def test_who_waits_goes_on_waiting_when_the_frontdoor_is_killed(folder: Pa
     assert len(worker.executed) == 1
 
 
+async def test_a_request_whose_controlnet_was_lost_is_unavailable_to_whoever_asks_and_asked_for_once(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
+    worker.fail_with = Unavailable("CONTROLNET_LOST", "no replica serves it")
+    async with AsyncClient(f"unix:{suite.folder / 'f'}") as client:
+        with pytest.raises(Unavailable) as ended:
+            await client.generate(REQUEST)
+        (listed,) = (await client.list_requests()).requests
+        with pytest.raises(Unavailable) as told_later:
+            await client.wait(listed.request_id)
+
+    assert (ended.value.reason, told_later.value.reason) == ("CONTROLNET_LOST", "CONTROLNET_LOST")
+
+
 async def test_the_client_without_asyncio_does_the_same(suite: FrontdoorSuite) -> None:
     def play() -> tuple[bytes, list[str], int]:
         with Client(f"unix:{suite.folder / 'f'}") as client:
