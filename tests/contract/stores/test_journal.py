@@ -1,5 +1,6 @@
 """The journal's promises, on SQLite and on PostgreSQL."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -183,6 +184,22 @@ def test_finished_requests_are_forgotten_with_their_keys(journal: Journal) -> No
     assert journal.get("r1", "tenant").result() is None
     assert journal.get("r2", "tenant").result() is not None
     assert journal.accept(request("r3", idempotency_key="k")).result().kind is AcceptKind.NEW
+
+
+def test_of_a_tenant_those_alone_are_forgotten_that_ended_after_a_time(ledger_url: str) -> None:
+    clock = SetClock(50.0)
+    with closing(open_journal(ledger_url, clock)) as journal:
+        for request_id, ended_at in (("r1", 50.0), ("r2", 60.0), ("r3", 70.0)):
+            clock.wall_s = ended_at
+            journal.accept(request(request_id)).result()
+            journal.finish(request_id, RequestState.CANCELLED, "", "").result()
+
+        forgotten = journal.forget_finished(math.inf, 10, "tenant", finished_after=60.0).result()
+        known = journal.known(("r1", "r2", "r3", "r4"), "tenant").result()
+        of_another = journal.known(("r1",), "another").result()
+
+    assert [record.request.request_id for record in forgotten] == ["r3"]
+    assert (known, of_another) == ({"r1", "r2"}, frozenset())
 
 
 def test_the_last_plan_is_kept(journal: Journal) -> None:
