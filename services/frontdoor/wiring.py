@@ -192,7 +192,7 @@ def _parts(
         discriminators=_discriminators(settings),
         inputs=inputs,
         results=results,
-        pins=Pins(journal, cache, keeper, clock, pin_limits(settings)),
+        pins=Pins(journal, cache, keeper, journal.pins.clock, pin_limits(settings)),
         retention=Retention(journal, keeper, results, inputs, clock, retention_limits(settings)),
         shadows=shadows,
         starts=StartCounts(),

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from pentimento.domain.clock import Clock, SystemClock
+from pentimento.domain.clock import Clock, SteadyClock, SystemClock, boot_s
 from pentimento.domain.epochs import epoch_at
 from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.domain.generation import Attempt
@@ -111,7 +111,7 @@ def open_journal(url: str, clock: Clock | None = None) -> "Journal":
     migrate_tenants(engine)
     with typed_errors(), engine.begin() as connection:
         connection.execute(update(_epoch).where(_epoch.c.journal_id == "").values(journal_id=_new_journal_id()))
-    return Journal(engine, clock or SystemClock())
+    return Journal(engine, clock or SystemClock(), clock or SteadyClock(SystemClock(), boot_s))
 
 
 class Journal(EpochLedger):
@@ -124,10 +124,11 @@ class Journal(EpochLedger):
     `listing`: requests by tenant; `webhooks`: who is to be told of their ends; `tenants`: their quotas, keys and usage.
     """
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
+    def __init__(self, engine: Engine, clock: Clock, pins_clock: Clock | None = None) -> None:
+        """`pins_clock`: by which pins end, `clock` where there is none of their own."""
         super().__init__(GroupCommitWriter(engine, "journal"), _epoch)
-        self.objects = JournalObjects(self._writer, engine.url, clock)
-        self.pins = JournalPins(self._writer, clock)
+        self.pins = JournalPins(self._writer, pins_clock or clock)
+        self.objects = JournalObjects(self._writer, engine.url, self.pins.clock)
         self._reader = LedgerReader(engine, "journal")
         self.listing = JournalListing(self._reader)
         self.webhooks = JournalWebhooks(self._writer, self._reader)
@@ -241,7 +242,7 @@ class Journal(EpochLedger):
         them, oldest first. `tenant`: of that one alone; `finished_after`: no others than those. Those stay that are
         pinned, or somebody is still to be told of. They are looked for beside the writer: many that stay may come
         before them."""
-        now = self._clock.wall()
+        now = self.pins.clock.wall()
         is_pinned = _requests.c.request_id.in_(pinned_requests(now))
         statement = select(_requests.c.request_id).where(_requests.c.finished_at < finished_before)
         statement = statement.where(~is_pinned, ~is_untold())

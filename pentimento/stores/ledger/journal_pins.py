@@ -25,7 +25,7 @@ class JournalPins:
 
     def __init__(self, writer: GroupCommitWriter, clock: Clock) -> None:
         self._writer = writer
-        self._clock = clock
+        self.clock = clock
 
     def pin(self, wanted: PicturePin, tenant_bytes: int) -> "Future[PicturePin | None]":
         """Pin a request of the tenant's, in place of its pin so far, and return that one.
@@ -33,7 +33,7 @@ class JournalPins:
         Fails with NotFound UNKNOWN_REQUEST where there is no such request, and with ResourceExhausted QUOTA_EXCEEDED
         where all that the tenant has pinned would be more than `tenant_bytes`; then nothing changed.
         """
-        return self._submit(lambda connection: _pin(connection, wanted, tenant_bytes, self._clock.wall()))
+        return self._submit(lambda connection: _pin(connection, wanted, tenant_bytes, self.clock.wall()))
 
     def unpin(self, tenant: str, request_id: str) -> "Future[bool]":
         """End the pin of a request; False where there was none."""
@@ -42,11 +42,11 @@ class JournalPins:
 
     def find(self, tenant: str, request_id: str) -> "Future[PicturePin | None]":
         """Return the pin of a request of the tenant's; None where it has none, or it has ended."""
-        return self._submit(lambda connection: _find(connection, tenant, request_id, self._clock.wall()))
+        return self._submit(lambda connection: _find(connection, tenant, request_id, self.clock.wall()))
 
     def pinned_bytes(self, tenant: str) -> "Future[int]":
         """Return how many bytes the tenant has pinned."""
-        return self._submit(lambda connection: _pinned_bytes(connection, tenant, self._clock.wall()))
+        return self._submit(lambda connection: _pinned_bytes(connection, tenant, self.clock.wall()))
 
     def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
         return self._writer.submit(work)

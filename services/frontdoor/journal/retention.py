@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pentimento.domain.clock import Clock
+from pentimento.domain.clock import Clock, SteadyClock
 from pentimento.domain.errors import PentimentoError
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import JournalledRequest
@@ -54,6 +54,8 @@ class Retention:
         self._results = held_results
         self._inputs = held_inputs
         self._clock = clock
+        # What is forgotten because it is old is gone for good.
+        self._steady_clock = SteadyClock(clock)
         self._limits = limits
         self._bytes: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
@@ -134,7 +136,8 @@ class Retention:
         return more_bytes > 0 or (more_requests > 0 and not held)
 
     async def _forget_old(self) -> None:
-        finished_before = self._clock.wall() - self._limits.retention_s
+        # By the clock as it is told where that was set back: what ends now ends by that one.
+        finished_before = min(self._steady_clock.wall(), self._clock.wall()) - self._limits.retention_s
         while True:
             forgotten = await asyncio.wrap_future(self._journal.forget_finished(finished_before, _FORGOTTEN_AT_ONCE))
             await self._let_go(forgotten)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from pentimento.domain.backoff import Backoff
-from pentimento.domain.clock import Clock
+from pentimento.domain.clock import Clock, SteadyClock
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.stores.ledger.journal_webhooks import DueWebhook, JournalWebhooks
@@ -55,6 +55,8 @@ class Webhooks:
     ) -> None:
         self._journal = journal
         self._clock = clock
+        # What is given up is called no more, wherever the clock goes then.
+        self._steady_clock = SteadyClock(clock)
         self._caller = caller
         self._rules = rules
         self._keys = keys
@@ -123,7 +125,8 @@ class Webhooks:
     async def _give_up(self) -> None:
         after_s, count = self._limits.give_up_s, 0
         error = f"not delivered within {after_s / 3600:.3g} h of its job's end"
-        ended_before = self._clock.wall() - after_s
+        # By the clock as it is told where that was set back: what ends now ends by that one.
+        ended_before = min(self._steady_clock.wall(), self._clock.wall()) - after_s
         while overdue := await asyncio.wrap_future(
             self._journal.overdue(ended_before, _LOOKED_AT_ONCE, tuple(self._calls))
         ):

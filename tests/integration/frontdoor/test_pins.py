@@ -1,11 +1,13 @@
 """Who may pin what for how long, and what is kept then; what a replay makes of it is tested with the real worker."""
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pentimento.domain.clock import SystemClock
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import Completed, ImageRequest, ReplayRequest
@@ -55,6 +57,26 @@ async def test_a_pinned_request_outlives_its_retention(folder: Path, worker: Pac
         await suite.client.unpin(first.request_id)
         await suite.client.unpin(first.request_id)
         assert await asyncio.wrap_future(suite.frontdoor.parts.journal.forget_finished(1e12, 10))
+
+
+@pytest.mark.parametrize("retention_h", [24.0, 0.0], ids=["kept", "pinned"])
+async def test_a_clock_that_jumps_and_is_put_right_has_nothing_forgotten(
+    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch, retention_h: float
+) -> None:
+    ahead_s = 0.0
+    monkeypatch.setattr(SystemClock, "wall", lambda _: time.time() + ahead_s)
+    async with running_suite(folder) as suite:
+        painted = await suite.paint()
+        await suite.client.pin(painted.request_id, HOUR_MS)
+
+    async with running_suite(folder, result_retention_h=retention_h) as suite:
+        if retention_h:
+            await suite.client.unpin(painted.request_id)
+        ahead_s = 40 * 86_400.0
+        await suite.frontdoor.parts.retention._forget_old()
+        ahead_s = 0.0
+
+        assert (await suite.client.get_request(painted.request_id)).completed == painted
 
 
 async def test_what_a_pinned_request_came_with_stays_for_its_replay(folder: Path, worker: PacedWorker) -> None:

@@ -204,3 +204,17 @@ async def test_after_a_clock_was_set_back_the_newest_request_of_a_tenant_is_not_
         await kept._forget_beyond_quotas()
 
         assert journal.known(("first", "second", "third"), "acme").result() == {"second", "third"}
+
+
+async def test_after_a_clock_was_set_back_what_ends_now_is_not_old(tmp_path: Path) -> None:
+    clock = SetClock(100_000.0)
+    with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
+        objects = ListedObjects()
+        kept = Retention(journal, objects, KeysUnderWay(), KeysUnderWay(), clock, LIMITS)  # type: ignore[arg-type]
+        clock.wall_s -= 20_000.0
+        journal.accept(AcceptedRequest("r", "acme", b"", "", clock.wall())).result()
+        journal.finish("r", RequestState.CANCELLED, "CANCELLED", "").result()
+
+        await kept._forget_old()
+
+        assert journal.known(("r",), "acme").result() == {"r"}

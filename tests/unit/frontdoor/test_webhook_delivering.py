@@ -187,3 +187,18 @@ async def test_a_clock_that_was_set_back_keeps_no_try_waiting_longer_than_a_paus
 
         async with running_webhooks(clock, journal.webhooks, DeliveryLimits()) as (_, called):
             assert await asyncio.wait_for(called.get(), 10) == FAST
+
+
+async def test_a_clock_that_jumps_and_is_put_right_has_no_webhook_given_up(tmp_path: Path) -> None:
+    clock = SetClock(100_000.0)
+    with closing(open_journal(f"sqlite:///{tmp_path}/journal.sqlite", clock)) as journal:
+        accepted = AcceptedRequest("r", "acme", b"", "", clock.wall(), detached=True)
+        journal.accept(accepted, AskedWebhook(SLOW)).result()
+        async with running_webhooks(clock, journal.webhooks, DeliveryLimits()) as (webhooks, _):
+            await asyncio.sleep(0)
+            journal.finish("r", RequestState.CANCELLED, "CANCELLED", "").result()
+            clock.wall_s += 40 * 86_400.0
+
+            await webhooks._give_up()
+
+            assert not is_given_up(journal, "r")
