@@ -141,8 +141,10 @@ class Webhooks:
     async def _begin_some(self, now: float) -> bool:
         """Changes state: calls begin. Whether any did, and there is room for more."""
         full_hosts = [host for host, count in self._hosts.items() if count >= _AT_ONCE_PER_HOST]
+        # One that ends meanwhile may have been read before that was noted; its end wakes this up.
+        under_way = frozenset(self._calls)
         due = await asyncio.wrap_future(self._journal.due(now, _LOOKED_AT_ONCE, full_hosts))
-        begun = [one for one in due if self._begin(one)]
+        begun = [one for one in due if one.request_id not in under_way and self._begin(one)]
         return bool(begun) and len(self._calls) < _AT_ONCE
 
     def _begin(self, due: DueWebhook) -> bool:

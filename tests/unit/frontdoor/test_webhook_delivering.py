@@ -146,6 +146,38 @@ async def test_what_was_answered_is_noted_once_the_journal_is_back_and_not_calle
     assert called.qsize() == 1
 
 
+class LateReader(Journal):
+    """What it reads as due after the first time is told once a call that was under way then has ended."""
+
+    def __init__(self, clock: SetClock, times: dict[str, float]) -> None:
+        super().__init__(clock, times)
+        self.read_count = 0
+        self.late: list[tuple[Future[list[DueWebhook]], list[DueWebhook]]] = []
+
+    def due(self, now: float, limit_count: int, but_hosts: Sequence[str] = ()) -> "Future[list[DueWebhook]]":
+        self.read_count += 1
+        found = super().due(now, limit_count, but_hosts)
+        if self.read_count != 2:
+            return found
+        self.late.append((Future(), found.result()))
+        return self.late[0][0]
+
+    def note_try(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> "Future[None]":
+        for told, found in self.late:
+            asyncio.get_running_loop().call_later(0.01, told.set_result, found)
+        self.late = []
+        return super().note_try(request_id, delivery, next_at)
+
+
+async def test_a_call_that_ends_while_it_is_looked_what_is_due_is_not_made_again() -> None:
+    journal = LateReader(SetClock(), {FAST: 0.0})
+
+    async with delivering(SetClock(), journal) as called, asyncio.timeout(10):
+        await until(lambda: journal.read_count > 2)
+
+    assert called.qsize() == 1
+
+
 def is_given_up(journal: RequestJournal, request_id: str) -> bool:
     delivery = journal.webhooks.delivery(request_id).result()
     return delivery is not None and delivery.state is WebhookState.FAILED
