@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from pentimento.domain.clock import Clock
+from pentimento.domain.clock import JUMP_S, Clock, SteadyClock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import Completed
 from pentimento.domain.tenants import (
@@ -35,6 +35,7 @@ class UsageMeter:
     def __init__(self, ledger: TenantLedger, clock: Clock) -> None:
         self._ledger = ledger
         self._clock = clock
+        self._steady_clock = SteadyClock(clock)
         self._counts: dict[UsageKey, float] = {}
         self._flushing = asyncio.Lock()
 
@@ -91,7 +92,7 @@ class UsageMeter:
             await asyncio.sleep(FLUSH_S)
             try:
                 await self.flush()
-                if self._clock.monotonic() - forgot_at >= FORGET_S:
+                if self._clock.monotonic() - forgot_at >= FORGET_S and not self._is_ahead():
                     await asyncio.wrap_future(self._ledger.forget(self._clock.wall() - USAGE_KEPT_S))
                     forgot_at = self._clock.monotonic()
                 is_away = False
@@ -99,6 +100,10 @@ class UsageMeter:
                 if not is_away:
                     logger.warning("usage cannot be written, it is kept", extra={"reason": error.reason})
                 is_away = True
+
+    def _is_ahead(self) -> bool:
+        """Whether the clock has jumped ahead, which is not believed yet: neither usage nor keys come back."""
+        return self._clock.wall() - self._steady_clock.wall() > JUMP_S
 
     def _add(self, tenant: str, counter: str, amount: float) -> None:
         hour_at = int(self._clock.wall()) // HOUR_S * HOUR_S

@@ -155,6 +155,31 @@ async def test_what_is_older_than_400_days_is_forgotten_every_hour(monkeypatch: 
     assert ledger.before == [NOW_S - 400 * DAY_S] * 3
 
 
+async def test_a_clock_that_jumps_ahead_has_nothing_forgotten_until_that_has_lasted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither usage nor keys that would have ended by then come back."""
+    clock = SetClock(wall_s=NOW_S, monotonic_s=50.0)
+    ledger = Forgetful()
+    meter = UsageMeter(ledger, clock)
+    clock.wall_s += 40 * DAY_S
+    seen: list[int] = []
+
+    async def sleep(seconds: float) -> None:
+        seen.append(len(ledger.before))
+        if len(seen) == 4:
+            raise asyncio.CancelledError
+        clock.wall_s += 1800.0
+        clock.monotonic_s += 1800.0
+
+    monkeypatch.setattr(usage.asyncio, "sleep", sleep)
+
+    with pytest.raises(asyncio.CancelledError):
+        await meter.run_forever()
+
+    assert seen == [0, 0, 0, 1]
+
+
 async def test_a_ledger_that_is_away_is_told_once_until_it_was_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
