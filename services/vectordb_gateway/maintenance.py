@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from pentimento.domain.errors import PentimentoError
-from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.objects import ObjectStore
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.capacity import Capacity
+from services.vectordb_gateway.deletion import Deletion
 from services.vectordb_gateway.indexing import Indexing, batches
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.quality_watch import QualityWatch
@@ -20,8 +20,6 @@ from services.vectordb_gateway.use_notes import UseNotes
 logger = logging.getLogger(__name__)
 
 _BATCH_COUNT = 256
-# So many objects that cannot be deleted, or one of which that is told so late, and the store is taken for away.
-_MOST_REFUSED, _REFUSAL_S = 8, 5.0
 
 
 class Maintenance:
@@ -44,6 +42,7 @@ class Maintenance:
         self._hits_add = hits_add
         self._ledger = ledger
         self._objects = objects
+        self._orphans, self._doomed = Deletion(objects), Deletion(objects)
         self._indexing = indexing
         self._capacity = capacity
         self._settings = settings
@@ -78,8 +77,7 @@ class Maintenance:
         if self._is_due(self._swept_at):
             self._try("sweep_uploads", self._sweep_uploads)
             self._try("measure_store", self._capacity.measure_store)
-            if self._try("delete_orphans", self._delete_orphans):
-                self._swept_at = time.monotonic()
+            self._try("delete_orphans", self._delete_orphans)
         compares = self._is_due(self._compared_at) or self._indexing.may_lack_points
         if compares and self._try("reconcile", self._indexing.reconcile):
             self._compared_at = time.monotonic()
@@ -116,10 +114,13 @@ class Maintenance:
         found = list(self._objects.keys(f"cache/{self._ledger.cache_id}/"))
         for batch in batches(found, _BATCH_COUNT):
             known = self._ledger.known_keys(batch)
-            gone, refusal = self._deleted([key for key in batch if key not in known])
+            gone, refusal = self._orphans.delete(self._orphans.due([key for key in batch if key not in known]))
             metrics.REPAIRS.labels("orphan_object").inc(len(gone))
             if refusal is not None:
                 raise refusal
+        # One that is refused is no reason to list the store anew in every round.
+        self._swept_at = time.monotonic()
+        self._orphans.end()
 
     def _sweep_uploads(self) -> None:
         """What writers that died left of objects that never came to be."""
@@ -127,29 +128,18 @@ class Maintenance:
         metrics.REPAIRS.labels("unfinished_upload").inc(swept)
 
     def _delete_objects(self) -> None:
-        while keys := self._ledger.deletable_keys(_BATCH_COUNT):
+        while keys := self._deletable_keys():
             # Whoever pinned one of them meanwhile keeps it.
             claimed = self._ledger.claim_deletion(keys).result()
-            gone, refusal = self._deleted(claimed)
+            gone, refusal = self._doomed.delete(claimed)
             self._ledger.forget_objects(gone).result()
             if refusal is not None:
                 raise refusal
+        self._doomed.end()
 
-    def _deleted(self, keys: Collection[str]) -> tuple[list[str], StoreUnavailable | None]:
-        """Delete the objects; return the keys of those that are gone, and why another is not. One that the store
-        refuses keeps no other from going, but a store that is away is not asked for each."""
-        gone: list[str] = []
-        refusals: list[StoreUnavailable] = []
-        for key in keys:
-            began_s = time.monotonic()
-            try:
-                self._objects.delete(key)
-                gone.append(key)
-            except StoreUnavailable as error:
-                refusals.append(error)
-                if len(refusals) == _MOST_REFUSED or time.monotonic() - began_s > _REFUSAL_S:
-                    break
-        return gone, refusals[0] if refusals else None
+    def _deletable_keys(self) -> list[str]:
+        keys = self._ledger.deletable_keys(_BATCH_COUNT + self._doomed.kept_back_count)
+        return self._doomed.due(keys)[:_BATCH_COUNT]
 
     def _try(self, name: str, task: Callable[[], None]) -> bool:
         """Whether the task went through; an outage is logged once, and counted every time."""

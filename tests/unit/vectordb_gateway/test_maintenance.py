@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pentimento.stores.errors import StoreUnavailable
-from services.vectordb_gateway import maintenance
+from services.vectordb_gateway import deletion
 from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.settings import MaintenanceSettings
 
@@ -33,15 +33,16 @@ class DoomedObjects:
         self.refused: set[str] = set()
         self.asked: list[str] = []
         self.unknown: set[str] = set()
+        self.listed_count = 0
 
     def expire_grants(self) -> "Future[int]":
         return done(0)
 
     def deletable_keys(self, limit_count: int) -> list[str]:
-        found, self.deletable = self.deletable, []
-        return found
+        return [key for key in self.deletable if key not in self.forgotten][:limit_count]
 
     def claim_deletion(self, keys: Sequence[str]) -> "Future[list[str]]":
+        self.deletable = [key for key in self.deletable if key not in self.pinned]
         return done([key for key in keys if key not in self.pinned])
 
     def forget_objects(self, keys: Sequence[str]) -> "Future[None]":
@@ -52,6 +53,7 @@ class DoomedObjects:
         return set(keys) - self.unknown
 
     def keys(self, prefix: str) -> list[str]:
+        self.listed_count += 1
         if self.is_away:
             raise StoreUnavailable("object store", "it is away")
         return sorted(self.stored)
@@ -125,6 +127,44 @@ def test_an_orphan_that_the_store_refuses_to_delete_keeps_no_other() -> None:
     assert doomed.stored == {"cache/c/a"}
 
 
+def test_a_store_is_not_listed_anew_for_an_orphan_that_it_refuses_to_delete() -> None:
+    doomed = DoomedObjects("cache/c/a")
+    doomed.deletable = []
+    doomed.unknown = doomed.refused = {"cache/c/a"}
+    maintenance = maintenance_of(doomed, CountedIndexing())
+
+    for _ in range(5):
+        maintenance.run_round()
+
+    assert doomed.listed_count == 1
+
+
+@pytest.mark.parametrize("kind", ["doomed", "orphan"])
+def test_many_objects_that_the_store_refuses_to_delete_keep_no_other(kind: str) -> None:
+    keys = [f"cache/c/{number:03d}" for number in range(400)]
+    doomed = DoomedObjects(*keys)
+    doomed.refused = set(keys[:20])
+    if kind == "orphan":
+        doomed.deletable, doomed.unknown = [], set(keys)
+    maintenance = maintenance_of(doomed, CountedIndexing())
+
+    for _ in range(4):
+        maintenance.run_round()
+
+    assert doomed.stored == doomed.refused
+
+
+def test_what_a_store_refused_to_delete_is_asked_for_again_when_all_others_are_gone(doomed: DoomedObjects) -> None:
+    doomed.refused = {"cache/c/a"}
+    maintenance = maintenance_of(doomed, CountedIndexing())
+    maintenance.run_round()
+    doomed.refused = set()
+
+    maintenance.run_round()
+
+    assert doomed.stored == set()
+
+
 def test_a_store_that_is_away_is_not_asked_for_every_object() -> None:
     keys = [f"cache/c/{number}" for number in range(100)]
     doomed = DoomedObjects(*keys)
@@ -139,7 +179,7 @@ def test_a_store_that_does_not_answer_is_waited_for_once(
     doomed: DoomedObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doomed.refused = set(doomed.stored)
-    monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: 30.0 * len(doomed.asked)))
+    monkeypatch.setattr(deletion, "time", SimpleNamespace(monotonic=lambda: 30.0 * len(doomed.asked)))
 
     maintenance_of(doomed, CountedIndexing()).run_round()
 
