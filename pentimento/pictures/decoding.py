@@ -23,6 +23,7 @@ _ESSENCES: dict[str, Callable[[bytes], bytes]] = {"png": png.essence, "jpeg": jp
 _ONE_AT_A_TIME = ThreadPoolExecutor(1, thread_name_prefix="pictures")
 _STRIP_PX = 128
 _OPAQUE = 255
+_WIDE_MODES = ("I;16", "I;16B")
 
 
 def decode(data: bytes, field: str, then: Callable[[Image.Image], T]) -> T:
@@ -68,6 +69,7 @@ def _decode(data: bytes, header: PictureHeader, change: Callable[[Image.Image], 
 
 
 def _painted(image: Image.Image) -> Image.Image:
+    image = _of_eight_bits(image)
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         alpha = image.convert("RGBA").getchannel("A")
         if min(alpha.tobytes()) < _OPAQUE:
@@ -86,7 +88,20 @@ def _on_white(image: Image.Image) -> Image.Image:
     return opaque
 
 
+def _of_eight_bits(image: Image.Image) -> Image.Image:
+    """Of 16 bits of grey the upper eight, as Pillow has it of 16 bits of colour: to it all above 255 is white."""
+    if image.mode not in _WIDE_MODES:
+        return image
+    grey = image.point(lambda value: value * (1 / 256)).convert("L")
+    clear = image.info.get("transparency")
+    if clear is None:
+        return grey
+    alpha = image.convert("I").point([_OPAQUE * (value != clear) for value in range(1 << 16)], "L")
+    return Image.merge("LA", (grey, alpha))
+
+
 def _strip_on_white(strip: Image.Image) -> Image.Image:
+    strip = _of_eight_bits(strip)
     if "A" not in strip.getbands() and strip.info.get("transparency") is None:
         return strip.convert("RGB")
     white = Image.new("RGBA", strip.size, (255, 255, 255, 255))

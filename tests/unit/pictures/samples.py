@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from collections.abc import Sequence
 
 from PIL import Image
 
@@ -34,6 +35,13 @@ def idat(width: int, height: int) -> bytes:
 def grey_png(*between: bytes, size: tuple[int, int] = (8, 6)) -> bytes:
     """With chunks between its header and its pixels."""
     return png_file(ihdr(*size), *between, idat(*size))
+
+
+def wide_grey_png(row: Sequence[int], transparent: int | None = None) -> bytes:
+    """Grey, 16 bits, of one row; `transparent` is the value that is."""
+    pixels = png_chunk(b"IDAT", zlib.compress(b"\0" + struct.pack(f">{len(row)}H", *row)))
+    clear = [] if transparent is None else [png_chunk(b"tRNS", struct.pack(">H", transparent))]
+    return png_file(ihdr(len(row), 1, depth=16), *clear, pixels)
 
 
 def riff(*chunks: tuple[bytes, bytes]) -> bytes:

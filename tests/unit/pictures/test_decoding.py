@@ -13,9 +13,9 @@ from PIL import Image
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.pictures import read_header
-from pentimento.pictures.decoding import decode, resized
+from pentimento.pictures.decoding import decode, decode_mask, resized
 from pentimento.pictures.png_chunks import png_chunk
-from tests.unit.pictures.samples import encoded, grey_png, jpeg_parts, noise, riff, vp8x, webp_frame
+from tests.unit.pictures.samples import encoded, grey_png, jpeg_parts, noise, riff, vp8x, webp_frame, wide_grey_png
 
 
 def pixels(data: bytes) -> np.ndarray:
@@ -67,6 +67,29 @@ def test_transparency_is_laid_on_white(data: bytes) -> None:
         expected = Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque).convert("RGB")
 
     np.testing.assert_array_equal(pixels(data), np.asarray(expected))
+
+
+def test_sixteen_bits_of_grey_are_as_bright_as_their_upper_eight() -> None:
+    picture = pixels(wide_grey_png([0, 255, 256, 32768, 65535]))
+
+    assert picture[0].tolist() == [[0] * 3, [0] * 3, [1] * 3, [128] * 3, [255] * 3]
+
+
+def test_the_grey_of_sixteen_bits_that_is_transparent_is_white_and_none_beside_it() -> None:
+    picture = pixels(wide_grey_png([1000, 1001], transparent=1000))
+
+    assert picture[0].tolist() == [[255] * 3, [3] * 3]
+
+
+@pytest.mark.parametrize(
+    ("transparent", "painted"), [(None, [0, 128, 255]), (32768, [0, 255, 0])], ids=["by brightness", "by transparency"]
+)
+def test_a_mask_of_sixteen_bits_paints_what_one_of_eight_does(transparent: int | None, painted: list[int]) -> None:
+    data = wide_grey_png([0, 32768, 65535], transparent)
+
+    mask = decode_mask(data, "mask", lambda picture: np.asarray(picture).copy())
+
+    assert mask[0].tolist() == painted
 
 
 @pytest.mark.parametrize("kind", [b"zTXt", b"iCCP"])
