@@ -234,13 +234,14 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _is_abandoned(path: Path, remove: bool = False) -> bool:
-    """Whether nobody holds the lock of a staged file; `remove` deletes it while holding the lock itself."""
+    """Whether nobody holds the lock of a staged file; `remove` deletes it while holding a lock itself."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Beside others that sweep: NFS gives an exclusive lock of a file that is open for writing alone.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if remove:
             path.unlink(missing_ok=True)
         return True

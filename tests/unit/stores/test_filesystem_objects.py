@@ -108,6 +108,26 @@ def test_what_a_living_writer_is_writing_stays(tmp_path: Path) -> None:
     assert store.check_integrity() == [f"abandoned upload {staged}"]
 
 
+def test_what_a_dead_writer_left_is_swept_on_nfs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exclusive locks are of files that are open for writing (flock(2))."""
+    FilesystemObjectStore(tmp_path)
+    (tmp_path / "staging" / "left").write_bytes(b"half")
+    real = fcntl.flock
+
+    def flock_of_nfs(descriptor: int, operation: int) -> None:
+        is_for_writing = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+        if operation & fcntl.LOCK_EX and not is_for_writing:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
+
+    store = FilesystemObjectStore(tmp_path)
+
+    assert files_under(tmp_path / "staging") == []
+    assert store.get(store.put("a", b"bytes")) == b"bytes"
+
+
 def test_a_torn_object_is_corrupt(tmp_path: Path) -> None:
     store = FilesystemObjectStore(tmp_path)
     reference = store.put("a", bytes(1000))
