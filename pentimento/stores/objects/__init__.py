@@ -31,7 +31,7 @@ def _open_objects(url: str, signer: PathSigner | None, read_only: bool) -> Objec
         from pentimento.stores.objects.filesystem import FilesystemObjectStore
 
         return FilesystemObjectStore(Path(unquote(parts.path)), signer, read_only=read_only)
-    if parts.scheme == "s3" and parts.netloc:
+    if parts.scheme == "s3" and parts.netloc and not parts.fragment:
         from pentimento.stores.objects.s3 import S3ObjectStore
 
         options = dict(parse_qsl(parts.query, keep_blank_values=True))

@@ -35,6 +35,7 @@ from pentimento.stores.objects.store import (
     refer_to,
     verify,
 )
+from pentimento.stores.url_options import switch
 
 _PAGE_COUNT = 1000
 _QUARANTINE = "quarantine/"
@@ -90,13 +91,14 @@ class S3ObjectStore:
         bucket."""
         if unknown := set(options) - _OPTIONS:
             raise InvalidArgument.of("objects_url", f"s3 urls take {sorted(_OPTIONS)}, got {sorted(unknown)}")
+        creates_bucket = switch("objects_url", options, "create_bucket", default=False)
         region = options.get("region", "us-east-1")
         try:
             client = boto3.client("s3", endpoint_url=options.get("endpoint"), region_name=region, config=_CONFIG)
         except (BotoCoreError, ValueError) as error:
             raise InvalidArgument.of("objects_url", f"S3 cannot be reached as it is configured: {error}") from None
         store = cls(client, bucket, prefix, _part_bytes(options), signer, _address_server(options, signer))
-        if options.get("create_bucket") == "true":
+        if creates_bucket:
             store._create_bucket()
         return store
 

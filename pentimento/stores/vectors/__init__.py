@@ -48,7 +48,7 @@ def _open_vectors(url: str, building: IndexBuilding | None) -> VectorIndex:
         from pentimento.stores.vectors.edge import EdgeVectorIndex
 
         return EdgeVectorIndex(Path(unquote(parts.path)), building=building or IndexBuilding())
-    if parts.scheme == "qdrant" and parts.hostname:
+    if parts.scheme == "qdrant" and parts.hostname and not (parts.path.strip("/") or parts.fragment):
         from pentimento.stores.vectors.qdrant import QdrantVectorIndex
 
         options = dict(parse_qsl(parts.query, keep_blank_values=True))

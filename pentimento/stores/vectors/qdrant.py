@@ -13,6 +13,7 @@ from qdrant_client import QdrantClient, models
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
+from pentimento.stores.url_options import switch
 from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, floats, ids_between
 from pentimento.stores.vectors.qdrant_layout import QdrantLayout
 from pentimento.stores.vectors.unit_vectors import check_vector
@@ -49,7 +50,7 @@ class QdrantVectorIndex:
             host=host,
             grpc_port=port,
             prefer_grpc=True,
-            https=options.get("tls") == "true",
+            https=switch("index_url", options, "tls", default=False),
             api_key=api_key,
             timeout=_TIMEOUT_S,
             check_compatibility=False,

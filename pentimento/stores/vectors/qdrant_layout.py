@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from qdrant_client import models
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.stores.url_options import switch
 
 PAYLOAD_FIELDS = ("tenant", "compatibility_key")
 _EDGES_COUNT = 16
@@ -42,12 +43,12 @@ class QdrantLayout:
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> "QdrantLayout":
-        """Return what the query of a `qdrant:` url says. Raises InvalidArgument for what is no number."""
+        """Return what the query of a `qdrant:` url says. Raises InvalidArgument for what is no number or switch."""
         try:
             groups_count, replicas_count = int(options.get("shard_groups", "0")), int(options.get("replicas", "1"))
         except ValueError:
             raise InvalidArgument.of("index_url", "shard_groups and replicas must be whole numbers") from None
-        return cls(options.get("quantised", "true") == "true", groups_count, replicas_count)
+        return cls(switch("index_url", options, "quantised", default=True), groups_count, replicas_count)
 
     def shard_keys(self) -> list[str]:
         """Return the key of every group; none where the server spreads the points."""

@@ -257,6 +257,8 @@ def test_free_bytes_are_those_of_the_volume(tmp_path: Path) -> None:
         "file:///x%00y",
         "s3:///x",
         "s3://[/x",
+        "s3://bucket/team#1",
+        "s3://bucket/x?create_bucket=yes",
         "s3://bucket/x?endpoint=minio:9000",
         "s3://bucket/x?region=no%20region",
     ],

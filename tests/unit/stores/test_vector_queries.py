@@ -77,6 +77,10 @@ def test_normalised_vectors_pass(values: list[float]) -> None:
         "qdrant://h:port",
         "qdrant://h:65536",
         "qdrant://[",
+        "qdrant://h/collection",
+        "qdrant://h?collection=team#1",
+        "qdrant://h?tls=yes",
+        "qdrant://h?quantised=no",
         "qdrant://h?api_key_file=/nowhere/key",
     ],
 )
