@@ -47,6 +47,7 @@ _LEAST_PART_MIB, _MOST_PART_MIB = 5, 5 * 1024
 _DEFAULT_PART_MIB = 16
 _LONGEST_URL_S = 7 * 24 * 3600
 _MISSING = frozenset({"NoSuchKey", "404"})
+_OTHER_REGION = "IllegalLocationConstraintException"
 _FULL = frozenset({"QuotaExceeded", "InsufficientStorage", "EntityTooLarge", "XMinioStorageFull", "507"})
 # Retries cover a hiccup, not an outage: whoever waits for an object can do without it.
 _CONFIG = Config(
@@ -243,13 +244,20 @@ class S3ObjectStore:
             for found in page.get("Contents", ()):
                 yield found["Key"].removeprefix(self._prefix), found["Size"]
 
-    def _create_bucket(self) -> None:
+    def _create_bucket_in(self, place: Mapping[str, Any]) -> None:
         try:
-            self._client.create_bucket(Bucket=self._bucket)
-        except self._client.exceptions.BucketAlreadyOwnedByYou:
-            pass
-        except self._client.exceptions.BucketAlreadyExists:
-            pass
+            self._client.create_bucket(Bucket=self._bucket, **place)
+        except ClientError as error:
+            # Amazon wants to be told its region where that is not the first one; others know none, or one of their own.
+            if place or error.response.get("Error", {}).get("Code") != _OTHER_REGION:
+                raise
+            self._create_bucket_in({"CreateBucketConfiguration": {"LocationConstraint": self._client.meta.region_name}})
+
+    def _create_bucket(self) -> None:
+        there = (self._client.exceptions.BucketAlreadyOwnedByYou, self._client.exceptions.BucketAlreadyExists)
+        try:
+            with suppress(*there):
+                self._create_bucket_in({})
         except (BotoCoreError, ClientError) as error:
             raise StoreUnavailable("object store", type(error).__name__) from error
 

@@ -115,6 +115,16 @@ def test_what_others_left_below_a_prefix_is_no_object(s3_endpoint: str) -> None:
     assert list(store.keys("cache/")) == ["cache/a"]
 
 
+@pytest.mark.parametrize("region", ["us-east-1", "eu-central-1"])
+def test_a_bucket_is_made_once_in_any_region(s3_endpoint: str, region: str) -> None:
+    url = f"s3://made-in-{region}?endpoint={s3_endpoint}&region={region}&create_bucket=true"
+
+    for _ in range(2):
+        store = open_objects(url)
+
+    assert store.get(store.put("a", b"bytes")) == b"bytes"
+
+
 def test_prefixes_do_not_see_each_other(s3_endpoint: str) -> None:
     one = open_objects(f"s3://shared-bucket/one?endpoint={s3_endpoint}&create_bucket=true")
     other = open_objects(f"s3://shared-bucket/other?endpoint={s3_endpoint}&create_bucket=true")
