@@ -81,17 +81,14 @@ REUSE_SAMPLES = gauge(
 
 def publish_quality(model_digest: str, quality: ReuseQuality) -> None:
     """Set the gauges of a threshold."""
-    kind = "images" if quality.from_image else "latents"
-    labels = (model_digest, kind, f"{quality.saved_share:g}")
+    labels = _labels(model_digest, quality.from_image, quality.saved_share)
     REUSE_SIMILARITY.labels(*labels, "profiled").set(quality.profiled_similarity)
     REUSE_SIMILARITY.labels(*labels, "in_force").set(quality.similarity)
     achieved = quality.achieved
     REUSE_SAMPLES.labels(*labels).set(achieved.sample_count if achieved is not None else 0)
     if achieved is None:
         # Those of before are of hits that the threshold lets through no more.
-        for which in ("low", "seen", "high"):
-            KEPT_SHARE.remove(*labels, which)
-            ACHIEVED_ALPHA.remove(*labels, which)
+        _withdraw_kept(labels)
         return
     for which, share, alpha in (
         ("low", achieved.kept_share_low, achieved.alpha_low),
@@ -100,3 +97,22 @@ def publish_quality(model_digest: str, quality: ReuseQuality) -> None:
     ):
         KEPT_SHARE.labels(*labels, which).set(share)
         ACHIEVED_ALPHA.labels(*labels, which).set(alpha)
+
+
+def withdraw_quality(model_digest: str, from_image: bool, saved_share: float) -> None:
+    """Show nothing of a threshold that the model has no longer."""
+    labels = _labels(model_digest, from_image, saved_share)
+    for which in ("profiled", "in_force"):
+        REUSE_SIMILARITY.remove(*labels, which)
+    REUSE_SAMPLES.remove(*labels)
+    _withdraw_kept(labels)
+
+
+def _withdraw_kept(labels: tuple[str, str, str]) -> None:
+    for which in ("low", "seen", "high"):
+        KEPT_SHARE.remove(*labels, which)
+        ACHIEVED_ALPHA.remove(*labels, which)
+
+
+def _labels(model_digest: str, from_image: bool, saved_share: float) -> tuple[str, str, str]:
+    return model_digest, "images" if from_image else "latents", f"{saved_share:g}"

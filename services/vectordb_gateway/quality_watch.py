@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +41,10 @@ class QualityWatch:
         self._reuse = reuse
         self._follows = follows
         self._now = _InForce()
+        # What the metrics show: by which positions and tables, and which thresholds of each model.
+        self._shown_by: tuple[Positions, dict[str, ModelReuse]] = ({}, {})
+        self._shown: dict[str, set[tuple[bool, float]]] = {}
+        self._showing = threading.Lock()
 
     @property
     def reuses_anything(self) -> bool:
@@ -62,9 +67,13 @@ class QualityWatch:
         positions = self._ledger.quality_positions()
         if positions != self._now.positions:
             self._now = _InForce(positions)
-            for model_digest in sorted({watched.model_digest for watched in positions}):
-                for quality in self._qualities(model_digest):
-                    metrics.publish_quality(model_digest, quality)
+        # A plan may have moved the tables themselves meanwhile.
+        models = sorted({watched.model_digest for watched in positions})
+        shown_by = (positions, {model: self._reuse.of(model, self._guard.encoder_digest) for model in models})
+        if shown_by != self._shown_by:
+            for model_digest in models:
+                self._show(model_digest)
+            self._shown_by = shown_by
 
     async def report(self, seen: PaintedAgain) -> bool:
         """Count a hit that was painted again, and move its threshold where that says so. Return whether it counts: a
@@ -81,7 +90,8 @@ class QualityWatch:
         if position is not None:
             # On the event loop, so in the order in which the ledger judged.
             self._take(row, position)
-            await asyncio.to_thread(self._publish, row)
+            # Of all: where one stands moves others with it.
+            await asyncio.to_thread(self._show, row.watched.model_digest)
         return position is not None
 
     async def qualities(self, model_digest: str) -> tuple[ReuseQuality, ...]:
@@ -94,11 +104,15 @@ class QualityWatch:
             logger.warning("a threshold of reuse moved", extra={**fields, "similarity": position.similarity})
         self._now = _InForce({**self._now.positions, row.watched: position})
 
-    def _publish(self, row: FollowedRow) -> None:
-        model_digest = row.watched.model_digest
-        quality = self._quality(row, self.of(model_digest, row.watched.encoder_digest))
-        if quality is not None:
-            metrics.publish_quality(model_digest, quality)
+    def _show(self, model_digest: str) -> None:
+        """Have the metrics say what the model's thresholds are, and nothing of those that it has no longer."""
+        with self._showing:
+            now = {(one.from_image, one.saved_share): one for one in self._qualities(model_digest)}
+            for quality in now.values():
+                metrics.publish_quality(model_digest, quality)
+            for gone in self._shown.get(model_digest, set()).difference(now):
+                metrics.withdraw_quality(model_digest, *gone)
+            self._shown[model_digest] = set(now)
 
     def _rows(self, model_digest: str, encoder_digest: str) -> tuple[FollowedRow, ...]:
         return followed_rows(self._reuse.of(model_digest, encoder_digest), model_digest, encoder_digest)

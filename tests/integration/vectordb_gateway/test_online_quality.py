@@ -85,12 +85,16 @@ async def test_a_threshold_rises_where_the_promise_is_broken_and_comes_back_wher
     assert [row.similarity for row in lowered] == pytest.approx([0.9, 0.9], abs=1e-3)
 
 
+def figure(name: str, saved_share: str, which: str) -> float | None:
+    labels = {"model": MODEL, "kind": "latents", "saved_share": saved_share, "which": which}
+    return REGISTRY.get_sample_value(f"pentimento_gateway_reuse_{name}", labels)
+
+
+def kept_share() -> float | None:
+    return figure("kept_share", "0.1", "high")
+
+
 async def test_what_hits_below_a_raised_threshold_kept_is_no_figure_any_more(tmp_path: Path) -> None:
-    labels = {"model": MODEL, "kind": "latents", "saved_share": "0.1"}
-
-    def kept_share() -> float | None:
-        return REGISTRY.get_sample_value("pentimento_gateway_reuse_kept_share", labels | {"which": "high"})
-
     async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
         await gateway.store(embedding(1), steps=(5,))
         await report(gateway, 9, "first", quality=BAD)
@@ -101,6 +105,28 @@ async def test_what_hits_below_a_raised_threshold_kept_is_no_figure_any_more(tmp
     assert before is not None and before < 0.95
     assert (five.similarity, five.achieved) == (HIGHEST, None)
     assert kept_share() is None
+
+
+async def test_what_hits_of_a_threshold_kept_that_a_plan_took_away_is_no_figure_any_more(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        await report(gateway, 9, quality=BAD)
+        gateway.maintain()
+        before = kept_share()
+        gateway.process.planned.take(Plan(PlanVersion(7, 1), cache=CachePlan(bias=1)))
+        gateway.maintain()
+
+    assert before is not None and before < 0.95
+    assert (kept_share(), figure("threshold_similarity", "0.1", "in_force")) == (None, None)
+
+
+async def test_a_threshold_that_another_ones_hits_raise_is_shown_where_it_stands(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        await report(gateway, 20, quality=BAD)
+        _, ten = await rows(gateway)
+
+    assert (ten.similarity, figure("threshold_similarity", "0.2", "in_force")) == (HIGHEST, HIGHEST)
 
 
 async def test_a_restarted_gateway_goes_on_from_where_thresholds_stood(tmp_path: Path) -> None:
