@@ -71,13 +71,14 @@ class Embedders:
             raise
 
     async def _ask(self, seed: int, call: EmbedderCall) -> tuple[Embedding, ...]:
-        *others, last = self._in_order(seed)
+        # As they are now: one that is still to be asked may leave the plan meanwhile.
+        clients, (*others, last) = self._clients, self._in_order(seed)
         for address in others:
             try:
-                return await self._counted(address, call)
+                return await self._counted(address, clients[address], call)
             except Unavailable:
                 continue
-        return await self._counted(last, call)
+        return await self._counted(last, clients[last], call)
 
     def _in_order(self, seed: int) -> list[str]:
         def order(address: str) -> tuple[int, int]:
@@ -86,10 +87,10 @@ class Embedders:
         planned = sorted(self._planned, key=order)[:TRIES]
         return planned if self._configured in planned else [*planned, self._configured]
 
-    async def _counted(self, address: str, call: EmbedderCall) -> tuple[Embedding, ...]:
+    async def _counted(self, address: str, client: EmbedderClient, call: EmbedderCall) -> tuple[Embedding, ...]:
         self._under_way[address] = self._under_way.get(address, 0) + 1
         try:
-            return await call(self._clients[address])
+            return await call(client)
         finally:
             self._under_way[address] -= 1
             if not self._under_way[address]:

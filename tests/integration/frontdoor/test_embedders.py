@@ -13,6 +13,7 @@ from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.api.embedder.v1.embedder_service_pb2_grpc import add_EmbedderServiceServicer_to_server
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.embedders import Embedders
+from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, open_channel
 from tests.integration.frontdoor.cache_parts import EMBEDDER, ChosenEmbedder
@@ -112,6 +113,25 @@ async def test_one_that_is_gone_costs_nobody_an_embedding(folder: Path, three: l
         assert await asked.embed_text([f"a cat {number}"])
 
     assert three[0].call_count == 10
+
+
+async def test_who_leaves_the_plan_while_another_is_asked_costs_nobody_an_embedding(
+    folder: Path, three: list[CountingEmbedder]
+) -> None:
+    asked = embedders(folder, 3)
+
+    class LeavingEmbedder(EmbedderClient):
+        """It is gone, and by the time that is known the plan names neither it nor the other one that went."""
+
+        async def embed_text(self, *arguments: Any, **options: Any) -> tuple[Embedding, ...]:
+            asked.follow([at(folder, 0)])
+            raise Unavailable("DRAINING", "it is stopping")
+
+    for number in (1, 2):
+        asked._clients[at(folder, number)] = LeavingEmbedder(open_channel(at(folder, number), RpcChannelSettings()))
+    asked._under_way[at(folder, 0)] = 1
+
+    assert await asked.embed_text(["a cat"])
 
 
 async def test_what_is_wrong_with_the_input_is_said_at_once(folder: Path, three: list[CountingEmbedder]) -> None:
