@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import select
+import shutil
 import signal
 import socket
 import time
@@ -179,6 +180,9 @@ def _open_shard(directory: Path, dimension_count: int, shape: dict[str, int] | N
     except Exception:  # the library raises bare Exceptions
         aside = directory.with_name(f"{directory.name}{UNREADABLE}{time.time_ns()}")
         logger.exception("the index cannot be read; kept as %s", aside)
+        # One more may come whenever this process is started again. Each is as large as the index.
+        for older in directory.parent.glob(f"{directory.name}{UNREADABLE}*"):
+            shutil.rmtree(older, ignore_errors=True)
         directory.rename(aside)
         return _create_shard(directory, dimension_count, shape)
 
