@@ -36,7 +36,7 @@ from pentimento.stores.ledger.database import insert_unless_present_in, open_eng
 from pentimento.stores.ledger.epoch_ledger import EpochLedger
 from pentimento.stores.ledger.journal_listing import JournalListing
 from pentimento.stores.ledger.journal_objects import JournalObjects
-from pentimento.stores.ledger.journal_pins import JournalPins, pinned_requests
+from pentimento.stores.ledger.journal_pins import JournalPins, is_pinned
 from pentimento.stores.ledger.journal_rows import (
     ROW_OF_REQUEST,
     VALUES_OF_RESULT,
@@ -243,9 +243,8 @@ class Journal(EpochLedger):
         pinned, or somebody is still to be told of. They are looked for beside the writer: many that stay may come
         before them."""
         now = self.pins.clock.wall()
-        is_pinned = _requests.c.request_id.in_(pinned_requests(now))
         statement = select(_requests.c.request_id).where(_requests.c.finished_at < finished_before)
-        statement = statement.where(~is_pinned, ~is_untold())
+        statement = statement.where(~is_pinned(now), ~is_untold())
         if tenant:
             statement = statement.where(_requests.c.tenant == tenant)
         if finished_after is not None:
@@ -364,8 +363,7 @@ def _forget(connection: Connection, found: Sequence[str], now: float) -> list[Jo
     """Forget those of them that are not pinned by now."""
     if not found:
         return []
-    is_pinned = _requests.c.request_id.in_(pinned_requests(now, found))
-    statement = select_requests().where(_requests.c.request_id.in_(found), ~is_pinned)
+    statement = select_requests().where(_requests.c.request_id.in_(found), ~is_pinned(now))
     records = _read(connection, statement.order_by(_requests.c.finished_at))
     ids = [record.request.request_id for record in records]
     connection.execute(delete(_requests).where(_requests.c.request_id.in_(ids)))

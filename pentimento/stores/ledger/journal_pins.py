@@ -1,10 +1,10 @@
 """Which requests' pictures stay replayable until when: their rows and what they came with are kept meanwhile."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, func, insert, select
 
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import NotFound, ResourceExhausted
@@ -52,10 +52,10 @@ class JournalPins:
         return self._writer.submit(work)
 
 
-def pinned_requests(now: float, among: Sequence[str] | None = None) -> Select[tuple[str]]:
-    """Select the ids of requests that are pinned, of these alone where some are named."""
-    statement = select(_pins.c.request_id).where(_pins.c.expires_at > now)
-    return statement if among is None else statement.where(_pins.c.request_id.in_(among))
+def is_pinned(now: float) -> ColumnElement[bool]:
+    """Return the condition of requests that are pinned."""
+    # No IN: PostgreSQL compares each request with all pins where those outgrow its memory for one hash table.
+    return exists().where(_pins.c.request_id == _requests.c.request_id, _pins.c.expires_at > now)
 
 
 def pinned_keys(now: float) -> Select[tuple[str]]:

@@ -216,3 +216,34 @@ def test_no_row_is_compared_with_all_of_another_table(
 
     assert plans
     assert [line for line in plans if "SubPlan" in line] == []
+
+
+def test_no_finished_request_is_compared_with_all_pins(postgresql: PostgresqlServer) -> None:
+    """As in a journal whose pins outgrow the memory of a server for one hash table."""
+    url = postgresql.new_database()
+    made = list[tuple[str, Any]]()
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
+        made.append((statement, parameters))
+
+    with closing(open_journal(url)) as journal, closing(journal._reader._engine.raw_connection()) as connection:
+        cursor = connection.cursor()
+        cursor.execute(
+            "INSERT INTO journal_requests (request_id, tenant, body, body_hash, accepted_at, frontdoor_id,"
+            " frontdoor_epoch, state, newest_token, newest_epoch, attempt_count, error_reason, error_message,"
+            " finished_at) SELECT 'r' || i, 't', '', '', i, 'f', 1, 'completed', 1, 1, 1, '', '', i"
+            " FROM generate_series(1, 5000) i"
+        )
+        cursor.execute("INSERT INTO journal_pins SELECT 'r' || i, 't', 1e12, 1 FROM generate_series(1, 5000) i")
+        cursor.execute("ANALYZE journal_requests, journal_pins")
+        connection.commit()
+        event.listen(journal._reader._engine, "before_cursor_execute", note)
+        assert journal.forget_finished(1e6, 10).result() == []
+        cursor.execute("SET work_mem = '64kB'")
+        plan = list[str]()
+        for statement, parameters in made:
+            cursor.execute(f"EXPLAIN {statement}", parameters)
+            plan += [line for (line,) in cursor.fetchall()]
+
+    assert [line for line in plan if "Anti Join" in line]
+    assert [line for line in plan if "Materialize" in line] == []
