@@ -96,7 +96,7 @@ def dimensions_of(ledger: CacheLedger) -> int:
 def index_directory(url: str) -> Path:
     """Where an embedded index lies. Raises InvalidArgument for a server's, which has snapshots of its own."""
     parts = urlsplit(url)
-    if parts.scheme != "edge" or not parts.path or parts.netloc:
+    if parts.scheme != "edge" or not parts.path or parts.netloc or parts.query or parts.fragment:
         raise InvalidArgument.of("index_url", f"must be edge:///directory, got {url!r}")
     return Path(unquote(parts.path))
 

@@ -121,6 +121,20 @@ async def test_stores_that_are_not_there_are_not_made(
     assert not (tmp_path / missing).exists()
 
 
+@pytest.mark.parametrize("more", ["#1", "?quantised=true"])
+async def test_no_other_index_is_copied_than_the_url_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str
+) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.store(embedding(1))
+    url = f"edge://{tmp_path}/index{more}"
+
+    taken = main(["snapshot", "--index-url", url, *ledger_of(tmp_path), "--to", f"{tmp_path}/snapshot"])
+
+    assert taken == 1
+    assert "must be edge:///directory" in capsys.readouterr().err
+
+
 def test_an_older_ledger_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = open_engine(ledger_of(tmp_path)[1])
     migrate(engine, "cache", MIGRATIONS[:9])
