@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from pentimento.reports.panels import bars, panels
-from pentimento.reports.report import Report
+from pentimento.reports.report import Report, told_apart
 from pentimento.reports.svg import bars_svg, panel_svg
 from pentimento.reports.text import Row, class_rows, stage_rows, summary_rows
 
@@ -21,6 +21,7 @@ pre { white-space: pre-wrap; background: #f6f6f6; padding: 1em }
 
 
 def as_html(reports: Sequence[Report], title: str = "Pentimento: a run in figures") -> str:
+    reports = told_apart(reports)
     tables = [_table(rows) for rows in (summary_rows(reports), class_rows(reports), stage_rows(reports)) if rows]
     drawn = [panel_svg(panel) for panel in panels(reports)]
     if waterfalls := bars(reports):

@@ -6,7 +6,7 @@ from typing import Any
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.reports.panels import Bar, Panel, bars, panels
-from pentimento.reports.report import Report
+from pentimento.reports.report import Report, told_apart
 from pentimento.reports.svg import COLOURS
 
 DPI = 110
@@ -27,6 +27,7 @@ def save_png(reports: Sequence[Report], path: Path, title: str = "") -> None:
     check_png()
     from matplotlib.figure import Figure
 
+    reports = told_apart(reports)
     drawn, waterfalls = panels(reports), bars(reports)
     rows = (len(drawn) + 1) // 2 + bool(waterfalls)
     figure = Figure(figsize=(10, 3.2 * max(1, rows)), layout="constrained")

@@ -1,7 +1,7 @@
 """One run in figures. Made of records alone, so that live, emulated and simulated runs are reported alike."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -92,6 +92,17 @@ def make_report(
         timeline=windows(kept, window_s or duration_s / WINDOWS) if duration_s else (),
         latencies_s=tuple(sorted(record.latency_s for record in answered)),
     )
+
+
+def told_apart(reports: Sequence[Report]) -> list[Report]:
+    """Return the reports, those of one name with their number among them behind it: `live (1)`, `live (2)`."""
+    counts, seen = Counter(report.name for report in reports), Counter[str]()
+    named = []
+    for report in reports:
+        seen[report.name] += 1
+        alone = counts[report.name] == 1
+        named.append(report if alone else replace(report, name=f"{report.name} ({seen[report.name]})"))
+    return named
 
 
 def _by(records: Sequence[RequestRecord], name: str) -> dict[str, Attainment]:

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 
 from pentimento.reports.figures import Attainment
 from pentimento.reports.record import Outcome, StartKind
-from pentimento.reports.report import Report
+from pentimento.reports.report import Report, told_apart
 
 Row = tuple[str, ...]
 
 
 def as_text(reports: Sequence[Report]) -> str:
     """A column a run: what was asked and answered, SLO by class, where time went."""
+    reports = told_apart(reports)
     tables = [table(rows) for rows in (summary_rows(reports), class_rows(reports), stage_rows(reports)) if rows]
     return "\n".join(tables)
 

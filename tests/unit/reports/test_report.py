@@ -5,6 +5,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -99,6 +100,19 @@ def test_runs_stand_side_by_side(report: Report) -> None:
     assert any(line.startswith("denoise") for line in lines)
 
 
+def test_runs_of_one_name_are_told_apart_by_their_number(report: Report) -> None:
+    """Whoever gives a run no name has another `live`."""
+    head = as_text([report, make_report("other", records()), report]).splitlines()[0]
+
+    assert head.split() == ["live", "(1)", "other", "live", "(2)"]
+
+
+def test_the_page_says_where_each_of_two_runs_of_one_name_comes_from() -> None:
+    page = as_html([make_report("live", records(), {"workload": name}) for name in ("morning", "evening")])
+
+    assert "morning" in page and "evening" in page
+
+
 def test_a_class_that_one_run_lacks_is_blank_there(report: Report) -> None:
     other = make_report("other", [replace(record, slo_class="odd") for record in records()])
 
@@ -153,6 +167,22 @@ def test_a_png_is_drawn(report: Report, tmp_path: Path) -> None:
     save_png([report, make_report("other", records(latency_s=3.0))], tmp_path / "r.png", "two runs")
 
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that are drawn from here on; none is written."""
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    return drawn
+
+
+def test_a_png_has_a_bar_for_each_of_two_runs_of_one_name(report: Report, figures: list[Any], tmp_path: Path) -> None:
+    save_png([report, report], tmp_path / "r.png")
+
+    assert [bar.get_text() for bar in figures[0].axes[-1].get_yticklabels()] == ["live (1)", "live (2)"]
 
 
 def test_without_matplotlib_a_png_says_so(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
