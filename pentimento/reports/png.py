@@ -1,6 +1,6 @@
 """Reports as a PNG. matplotlib is imported here alone, and only when somebody asks for one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,12 @@ def check_png() -> None:
 def save_png(reports: Sequence[Report], path: Path, title: str = "") -> None:
     """Raises as `check_png`."""
     check_png()
+    _save(lambda: _draw_reports(told_apart(reports), title), path)
+
+
+def _draw_reports(reports: Sequence[Report], title: str) -> Any:
     from matplotlib.figure import Figure
 
-    reports = told_apart(reports)
     drawn, waterfalls = panels(reports), bars(reports)
     rows = (len(drawn) + 1) // 2 + bool(waterfalls)
     figure = Figure(figsize=(10, 3.2 * max(1, rows)), layout="constrained")
@@ -38,16 +41,20 @@ def save_png(reports: Sequence[Report], path: Path, title: str = "") -> None:
         _draw_bars(figure.add_subplot(grid[rows - 1, :]), waterfalls)
     if drawn:
         # One for all: beside the lines, not over them.
-        lines, names = figure.axes[0].get_legend_handles_labels()
-        figure.legend(lines, names, loc="outside lower center", ncols=4, fontsize="small")
+        names = [series.name for series in drawn[0].series]
+        figure.legend(figure.axes[0].get_lines(), names, loc="outside lower center", ncols=4, fontsize="small")
     if title:
         figure.suptitle(title)
-    figure.savefig(path, dpi=DPI, format="png")
+    return figure
 
 
 def save_panels(panels: Sequence[Panel], path: Path, title: str = "") -> None:
     """Write panels, each with its own legend. Raises as `check_png`."""
     check_png()
+    _save(lambda: _draw_panels(panels, title), path)
+
+
+def _draw_panels(panels: Sequence[Panel], title: str) -> Any:
     from matplotlib.figure import Figure
 
     rows = max(1, (len(panels) + 1) // 2)
@@ -56,16 +63,25 @@ def save_panels(panels: Sequence[Panel], path: Path, title: str = "") -> None:
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(grid[index // 2, index % 2])
         _draw(axes, panel)
-        axes.legend(fontsize="x-small")
+        axes.legend(axes.get_lines(), [series.name for series in panel.series], fontsize="x-small")
     if title:
         figure.suptitle(title)
-    figure.savefig(path, dpi=DPI, format="png")
+    return figure
+
+
+def _save(draw: Callable[[], Any], path: Path) -> None:
+    """Names are anybody's: a $ in them begins no formula. (Legends are given theirs, or one with a _ before it would be
+    left out.)"""
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):
+        draw().savefig(path, dpi=DPI, format="png")
 
 
 def _draw(axes: Any, panel: Panel) -> None:
     for index, series in enumerate(panel.series):
         colour, dash = COLOURS[index % len(COLOURS)], _DASHES[index // len(COLOURS) % len(_DASHES)]
-        axes.plot(series.x, series.y, label=series.name, color=colour, linestyle=dash, linewidth=1.6)
+        axes.plot(series.x, series.y, color=colour, linestyle=dash, linewidth=1.6)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
@@ -77,10 +93,10 @@ def _draw_bars(axes: Any, waterfalls: Sequence[Bar]) -> None:
         widths = [dict(bar.parts).get(name, 0.0) for bar in waterfalls]
         before = [_before(bar, name) for bar in waterfalls]
         colour = COLOURS[index % len(COLOURS)]
-        axes.barh([bar.name for bar in waterfalls], widths, left=before, label=name, color=colour)
+        axes.barh([bar.name for bar in waterfalls], widths, left=before, color=colour)
     axes.set(title="Where the time goes", xlabel="seconds of a mean answered request")
     axes.invert_yaxis()
-    axes.legend(fontsize="small", ncols=4)
+    axes.legend(axes.containers, names, fontsize="small", ncols=4)
 
 
 def _before(bar: Bar, name: str) -> float:

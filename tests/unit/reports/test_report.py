@@ -21,6 +21,7 @@ from pentimento.reports import (
     as_json,
     as_text,
     make_report,
+    save_panels,
     save_png,
 )
 from pentimento.reports.panels import panels
@@ -183,6 +184,24 @@ def test_a_png_has_a_bar_for_each_of_two_runs_of_one_name(report: Report, figure
     save_png([report, report], tmp_path / "r.png")
 
     assert [bar.get_text() for bar in figures[0].axes[-1].get_yticklabels()] == ["live (1)", "live (2)"]
+
+
+def test_a_name_that_looks_like_a_formula_is_a_name(tmp_path: Path) -> None:
+    save_png([make_report(r"$\nobody$", records())], tmp_path / "r.png", r"$\nothing$")
+
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_name_that_looks_like_a_private_one_stands_in_the_legend(figures: list[Any], tmp_path: Path) -> None:
+    save_png([make_report("_base", records())], tmp_path / "r.png")
+
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["_base"]
+
+
+def test_panels_have_a_legend_of_every_name(report: Report, figures: list[Any], tmp_path: Path) -> None:
+    save_panels(panels([report, make_report("_base", records())]), tmp_path / "r.png")
+
+    assert [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()] == ["live", "_base"]
 
 
 def test_without_matplotlib_a_png_says_so(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
