@@ -10,12 +10,14 @@ from typing import Any
 
 from pentimento.domain.errors import InvalidArgument, NotFound
 
+_UTF_8 = "utf-8-sig"
+
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number from 1, line without its end); empty lines are left out. NotFound, or InvalidArgument for what is no
-    UTF-8 text (or no gzip where the name says so)."""
+    """(number from 1, line without its end); empty lines are left out, and the mark that spreadsheets begin UTF-8
+    with. NotFound, or InvalidArgument for what is no UTF-8 text (or no gzip where the name says so)."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        with gzip.open(path, "rt", encoding=_UTF_8) if path.suffix == ".gz" else path.open(encoding=_UTF_8) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, line.rstrip("\r\n")

@@ -95,16 +95,29 @@ def read_embeddings(path: Path, rows: int) -> Embeddings:
 
 
 def table_lines(path: Path, delimiter: str) -> Iterator[Line]:
-    """Yield the rows of a table with a head, by its names. InvalidArgument for a row of another length."""
-    lines = numbered_lines(path)
-    _, head = next(lines, (1, ""))
-    names = head.split(delimiter)
-    for number, text in lines:
-        # A tab-separated file quotes nothing; a prompt may hold any quotation mark.
-        values = text.split("\t") if delimiter == "\t" else next(csv.reader([text]))
+    """Yield the rows of a table with a head, by its names. InvalidArgument for a row of another length, or none of
+    CSV."""
+    rows = _rows(path, delimiter)
+    _, names = next(rows, (1, []))
+    for number, values in rows:
         if len(values) != len(names):
             raise InvalidArgument.of(f"{path}:{number}", f"must have {len(names)} fields, got {len(values)}")
         yield Line(path, number, dict(zip(names, values, strict=True)))
+
+
+def _rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The number of each row's last line, and its values. Quoted values of CSV may hold the ends of lines."""
+    lines = list(numbered_lines(path))
+    if delimiter == "\t":
+        # A tab-separated file quotes nothing; a prompt may hold any quotation mark.
+        yield from ((number, text.split("\t")) for number, text in lines)
+        return
+    rows = csv.reader((text + "\n" for _, text in lines), delimiter=delimiter, strict=True)
+    try:
+        for values in rows:
+            yield lines[rows.line_num - 1][0], values
+    except csv.Error as error:
+        raise InvalidArgument.of(f"{path}:{lines[rows.line_num - 1][0]}", f"must be CSV: {error}") from None
 
 
 def _moment(line: Line, name: str) -> float:

@@ -27,6 +27,14 @@ def test_a_gzip_file_that_was_damaged_is_refused_by_name(tmp_path: Path) -> None
         list(numbered_lines(file))
 
 
+@pytest.mark.parametrize("name", ["log.txt", "log.txt.gz"])
+def test_the_mark_that_spreadsheets_begin_with_is_none_of_the_text(tmp_path: Path, name: str) -> None:
+    file, text = tmp_path / name, b"\xef\xbb\xbfa cat\n"
+    file.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+
+    assert list(numbered_lines(file)) == [(1, "a cat")]
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "7"])
 def test_a_line_that_is_no_object_is_named(text: str) -> None:
     with pytest.raises(InvalidArgument, match="log:3: must be a JSON object"):

@@ -70,10 +70,18 @@ def test_production_requests_have_adapters_and_gaps(tmp_path: Path) -> None:
         ("p.tsv.gz", ["id\tcaption", "1\ta cat", '2\ta "dog", two']),
         ("p.jsonl", ['{"prompt": "a cat"}', '{"prompt": "a \\"dog\\", two"}']),
         ("p.csv", ["id,prompt", "1,a cat", '2,"a ""dog"", two"']),
+        ("p.csv", ['"id","prompt"', '"1","a cat"', '"2","a ""dog"", two"']),
+        ("p.csv", ["\ufeffprompt,id", "a cat,1", '"a ""dog"", two",2']),
     ],
 )
 def test_prompts_are_read_in_order(tmp_path: Path, name: str, lines: list[str]) -> None:
     assert read_prompts(written(tmp_path / name, *lines)) == ("a cat", 'a "dog", two')
+
+
+def test_a_prompt_of_several_lines_is_one_prompt(tmp_path: Path) -> None:
+    file = written(tmp_path / "p.csv", "prompt", '"a cat', 'on a mat"', "a dog")
+
+    assert read_prompts(file) == ("a cat\non a mat", "a dog")
 
 
 def test_a_file_of_no_prompts_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -87,6 +95,9 @@ def test_a_file_of_no_prompts_is_refused_by_its_name(tmp_path: Path) -> None:
         (read_azure_times, ["TIMESTAMP", "yesterday"], r":2: TIMESTAMP: must be a time like"),
         (read_azure_times, ["TIME", "2023-11-16 18:15:46"], r":2: TIMESTAMP: is missing"),
         (read_azure_times, ["TIMESTAMP,a", "2023-11-16 18:15:46"], r":2: must have 2 fields, got 1"),
+        (read_prompts, ["prompt", "a cat", "x" * 200_000], r":3: must be CSV: field larger than"),
+        (read_prompts, ["prompt,id", '"a cat', "on a mat,1"], r":3: must be CSV: unexpected end of data"),
+        (read_prompts, ["prompt,id", '"a cat', 'on a mat"', "a dog,2"], r":3: must have 2 fields, got 1"),
         (read_mooncake, ['{"timestamp": 1, "hash_ids": "x"}'], r":1: hash_ids: must be a list of whole numbers"),
         (read_mooncake, ["timestamp"], r":1: must be a JSON object"),
         (
