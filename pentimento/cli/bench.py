@@ -18,6 +18,7 @@ from pentimento.supervisor.child import source_path
 from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_loras, find_model
 
 FILE = click.Path(dir_okay=False, path_type=Path)
+SEED = click.IntRange(min=0)
 PRESENT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -150,7 +151,7 @@ def report_options(command: Any) -> Any:
 @click.option("--deadline", type=FINITE, default=60.0, show_default=True, metavar="SECONDS", help="without a WORKLOAD")
 @click.option("--steps", type=int, default=50, show_default=True, help="without a WORKLOAD")
 @click.option("--model", default="", help="without a WORKLOAD; the suite's own choice otherwise")
-@click.option("--seed", type=int, default=0, show_default=True, help="of the arrivals, without a WORKLOAD")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="of the arrivals, without a WORKLOAD")
 @click.option("--first", type=click.IntRange(min=1), metavar="N", help="only the first N arrivals")
 @click.option("--save", type=FILE, help="write the records of the run (.jsonl or .jsonl.gz)")
 @click.option("--name", default="", help="of the run")
@@ -212,7 +213,7 @@ def allocation(record: Path, run: Path | None, output: Path) -> None:
 @click.option("--window-s", type=FINITE, default=86_400.0, show_default=True, help="window of the clusters, in seconds")
 @click.option("--window-prompts", type=int, help="the same for a log without times [a tenth of it]")
 @click.option("--session-s", type=FINITE, default=3_600.0, show_default=True, help="length of a user's session")
-@click.option("--seed", type=int, default=0, show_default=True, help="of the other users that one is compared with")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="of the other users that one is compared with")
 @click.option(
     "-r", "--report", "reports", type=FILE, multiple=True, help="write it there too: .json, .txt, .svg or .png"
 )

@@ -62,6 +62,8 @@ def read_scenario(
     fleet = read_fleet(fleet_path)
     seed_of_file = table.whole("seed", fleet.seed)
     chosen = seed if seed is not None else seed_of_file
+    if chosen < 0:
+        raise InvalidArgument.of("--seed", f"must be at least 0, got {chosen}")
     settings = _serving_settings(table, fleet)
     base = _base(table, fleet)
     if eviction is not None:

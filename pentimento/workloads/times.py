@@ -15,6 +15,9 @@ from pentimento.domain.errors import InvalidArgument
 
 Times = npt.NDArray[np.float64]
 
+# More requests than any machine has the memory for.
+MOST_EXPECTED = 100_000_000
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -35,6 +38,8 @@ def segment_times(segments: Sequence[Segment], rng: np.random.Generator) -> Time
         _require(0 <= segment.rate < np.inf, "rate", f"must be at least 0, got {segment.rate}")
     ends = np.cumsum([0.0, *(segment.duration_s for segment in segments)])
     expected = np.cumsum([0.0, *(segment.duration_s * segment.rate for segment in segments)])
+    most = f"must be that of at most {MOST_EXPECTED:,} requests in all, got one of {expected[-1]:.3g}"
+    _require(expected[-1] <= MOST_EXPECTED, "rate", most)
     count = rng.poisson(expected[-1])
     # Given their number, a Poisson process's points are uniform in operational time.
     operational = np.sort(rng.uniform(0.0, expected[-1], count))

@@ -18,6 +18,15 @@ def test_the_first_none_of_a_workload_are_no_load(count: str) -> None:
     assert done.exit_code == 2 and "--first" in done.output
 
 
+@pytest.mark.parametrize("command", ["load", "trace-study"])
+def test_a_seed_that_nothing_can_be_drawn_with_is_refused_by_name(command: str) -> None:
+    log = [__file__] if command == "trace-study" else []
+
+    done = CliRunner().invoke(cli, ["bench", command, *log, "--seed", "-1"])
+
+    assert done.exit_code == 2 and "--seed" in done.output
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument) as refused:
         check_forms([tmp_path / "nowhere" / "r.html"], 1)

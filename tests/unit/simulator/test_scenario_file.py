@@ -191,6 +191,15 @@ def test_the_command_says_what_is_wrong_in_a_line(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().err.startswith("pentimento: ")
 
 
+def test_a_seed_that_nothing_can_be_drawn_with_is_refused_by_name(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main([str(scenario), "--seed", "-1"])
+
+    assert code == 1
+    assert capsys.readouterr().err == "pentimento: --seed: must be at least 0, got -1\n"
+
+
 @pytest.fixture(scope="module")
 def made_up() -> np.ndarray:
     """Similarities of each prompt of the second half to those before it; -1 to itself and those after."""

@@ -116,6 +116,12 @@ def test_times_that_do_not_ascend_are_named(times: list[float]) -> None:
         ascending(times)
 
 
+@pytest.mark.parametrize("rate", [1e9, 1e300])
+def test_more_requests_than_anybody_has_the_memory_for_are_refused(rate: float) -> None:
+    with pytest.raises(InvalidArgument, match="rate: must be that of at most 100,000,000 requests in all"):
+        poisson_times(rate, 1.0, np.random.default_rng(0))
+
+
 def test_limits_are_named() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(InvalidArgument, match="scale: must be above 0"):
