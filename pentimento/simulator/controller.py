@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import AttemptKey
 from pentimento.dataplane.pools import Pool
+from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Capability, Plan, Replica, ReplicaKind, StartShare
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
@@ -21,6 +22,9 @@ from pentimento.policies.allocation import (
     decide,
 )
 
+# Plans after which, and seconds for which, nothing has moved: no policy remembers or waits for anything that long.
+_STILL_PLANS = 10
+_STILL_S = 3_600.0
 _STEP_BATCHING = frozenset({Capability.STEP_BATCHING})
 
 
@@ -61,6 +65,9 @@ class SimulatedController:
         self._looks = 0
         self._last_s = 0.0
         self._sequence = 0
+        # When anything moved, and how often the policy was asked since.
+        self._moved_s = 0.0
+        self._still_count = 0
         # By the pools of all plans.
         self._models: dict[str, str] = {}
 
@@ -79,9 +86,11 @@ class SimulatedController:
             self._queues[pool.name] += pool.waiting_count + at_workers[pool.name]
         self._looks += 1
 
-    def plan(self, now_s: float, dataplane: Dataplane) -> Plan | None:
+    def plan(self, now_s: float, dataplane: Dataplane, moves: bool = True) -> Plan | None:
         """Changes state: the next plan, or None while the last one still says it. What an allocator raises is a defect
-        of the scenario and ends the simulation, unlike a live one."""
+        of the scenario and ends the simulation, unlike a live one. `moves`: whether anything is to come but the next
+        plan; where nothing does whatever is planned, FailedPrecondition says who waits."""
+        self._check_moving(now_s, dataplane, moves)
         window_s = now_s - self._last_s
         self.look(dataplane)
         waiting = self._waiting_at_workers()
@@ -100,6 +109,16 @@ class SimulatedController:
             return None
         self._sequence += 1
         return decision.as_plan(PlanVersion(1, self._sequence), self._name)
+
+    def _check_moving(self, now_s: float, dataplane: Dataplane, moves: bool) -> None:
+        if moves:
+            self._moved_s, self._still_count = now_s, 0
+        self._still_count += 1
+        if self._still_count > _STILL_PLANS and now_s - self._moved_s > _STILL_S:
+            waiting = {pool.name: pool.waiting_count for pool in dataplane.state.pools.values() if pool.waiting_count}
+            told = ", ".join(f"{count} for {name}" for name, count in sorted(waiting.items()))
+            message = f"requests wait, and no plan of {self._name} gives them a worker: {told or 'in no queue'}"
+            raise FailedPrecondition("STANDSTILL", message)
 
     def _demand(self, pool: Pool, window_s: float, at_workers: int) -> ModelDemand:
         before = self._reported.get(pool.name, _PoolCounts())

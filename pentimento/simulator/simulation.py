@@ -52,7 +52,7 @@ class Simulation:
         self._draws = [draws_of(arrival, rng) for arrival in workload.arrivals]
         self._agenda = Agenda()
         self.dataplane = Dataplane(1, scenario.dataplane)
-        self.events_count = 0
+        self.events_count, self._comes = 0, True
         self._events: deque[events.Event] = deque()
         self._requests: dict[str, SimulatedRequest] = {}
         self._adapters = SimulatedAdapters(scenario.adapters, workload.arrivals)
@@ -93,12 +93,13 @@ class Simulation:
         }
 
     def run(self) -> list[RequestRecord]:
-        """What became of every arrival, in the order in which they ended."""
+        """What became of every arrival, in the order in which they ended. FailedPrecondition where some never end."""
         self._begin()
         arrivals = iter(enumerate(self._workload.arrivals))
         coming = next(arrivals, None)
         while coming is not None or self._requests:
             at_s = self._comes_at_s(coming[1]) if coming is not None else None
+            self._comes = at_s is not None
             due_s, wakeup_s = self._agenda.next_time(), self.dataplane.next_wakeup()
             if at_s is not None and _first(at_s, due_s) and _first(at_s, wakeup_s):
                 assert coming is not None
@@ -177,15 +178,16 @@ class Simulation:
             self._agenda.at(outage.at_s, self._break, outage)
 
     def _control(self, _: None = None) -> None:
-        plan = self._controller.plan(self._agenda.now, self.dataplane)
+        moves, now = self._comes or self._agenda.next_time() is not None, self._agenda.now
+        plan = self._controller.plan(now, self.dataplane, moves)
         if plan is not None:
             self.submit(events.PlanReceived(plan))
             self._fleet.follow(plan)
             self._reuse.follow(plan)
         period_s = self._scenario.control_period_s
         for number in range(1, LOOKS_A_PLAN):
-            self._agenda.at(self._agenda.now + number * period_s / LOOKS_A_PLAN, self._look)
-        self._agenda.at(self._agenda.now + period_s, self._control)
+            self._agenda.at(now + number * period_s / LOOKS_A_PLAN, self._look)
+        self._agenda.at(now + period_s, self._control)
 
     def _look(self, _: None) -> None:
         self._controller.look(self.dataplane)

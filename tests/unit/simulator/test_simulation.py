@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.devices.profile import steady
+from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Capability
 from pentimento.emulation.costs import from_latencies
 from pentimento.emulation.jobs import DeviceSettings
@@ -354,6 +355,24 @@ def test_in_a_closed_loop_a_request_comes_when_another_ends() -> None:
 
     assert [record.arrived_s for record in records] == pytest.approx([0.0, 0.0, 1.0, 1.0, 2.0])
     assert [record.ended_s for record in records] == pytest.approx([1.0, 1.0, 2.0, 2.0, 3.0])
+
+
+def test_requests_that_nobody_will_ever_paint_are_told_of() -> None:
+    """Nothing gives them up: they are painted however late it is."""
+    only_heavy = (SimulatedDevices(2, "sd15", models=("sd15",)),)
+    scenario = replace(cascade("clipper-light", answers_late=True), devices=only_heavy)
+
+    with pytest.raises(FailedPrecondition, match="no plan of clipper-light gives them a worker: 2 for turbo"):
+        run(scenario, arrivals([0.0, 20_000.0]))
+
+
+def test_a_worker_that_comes_back_late_is_waited_for() -> None:
+    lost = (Outage("w0-0", 0.0, for_s=50_000.0),)
+    scenario = one_model({1: 1.0}, control_period_s=5.0, outages=lost)
+
+    (record,) = run(scenario, arrivals([10.0]))
+
+    assert record.ended_s == pytest.approx(50_001.0)
 
 
 def test_no_arrivals_no_records() -> None:
