@@ -8,7 +8,7 @@ even where the generator itself was late to send it; how late it was stands in t
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pentimento.domain.errors import Cancelled, InvalidArgument, PentimentoError
 from pentimento.domain.image_request import Accepted, CacheMode, Completed
@@ -135,7 +135,12 @@ class _Player:
         ended_s = self._now()
         if completed is None:
             return ReceivedAnswer(sent_s, ended_s, request_id, error=error)
-        return ReceivedAnswer(sent_s, ended_s, request_id, completed.provenance, quality=await self._judged(completed))
+        answer = ReceivedAnswer(sent_s, ended_s, request_id, completed.provenance)
+        try:
+            return replace(answer, quality=await self._judged(completed))
+        except asyncio.CancelledError:
+            self._tell(number, arrival, answer)  # the picture is there, whatever it is worth
+            raise
 
     async def _judged(self, completed: Completed) -> float | None:
         return None if self._judge is None else await asyncio.to_thread(self._judge, completed)

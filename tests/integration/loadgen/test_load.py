@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -146,6 +147,27 @@ async def test_a_judge_tells_the_quality(tmp_path: Path) -> None:
         (record,) = await play(workload([0.0]), {"": client}, QUICK, judge=lambda completed: 0.75)
 
     assert record.quality == 0.75
+
+
+async def test_a_picture_that_is_being_judged_when_the_run_is_cancelled_was_an_answer(tmp_path: Path) -> None:
+    judged, end, told = asyncio.Event(), threading.Event(), list[RequestRecord]()
+    loop = asyncio.get_running_loop()
+
+    def judge(completed: Completed) -> float:
+        loop.call_soon_threadsafe(judged.set)
+        end.wait()
+        return 1.0
+
+    async with serving(Gallery(), tmp_path) as address, AsyncClient(address) as client:
+        run = asyncio.create_task(
+            play(workload([0.0]), {"": client}, QUICK, judge=judge, on_answer=lambda record, _: told.append(record))
+        )
+        await judged.wait()
+        run.cancel()
+        await asyncio.wait([run])
+        end.set()
+
+    assert [(record.outcome, record.quality) for record in told] == [(Outcome.COMPLETED, None)]
 
 
 async def test_a_tenant_without_a_client_is_named_before_anything_is_sent(tmp_path: Path) -> None:
