@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from pentimento.cli.bench_report import report_of
-from pentimento.cli.folders import check_folder
 from pentimento.domain.errors import InvalidArgument
+from pentimento.files.folders import check_folder
 from pentimento.reports import check_png, load_run, save_panels, sheet_svg
 from pentimento.reports.allocations import allocation_panels, read_samples
 from pentimento.reports.page import STYLE

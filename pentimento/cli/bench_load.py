@@ -14,9 +14,9 @@ import click
 import numpy as np
 
 from pentimento.cli.bench_report import check_forms, report_of, show
-from pentimento.cli.folders import check_folder
 from pentimento.devices.emulation import label_of
 from pentimento.domain.image_request import CacheMode, Completed
+from pentimento.files.folders import check_folder
 from pentimento.loadgen import LoadSettings, play
 from pentimento.loadgen.answers import GENERATOR, ReceivedAnswer
 from pentimento.reports import RequestRecord, Run, save_run

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from pentimento.cli.folders import check_folder
 from pentimento.domain.errors import InvalidArgument
+from pentimento.files.folders import check_folder
 from pentimento.reports import Report, Run, as_html, as_text, check_png, load_run, make_report, save_png
 from pentimento.reports import as_json as report_json
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pentimento.cli.connection import read_token
-from pentimento.cli.folders import check_folder
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.domain.errors import InvalidArgument
+from pentimento.files.folders import check_folder
 from pentimento.reports import check_png, save_panels, sheet_svg
 from pentimento.reports.page import STYLE
 from pentimento.rpc import RpcChannelSettings, open_channel

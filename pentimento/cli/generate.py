@@ -18,7 +18,6 @@ from pentimento.cli.calls import ask_frontdoor, frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.contact_sheet import SHEET_FORMS, save_contact_sheet
 from pentimento.cli.durations import duration_ms
-from pentimento.cli.folders import check_folder
 from pentimento.cli.json_output import json_option
 from pentimento.cli.many_pictures import Bars, Outcomes, Wish, paint_all, tell
 from pentimento.cli.numbers import FINITE
@@ -28,6 +27,7 @@ from pentimento.domain.generation import FromNoise, InitImage, Provenance
 from pentimento.domain.image_request import Accepted, CacheMode, Completed, GenerateEvent, ImageRequest, Routed
 from pentimento.domain.image_request import Progress as StepsDone
 from pentimento.domain.provenance_document import provenance_as_json
+from pentimento.files.folders import check_folder
 from pentimento.sdk.picture import Picture
 
 # What the contract can carry; the limits that count are the server's.

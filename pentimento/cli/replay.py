@@ -9,13 +9,13 @@ import click
 
 from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
-from pentimento.cli.folders import check_folder
 from pentimento.cli.generate import deadline_ms, summary, watch
 from pentimento.cli.json_output import json_option
 from pentimento.cli.numbers import FINITE
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import ReplayRequest
 from pentimento.domain.provenance_document import provenance_as_json
+from pentimento.files.folders import check_folder
 from pentimento.sdk.picture import Picture, read_provenance, without_provenance
 
 # Of pictures and of what they came with; servers send and take less.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
+from pentimento.files.folders import check_folder
 from pentimento.policies.lora_bounds import LoraBound, bounds_to_json, merged, read_lora_bounds
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
@@ -16,6 +17,7 @@ from services.unet_worker.settings import LoraBoundSettings
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(LoraBoundSettings, "bench_lora_bound", argv)
+    check_folder("out", _path(settings))
     check_checkpoint(settings.model)
     prompts = read_prompts(settings.prompts)[: settings.first]
     await asyncio.to_thread(_measure, settings, prompts)
@@ -25,12 +27,16 @@ def _measure(settings: LoraBoundSettings, prompts: tuple[str, ...]) -> None:
     # Imported here: a wrong flag or a bad checkpoint is answered before torch is loaded.
     from services.unet_worker.models.lora_measuring import measure
 
-    path = settings.out if settings.out is not None else settings.loras / LORA_BOUNDS_FILE
+    path = _path(settings)
     for bound in measure(settings, prompts):
         # Written after each: a LoRA that was measured stays so whatever becomes of the next one.
         path.write_text(bounds_to_json(merged(_there(path), [bound])), encoding="utf-8")
         print(described(bound), flush=True)
     print(path, flush=True)
+
+
+def _path(settings: LoraBoundSettings) -> Path:
+    return settings.out if settings.out is not None else settings.loras / LORA_BOUNDS_FILE
 
 
 def _there(path: Path) -> tuple[LoraBound, ...]:

@@ -5,6 +5,7 @@ import asyncio
 from pentimento.devices.profile import profile_to_json
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.triton_package import check_triton
+from pentimento.files.folders import check_folder
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from pentimento.telemetry import configure_logging
@@ -13,6 +14,7 @@ from services.unet_worker.settings import KernelChoice, ProfileSettings
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(ProfileSettings, "bench_profile", argv)
+    check_folder("out", settings.out)
     if settings.kernels is KernelChoice.FUSED:
         check_triton()
     check_checkpoint(settings.model)

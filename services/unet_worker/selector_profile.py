@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.domain.embedding import Embedding
+from pentimento.files.folders import make_folder
 from pentimento.files.json_values import to_json
 from pentimento.policies.selector_profiles import SelectorProfile, profile_to_json
 from pentimento.rpc import open_channel, run_service
@@ -60,9 +61,11 @@ async def study(
     settings: Settings, measure: Callable[[Settings, Sequence[str], RemoteEncoder, tuple[str, str]], None]
 ) -> None:
     """Call `measure` in a thread with the settings, their prompts, the running embedder, and its encoder's name and
-    digest. Raises InvalidArgument for a bad checkpoint or file of prompts before it connects."""
+    digest. Raises InvalidArgument for a bad checkpoint or file of prompts, or where its files have no place, before it
+    connects."""
     check_checkpoint(settings.model)
     prompts = read_prompts(settings.prompts)[: settings.first]
+    make_folder("out", settings.out)
     async with open_channel(settings.embedder_address, settings.channels) as channel:
         client = EmbedderClient(channel)
         info = await client.info()
@@ -76,7 +79,6 @@ def _measure(
     # Imported here: a wrong flag or a bad checkpoint is answered before torch is loaded.
     from services.unet_worker.models.selector_measuring import measure
 
-    settings.out.mkdir(parents=True, exist_ok=True)
     for measured in measure(settings, prompts, encoder, encoder_of):
         profile = measured.profile
         path = settings.out / file_name(profile)
