@@ -7,6 +7,7 @@ import pytest
 from pentimento.devices.emulation import read_fleet
 from pentimento.devices.profile import profile_to_json
 from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.simulator.__main__ import main
 from pentimento.simulator.scenario_file import read_scenario
 from pentimento.simulator.synthetic_log import synthetic_log
@@ -64,6 +65,14 @@ def test_scenarios_that_ship_are_read(path: Path) -> None:
 
     assert file.workload.arrivals
     assert all(scenario.device_count == 16 for scenario in file.scenarios)
+
+
+def test_the_page_of_scenarios_names_every_policy() -> None:
+    lines = (SCENARIOS / "README.md").read_text().splitlines()
+
+    (names,) = (line.split(" names: ")[1].removesuffix(" |") for line in lines if line.startswith("| `policies` |"))
+
+    assert sorted(names.split(", ")) == sorted(SERVING_POLICIES)
 
 
 def test_a_file_becomes_a_scenario_for_each_policy(scenario: Path) -> None:
