@@ -144,13 +144,13 @@ class Pipeline:
         # Before the connections close: a caller who reads their end first never learns why.
         await finished(left, LAST_ANSWER_S)
 
-    async def refuse_waiting(self, quiet_s: float, limit_s: float) -> None:
-        """Return once no call was begun for `quiet_s`, or four times as long once one was, after `limit_s` at the
-        latest. Calls that had come when it was closed, and that nobody had taken yet, are begun meanwhile and so
-        refused by their reason: those that are left when gRPC stops end as cancelled, which tells their callers
-        nothing."""
+    async def refuse_waiting(self, quiet_s: float, limit_s: float, are_to_come: Callable[[], bool]) -> None:
+        """Return once no call was begun for `quiet_s`, or four times as long once one was, and none is to
+        come; after `limit_s` at the latest. Calls that had come when it was closed, and that nobody had taken yet, are
+        begun meanwhile and so refused by their reason: those that are left when gRPC stops end as cancelled, which
+        tells their callers nothing."""
         end, first_count, before = time.monotonic() + limit_s, self._begun_count, -1
-        while self._begun_count != before and time.monotonic() < end:
+        while (self._begun_count != before or are_to_come()) and time.monotonic() < end:
             before = self._begun_count
             await asyncio.sleep(quiet_s if before == first_count else 4 * quiet_s)
 

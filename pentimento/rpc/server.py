@@ -213,7 +213,11 @@ class RpcServer:
         """Takes no more calls, waits up to `grace_s` for unary ones, then ends what is left and removes sockets."""
         self.set_not_serving()
         await self._pipeline.close(grace_s, STREAM_GRACE_S)
-        await self._pipeline.refuse_waiting(QUIET_S, REFUSE_S)
+        await self._pipeline.refuse_waiting(QUIET_S, REFUSE_S, self._pass_calls)
+        if self._relay is not None:
+            # Of more than could be refused the rest finds its connection closed; those that gRPC has are refused.
+            self._relay.turns.close()
+            await self._pipeline.refuse_waiting(QUIET_S, REFUSE_S, self._pass_calls)
         # One at a time: grpc.aio crashes when two stops overlap.
         async with self._stopping:
             if self._server is not None:
@@ -221,6 +225,10 @@ class RpcServer:
             if self._relay is not None:
                 await self._relay.close(FLUSH_S)
         self._release()
+
+    def _pass_calls(self) -> bool:
+        """Whether calls have come that wait for their turn, or that gRPC has and no handler yet."""
+        return self._relay is not None and self._relay.turns.pass_calls
 
     def _release(self) -> None:
         """Gives back what outlives the gRPC server, but for paths that a successor owns already."""

@@ -63,6 +63,15 @@ class CallTurns:
             self._is_woken = True
             self._wake()
 
+    def close(self) -> None:
+        """Let nobody in from here on."""
+        self._most_untaken = 0
+
+    @property
+    def pass_calls(self) -> bool:
+        """Whether a call has come, and is or will be let in, that no handler has begun with: as far as is known."""
+        return self._begun_count > self._taken_count or (bool(self._waiting) and self._most_untaken > 0)
+
     def let_in(self) -> None:
         """Let in those whose turn it is."""
         self._is_woken = False

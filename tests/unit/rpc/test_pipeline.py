@@ -86,6 +86,10 @@ async def test_what_still_runs_when_the_time_is_up_is_cancelled() -> None:
     assert [task.cancelled() for task in running] == [True] * 3
 
 
+def none_is_to_come() -> bool:
+    return False
+
+
 async def test_a_stop_begins_with_the_calls_that_wait_until_none_comes_any_more() -> None:
     pipeline = Pipeline(OpenDoor(), LIMITS)
 
@@ -95,11 +99,25 @@ async def test_a_stop_begins_with_the_calls_that_wait_until_none_comes_any_more(
             await asyncio.sleep(0)
 
     coming = asyncio.create_task(come())
-    await pipeline.refuse_waiting(0.0, 60.0)
+    await pipeline.refuse_waiting(0.0, 60.0, none_is_to_come)
     taken = pipeline._begun_count
     await coming
 
     assert taken == 5
+
+
+async def test_a_stop_waits_while_calls_are_to_come_though_none_comes_for_a_while() -> None:
+    """On a busy machine the next one takes longer than a quiet moment."""
+    pipeline = Pipeline(OpenDoor(), LIMITS)
+    to_come = iter([True, True, True, False])
+
+    await pipeline.refuse_waiting(0.0, 60.0, lambda: next(to_come))
+
+    assert next(to_come, None) is None
+
+
+async def test_calls_that_are_to_come_for_ever_hold_no_stop_up() -> None:
+    await Pipeline(OpenDoor(), LIMITS).refuse_waiting(0.0, 0.05, lambda: True)
 
 
 async def test_calls_that_never_end_to_come_hold_no_stop_up() -> None:
@@ -111,7 +129,7 @@ async def test_calls_that_never_end_to_come_hold_no_stop_up() -> None:
             await asyncio.sleep(0)
 
     coming = asyncio.create_task(come())
-    await pipeline.refuse_waiting(0.0, 0.05)
+    await pipeline.refuse_waiting(0.0, 0.05, none_is_to_come)
     coming.cancel()
 
     assert pipeline._begun_count > 0
@@ -282,7 +300,7 @@ async def test_a_stop_waits_four_times_as_long_once_calls_have_come(
 
     monkeypatch.setattr(module.asyncio, "sleep", sleep)
 
-    await pipeline.refuse_waiting(0.25, 60.0)
+    await pipeline.refuse_waiting(0.25, 60.0, none_is_to_come)
 
     assert found == slept
 

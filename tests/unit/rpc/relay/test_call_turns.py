@@ -168,3 +168,28 @@ def test_many_that_are_taken_wake_the_connections_once() -> None:
     turns.taken()
 
     assert (before, len(log), len(woken)) == (2, 4, 2)
+
+
+def test_calls_pass_while_one_waits_or_is_not_taken_yet() -> None:
+    turns = turns_of(1)
+    passing = [turns.pass_calls]
+    Line("a", turns, []).offer(2)
+    passing.append(turns.pass_calls)
+    turns.taken()
+    passing.append(turns.pass_calls)
+    turns.taken()
+
+    assert [*passing, turns.pass_calls] == [False, True, True, False]
+
+
+def test_once_they_are_closed_nobody_is_let_in_and_only_those_before_pass() -> None:
+    log: list[str] = []
+    turns = turns_of(1)
+    Line("a", turns, log).offer(2)
+
+    turns.close()
+    passing = [turns.pass_calls]
+    turns.taken()
+    Line("b", turns, log).offer(1)
+
+    assert (log, [*passing, turns.pass_calls]) == (["a"], [True, False])
