@@ -24,7 +24,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from benchmarks.report import at_most, counted, informative, measured, parse_options, publish
-from benchmarks.timed_looks import Reading, looks_ms
+from benchmarks.timed_looks import LookReading, looks_ms
 from pentimento.policies.serving.cascade_milp import solve_by_milp
 from pentimento.policies.serving.cascade_problem import CascadeProblem, grid, solve
 from pentimento.policies.serving.costs import BatchCost
@@ -58,7 +58,7 @@ def main() -> int:
     joint = [joint_shortfall(random_fleet(rng)) for _ in range(count)]
     sixteen = [seconds_of(solve_by_milp, paper_cascade(rng)) for _ in range(times[0])]
     enumerated = [seconds_of(solve, paper_cascade(rng)) for _ in range(times[0])]
-    looks, uncollected, whole = (looks_ms(options.quick, reading) for reading in Reading)
+    looks, uncollected, whole = (looks_ms(options.quick, reading) for reading in LookReading)
     large = [timed_large(rng) for _ in range(times[1])]
     large_ms, gaps = [took for took, _ in large], [gap for _, gap in large]
     figures = [

@@ -23,7 +23,7 @@ SYSTEM = "joint"
 PEAKS_PER_S = (0.9, 1.6, 2.4)
 
 
-class Reading(enum.Enum):
+class LookReading(enum.Enum):
     """What is counted of a look: the clock, and the collections of garbage that may fall into it, by the thresholds
     of the young and of all objects (None: as they are)."""
 
@@ -37,7 +37,7 @@ class TimedAllocator:
     """An allocator whose looks are timed: state that a run leaves behind. `took_ms`: processor milliseconds."""
 
     allocator: Allocator
-    reading: Reading
+    reading: LookReading
     took_ms: list[float] = field(default_factory=list)
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
@@ -52,7 +52,7 @@ class TimedAllocator:
         return decision
 
 
-def looks_ms(quick: bool, reading: Reading) -> list[float]:
+def looks_ms(quick: bool, reading: LookReading) -> list[float]:
     """Return the processor milliseconds of every look: cascades and batches of six sizes in the traces of `slo_trace`;
     three models, hits and loads in those of `joint`."""
     peak = slo_trace.ABOVE * slo_trace.static_capacity_per_s(slo_trace.CASCADE)
@@ -67,7 +67,7 @@ def looks_ms(quick: bool, reading: Reading) -> list[float]:
     return found
 
 
-def _timed(scenario: Scenario, load: Workload, seed: int, reading: Reading) -> list[float]:
+def _timed(scenario: Scenario, load: Workload, seed: int, reading: LookReading) -> list[float]:
     """The first look is left out: it loads the solver."""
     timed = TimedAllocator(scenario.policy.allocator, reading)
     Simulation(replace(scenario, policy=replace(scenario.policy, allocator=timed)), load, Random(seed)).run()
