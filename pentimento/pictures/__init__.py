@@ -4,6 +4,7 @@
 | --- | --- |
 | `header` | format and size of a picture, within the limits that hold in every service; standard library only |
 | `png`, `jpeg`, `webp` | the containers: structure, size, and what of them a decoder needs |
+| `exif` | which way is up; standard library only |
 | `decoding` | pixels, through Pillow; of one picture of a process at a time |
 | `png_chunks` | chunks of PNG files, written, and read without decoding them |
 | `png_text` | text inside PNG files, read and written without decoding them |

@@ -24,10 +24,21 @@ _ONE_AT_A_TIME = ThreadPoolExecutor(1, thread_name_prefix="pictures")
 _STRIP_PX = 128
 _OPAQUE = 255
 _WIDE_MODES = ("I;16", "I;16B")
+# What makes a picture upright that its EXIF says is stored so.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def decode(data: bytes, field: str, then: Callable[[Image.Image], T]) -> T:
-    """`then` of an RGB image, transparency on white; run where the image was decoded. Blocks while others are.
+    """`then` of an RGB image, transparency on white, turned as its EXIF says (as diffusers' `load_image` and browsers
+    do); run where the image was decoded. Blocks while others are.
 
     Raises InvalidArgument naming `field` for what `read_header` refuses, and for pixels that are damaged or missing.
     """
@@ -62,10 +73,12 @@ def _checked(
 def _decode(data: bytes, header: PictureHeader, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
     essence = io.BytesIO(_ESSENCES[header.format](data))
     with Image.open(essence, formats=[header.format.upper()]) as image:
-        if image.size != (header.width_px, header.height_px) or getattr(image, "n_frames", 1) != 1:
+        if image.size != header.stored_size or getattr(image, "n_frames", 1) != 1:
             raise ValueError("the decoder sees another picture than was judged")
         image.load()
-        return change(image)
+        changed = change(image)
+    turn = _TURNS.get(header.orientation)
+    return changed if turn is None else changed.transpose(turn)
 
 
 def _painted(image: Image.Image) -> Image.Image:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.pictures import jpeg, png, png_chunks, webp
+from pentimento.pictures import exif, jpeg, png, png_chunks, webp
 from pentimento.pictures.container import BadPicture
 
 # A 4K screen's. Decoding so many takes at most some 170 MB, whatever the format.
@@ -19,11 +19,26 @@ MAX_ASPECT_RATIO = 20
 _SIZES: dict[str, Callable[[bytes], tuple[int, int]]] = {"png": png.size, "jpeg": jpeg.size, "webp": webp.size}
 
 
+_ORIENTATIONS: dict[str, Callable[[bytes], int]] = {
+    "png": png.orientation,
+    "jpeg": jpeg.orientation,
+    "webp": webp.orientation,
+}
+
+
 @dataclass(frozen=True)
 class PictureHeader:
+    """The sides are those of the picture as it is shown: turned as its EXIF says (`orientation`, 1 to 8)."""
+
     format: str
     width_px: int
     height_px: int
+    orientation: int = exif.UPRIGHT
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        """Width and height before it is turned."""
+        return _turned((self.width_px, self.height_px), self.orientation)
 
 
 def read_header(data: bytes, field: str) -> PictureHeader:
@@ -32,13 +47,20 @@ def read_header(data: bytes, field: str) -> PictureHeader:
     if picture_format is None:
         raise InvalidArgument.of(field, "must be a PNG, JPEG or WebP image, got something else or a part of one")
     try:
-        header = PictureHeader(picture_format, *_SIZES[picture_format](data))
+        stored, orientation = _SIZES[picture_format](data), _ORIENTATIONS[picture_format](data)
+        header = PictureHeader(picture_format, *_turned(stored, orientation), orientation)
     except BadPicture as error:
         raise InvalidArgument.of(field, f"must be a whole {picture_format.upper()} image: {error}") from None
     except (struct.error, IndexError):
         raise InvalidArgument.of(field, f"must be a whole {picture_format.upper()} image, got a part of one") from None
     _check_size(header, field)
     return header
+
+
+def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    """Turned once or back: it is the same."""
+    width, height = size
+    return (height, width) if orientation >= exif.FIRST_ON_ITS_SIDE else (width, height)
 
 
 def _format(data: bytes) -> str | None:

@@ -4,6 +4,7 @@ import re
 import struct
 from collections.abc import Iterator
 
+from pentimento.pictures import exif
 from pentimento.pictures.container import BadPicture, require
 
 MAGIC = b"\xff\xd8\xff"
@@ -14,6 +15,7 @@ _FRAMES = (0xC0, 0xC1, 0xC2)
 _TABLES = (0xC4, 0xDB, 0xDD)
 # JFIF and Adobe say how colours are stored.
 _COLOURS = (0xE0, 0xEE)
+_EXIF = 0xE1
 _METADATA = (*range(0xE0, 0xF0), 0xFE)
 _MAX_SEGMENTS = 512
 # Encoders write about ten. Each passes over the whole picture, so a file of thousands would decode for minutes.
@@ -34,6 +36,14 @@ def size(data: bytes) -> tuple[int, int]:
     precision, height, width, components = frames[0]
     require(precision == 8 and components in (1, 3, 4), f"{components} components of {precision} bits")
     return width, height
+
+
+def orientation(data: bytes) -> int:
+    """How the picture of a sound container is to be turned, as its EXIF says (1 to 8)."""
+    for marker, start, end in _segments(data, 2):
+        if marker == _EXIF and data.startswith(exif.PREFIX, start + 4):
+            return exif.orientation_of(data[start + 4 : end])
+    return exif.UPRIGHT
 
 
 def essence(data: bytes) -> bytes:

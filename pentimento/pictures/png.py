@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pentimento.pictures import exif
 from pentimento.pictures.container import MAX_PARTS, BadPicture, require
 from pentimento.pictures.png_chunks import SIGNATURE, png_chunk, png_file
 
@@ -33,6 +34,12 @@ def size(data: bytes) -> tuple[int, int]:
     require((compression, filters) == (0, 0) and interlace in (0, 1), "an unknown compression")
     require(colour != _PALETTE_TYPE or any(chunk.kind == b"PLTE" for chunk in chunks), "its palette is missing")
     return width, height
+
+
+def orientation(data: bytes) -> int:
+    """How the picture of a sound container is to be turned, as its EXIF says (1 to 8)."""
+    found = (data[chunk.start : chunk.end] for chunk in _chunks(data) if chunk.kind == b"eXIf")
+    return exif.orientation_of(next(found, b""))
 
 
 def essence(data: bytes) -> bytes:

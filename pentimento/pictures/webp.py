@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Iterator
 
+from pentimento.pictures import exif
 from pentimento.pictures.container import MAX_PARTS, BadPicture, require
 
 _HEADER_BYTES = 12
@@ -24,6 +25,12 @@ def size(data: bytes) -> tuple[int, int]:
     found = _lossy_size(data[start:end]) if kind == b"VP8 " else _lossless_size(data[start:end])
     require(kinds[0] != b"VP8X" or _canvas(data) == found, "its canvas has not the size of its frame")
     return found
+
+
+def orientation(data: bytes) -> int:
+    """How the picture of a sound container is to be turned, as its EXIF says (1 to 8)."""
+    found = (data[start:end] for kind, start, end in _chunks(data) if kind == b"EXIF")
+    return exif.orientation_of(next(found, b""))
 
 
 def essence(data: bytes) -> bytes:

@@ -240,7 +240,7 @@ class ControlNetSelection(_message.Message):
     """Shares of the schedule, 0..1, between which the ControlNet acts."""
     end_fraction: _builtins.float
     conditioning_image: _builtins.bytes
-    """PNG, JPEG or WebP bytes; no address is ever fetched."""
+    """PNG, JPEG or WebP bytes, seen as their EXIF turns them; no address is ever fetched."""
     digest: _builtins.str
     @_builtins.property
     def object(self) -> _tensor_pb2.ObjectReference:

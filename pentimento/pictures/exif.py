@@ -1,0 +1,36 @@
+"""EXIF (CIPA DC-008): which way is up. Cameras store what the sensor saw, and say here how it is to be turned."""
+
+import struct
+
+UPRIGHT, _LAST = 1, 8
+# From this one on width and height change places.
+FIRST_ON_ITS_SIDE = 5
+PREFIX = b"Exif\0\0"
+_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+_ORIENTATION_TAG, _SHORT, _LONG = 0x0112, 3, 4
+# Cameras write some twenty.
+_MAX_TAGS = 512
+
+
+def orientation_of(data: bytes) -> int:
+    """Return the orientation (1 to 8) that an EXIF block says, with or without its prefix; 1 where it says none, or is
+    damaged: a picture is not refused for that."""
+    tiff = data.removeprefix(PREFIX)
+    order = _ORDERS.get(tiff[:4])
+    if order is None:
+        return UPRIGHT
+    try:
+        return _read(tiff, order)
+    except struct.error:
+        return UPRIGHT
+
+
+def _read(tiff: bytes, order: str) -> int:
+    (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+    (count,) = struct.unpack_from(f"{order}H", tiff, start)
+    for at in range(start + 2, start + 2 + 12 * min(count, _MAX_TAGS), 12):
+        tag, kind = struct.unpack_from(f"{order}HH", tiff, at)
+        if tag == _ORIENTATION_TAG and kind in (_SHORT, _LONG):
+            (value,) = struct.unpack_from(order + ("H" if kind == _SHORT else "I"), tiff, at + 8)
+            return value if UPRIGHT <= value <= _LAST else UPRIGHT
+    return UPRIGHT
