@@ -146,8 +146,8 @@ async def test_a_mask_is_drawn_by_pointer_and_keys_and_goes_with_the_image(conso
         await tab.ask("4")
         await tab.finished()
         mask = Image.open(io.BytesIO(base64.b64decode(sent[0]["mask"]))).convert("L")
-        places = [mask.getpixel(place) for place in ((2, 2), (48, 32), (70, 32), (93, 62), (20, 32))]
-        assert (mask.size, places) == ((96, 64), [255, 0, 0, 255, 255])
+        places = [mask.getpixel(place) for place in ((2, 2), (32, 48), (50, 48), (62, 93), (8, 48))]
+        assert (mask.size, places) == ((64, 96), [255, 0, 0, 255, 255])
         assert set(mask.tobytes()) == {0, 255}
 
         # A mask from a file takes its place; all of it, or nothing, is no mask.
@@ -164,7 +164,7 @@ async def test_a_mask_is_drawn_by_pointer_and_keys_and_goes_with_the_image(conso
 
 
 def turned_jpeg() -> dict[str, Any]:
-    """An image whose camera noted that it lies on its side, which no service heeds."""
+    """An image whose camera noted that it lies on its side: it is shown, and painted over, upright."""
     buffer, exif = io.BytesIO(), Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (96, 64), "red").save(buffer, "JPEG", exif=exif)

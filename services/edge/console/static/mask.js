@@ -23,20 +23,6 @@ function paintedOf(pixels) {
   return pixels;
 }
 
-/** The image as its bytes have it: services do not turn a JPEG by what its camera noted, which browsers do. */
-async function unturned(file) {
-  const data = new Uint8Array(await file.arrayBuffer());
-  if (data[0] !== 0xff || data[1] !== 0xd8) return file;
-  const kept = [data.subarray(0, 2)];
-  let at = 2;
-  while (at + 4 <= data.length && data[at] === 0xff && data[at + 1] !== 0xda) {
-    const end = at + 2 + data[at + 2] * 256 + data[at + 3];
-    if (data[at + 1] !== 0xe1) kept.push(data.subarray(at, end));
-    at = end;
-  }
-  return new Blob([...kept, data.subarray(at)], { type: file.type });
-}
-
 function canvasOf(width, height) {
   const canvas = document.createElement("canvas");
   Object.assign(canvas, { width, height });
@@ -147,7 +133,7 @@ export class MaskEditor {
     this.problem.replaceChildren();
     if (!file) return;
     try {
-      this.picture.src = URL.createObjectURL(await unturned(file));
+      this.picture.src = URL.createObjectURL(file);
       await this.picture.decode();
     } catch {
       return;
