@@ -5,6 +5,7 @@ import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -198,7 +199,9 @@ class ModelSwitch:
         try:
             await backend.halves.let_go()
         finally:
-            await asyncio.to_thread(backend.close)
+            # A thread of the loop's pool would refer to it for a moment longer.
+            with ThreadPoolExecutor(1) as thread:
+                await asyncio.wrap_future(thread.submit(backend.close))
         del backend
         await _give_memory_back(between.torch_device)
         return between
