@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
 
 MAX_ADAPTER_NAME_LENGTH = 128
@@ -79,6 +80,17 @@ class LoraUpload:
 def is_adapter_name(name: str) -> bool:
     """Return whether it could be in a registry (`ADAPTER_NAME_RULE`)."""
     return len(name) <= MAX_ADAPTER_NAME_LENGTH and _NAME.fullmatch(name) is not None
+
+
+def split_digest(field: str, given: str) -> tuple[str, str]:
+    """Return what stands before `@sha256:…`, and that digest; all of it and "" where it says none. Raises
+    InvalidArgument naming the field for a digest that is none."""
+    where, at, digest = given.rpartition("@")
+    if not at or not digest.startswith("sha256:"):
+        return given, ""
+    if not is_digest(digest):
+        raise InvalidArgument.of(field, f"must have sha256: and 64 hexadecimal digits behind @, got {digest[:80]}")
+    return where, digest
 
 
 def is_digest(text: str) -> bool:

@@ -133,6 +133,10 @@ class AllocationContext:
         workers = (view.replica for view in self.replicas if view.replica.kind is ReplicaKind.UNET_WORKER)
         return tuple(sorted(workers, key=lambda worker: worker.instance_id))
 
+    def able_models(self) -> frozenset[str]:
+        """Return the models that some worker can hold."""
+        return frozenset(model for worker in self.workers() for model in worker.models)
+
 
 Allocator = Callable[[AllocationContext], AllocationDecision]
 

@@ -1,6 +1,6 @@
 """How a process is called, and how it calls others. Both are flattened into every service's settings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pentimento.settings import setting
@@ -114,6 +114,13 @@ class RpcChannelSettings:
             raise ValueError("--tls-client-cert-file and --tls-client-key-file must be given together")
         if self.tls_client_cert_file is not None and self.tls_ca_file is None:
             raise ValueError("--tls-client-cert-file needs --tls-ca-file")
+
+
+def with_receiving_room(settings: RpcServerSettings, stream_count: int, message_bytes: int) -> RpcServerSettings:
+    """Return the settings with room for so many streams, each of which may be receiving a message of so many bytes:
+    where callers are not told apart, no more streams are opened than three quarters of the room for such take."""
+    needed = (stream_count * 4 // 3 + 2) * message_bytes
+    return replace(settings, max_receiving_bytes=max(settings.max_receiving_bytes, needed))
 
 
 def is_unix(address: str) -> bool:

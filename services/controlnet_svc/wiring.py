@@ -19,7 +19,8 @@ from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.files.pipelining_bounds import read_pipelining_bounds
 from pentimento.policies.component_placement import placed_on
-from pentimento.rpc import RpcServer, RpcServerSettings
+from pentimento.rpc import RpcServer
+from pentimento.rpc.settings import with_receiving_room
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
@@ -120,7 +121,9 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     torch.set_num_threads(settings.threads)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
-    server, news, busy = RpcServer(_room_for_streams(settings), "controlnet_svc"), CreditNews(), BusySeconds()
+    # Every stream of the credits may be receiving the largest message at once.
+    rpc = with_receiving_room(settings.rpc, settings.max_streams, MAX_REQUEST_BYTES)
+    server, news, busy = RpcServer(rpc, "controlnet_svc"), CreditNews(), BusySeconds()
     networks = source.networks(settings, device, dtype)
     bounds = read_pipelining_bounds(settings.pipelining_bounds)
     compute = ComputeThread(settings.max_batch, busy.add, SpanLog(settings.trace_file))
@@ -148,13 +151,6 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
         settings=settings,
         controller=member.controller,
     )
-
-
-def _room_for_streams(settings: ControlNetSettings) -> RpcServerSettings:
-    """Every stream of the credits may be receiving a message of the largest size: where callers are not told apart, the
-    kit opens no more streams than three quarters of the room for such messages take."""
-    needed = (settings.max_streams * 4 // 3 + 2) * MAX_REQUEST_BYTES
-    return replace(settings.rpc, max_receiving_bytes=max(settings.rpc.max_receiving_bytes, needed))
 
 
 def _described(replica: Replica, controlnets: ControlNets, device: torch.device) -> Replica:

@@ -11,6 +11,7 @@ from pentimento.policies.serving.costs import batch_costs, scoring_s
 from pentimento.policies.serving.demand import averaged_demand, demand_of, observed_bend
 from pentimento.policies.serving.entry import EVERY_START, STARTS, every_start
 from pentimento.policies.serving.handed_over import scored_stage
+from pentimento.policies.serving.one_left import with_pools_of
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
@@ -51,8 +52,7 @@ class ChainAllocator:
 
     def _able(self, context: AllocationContext) -> range:
         """The first stages in a row whose models any worker can hold; all where none can be held."""
-        able = {model for worker in context.workers() for model in worker.models}
-        models = self.cascade.models
+        able, models = context.able_models(), self.cascade.models
         first = next((index for index, model in enumerate(models) if model in able), None)
         if first is None:
             return range(len(models))
@@ -71,9 +71,7 @@ class ChainAllocator:
             decision = part(replace(context, last=replace(context.last, memory=own)))
             bends[handovers] = decision.memory[2:]
             memory = (*decision.memory[:2], *bends)
-        there = {pool.pool for pool in decision.pools}
-        gone = tuple(PoolPlan(model, model, ()) for model in self.cascade.models if model not in there)
-        return replace(decision, pools=(*decision.pools, *gone), memory=memory)
+        return replace(with_pools_of(decision, self.cascade.models), memory=memory)
 
     def _demand(self, context: AllocationContext) -> float:
         newest = demand_of(context, self.cascade.models[0]).arrivals_per_s

@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pentimento.domain.adapters import is_digest
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.adapters import split_digest
 from services.unet_worker.settings import UnetWorkerSettings
-
-_MARK = "@sha256:"
 
 
 @dataclass(frozen=True)
@@ -25,14 +22,5 @@ class OtherModel:
 
 def other_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
     """Return the models that the settings name besides the first. Raises InvalidArgument for a digest that is none."""
-    return tuple(_other_model(str(given)) for given in settings.other_models)
-
-
-def _other_model(given: str) -> OtherModel:
-    where, mark, digits = given.rpartition(_MARK)
-    if not mark:
-        return OtherModel(Path(given))
-    digest = f"sha256:{digits}"
-    if not is_digest(digest):
-        raise InvalidArgument.of("other_models", f"must have 64 hexadecimal digits behind {_MARK}, got {digits[:80]}")
-    return OtherModel(Path(where), digest)
+    split = (split_digest("other_models", str(given)) for given in settings.other_models)
+    return tuple(OtherModel(Path(where), digest) for where, digest in split)

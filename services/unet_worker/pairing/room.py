@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from pentimento.api.auth.v1 import auth_pb2 as auth_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.rpc.settings import with_receiving_room
 from services.unet_worker.settings import UnetWorkerSettings
 
 # Of a message of PredictHalf: the contract's max_request_bytes.
@@ -13,10 +14,8 @@ MAX_REQUEST_BYTES = _STREAM.GetOptions().Extensions[auth_pb.max_request_bytes]
 
 def with_room_for_halves(settings: UnetWorkerSettings) -> UnetWorkerSettings:
     """Return the settings with room for as many halves as there may be credits, each of which may be receiving a
-    message of the largest size: where callers are not told apart, the kit opens no more streams than three quarters of
-    the room for such messages take. Where they are, a worker's streams are not counted."""
+    message of the largest size. Where callers are told apart, a worker's streams are not counted."""
     if settings.rpc.token_file is not None:
         return settings
     count = settings.credits or settings.max_batch
-    room = max(settings.rpc.max_receiving_bytes, (count * 4 // 3 + 2) * MAX_REQUEST_BYTES)
-    return replace(settings, rpc=replace(settings.rpc, max_receiving_bytes=room))
+    return replace(settings, rpc=with_receiving_room(settings.rpc, count, MAX_REQUEST_BYTES))
