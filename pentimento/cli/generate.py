@@ -33,7 +33,7 @@ from pentimento.sdk.picture import Picture
 # What the contract can carry; the limits that count are the server's.
 INT64 = click.IntRange(-(2**63), 2**63 - 1)
 # No server can be told to paint more for one request; each of them has a line of what became of it.
-COUNT = click.IntRange(-(2**63), 100)
+COUNT = click.IntRange(1, 100)
 UINT64 = click.IntRange(0, 2**64 - 1)
 MOST_PX = 2**63 - 1
 
