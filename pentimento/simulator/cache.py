@@ -7,7 +7,7 @@ neighbours to the first ones that are in the cache. Neighbours below the lowest 
 misses whatever they are.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -36,6 +36,8 @@ from pentimento.reports import StartKind
 
 # Rows whose similarities are computed together.
 _BLOCK = 256
+# Neighbours that are taken out of an array together.
+_AT_ONCE = 64
 
 Scope = tuple[str, str, int]
 """Tenant ("" for a shared pool), model ("" for images, which any may reuse), steps of a run."""
@@ -116,21 +118,26 @@ class Neighbours:
     def __init__(self, embeddings: npt.NDArray[np.float32], lowest_similarity: float) -> None:
         self._embeddings = embeddings
         self._lowest = lowest_similarity
-        self._lists: dict[int, tuple[list[int], list[float]]] = {}
+        self._known: dict[int, tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]] = {}
 
-    def of(self, row: int) -> tuple[list[int], list[float]]:
-        """Rows and their similarities. Computed for a block of rows at a time, when one of them is first asked for."""
-        if row not in self._lists:
+    def of(self, row: int) -> Iterator[tuple[int, float]]:
+        """Yield rows and their similarities. Computed for a block of rows at a time, when one of them is first asked
+        for."""
+        if row not in self._known:
             begin = row - row % _BLOCK
             block = self._embeddings[begin : begin + _BLOCK] @ self._embeddings.T
             for offset, similarities in enumerate(block):
-                self._lists[begin + offset] = self._near(similarities)
-        return self._lists[row]
+                self._known[begin + offset] = self._near(similarities)
+        rows, similarities = self._known[row]
+        # Few are looked at, and there may be thousands.
+        for begin in range(0, len(rows), _AT_ONCE):
+            piece = slice(begin, begin + _AT_ONCE)
+            yield from zip(rows[piece].tolist(), similarities[piece].tolist(), strict=True)
 
-    def _near(self, similarities: npt.NDArray[np.float32]) -> tuple[list[int], list[float]]:
+    def _near(self, similarities: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         near = np.flatnonzero(similarities >= self._lowest)
         near = near[np.argsort(-similarities[near], kind="stable")]
-        return near.tolist(), similarities[near].tolist()
+        return near.astype(np.int32), similarities[near]
 
 
 class SimulatedCache:
@@ -232,7 +239,7 @@ class SimulatedCache:
         found: list[_Found] = []
         if not entries:
             return found
-        for other, similarity in zip(*self._neighbours.of(row), strict=True):
+        for other, similarity in self._neighbours.of(row):
             if other in entries:
                 found.append(_Found(other, similarity, entries[other]))
                 if len(found) == NEAREST_COUNT:
