@@ -56,10 +56,9 @@ class _Node:
 
 
 class BranchAndBound:
-    """A program that is maximised. Its variables of `whole` take whole numbers; `model` says nothing of that. What is
-    rounded keeps `budgets`, and is of no use where the model bounds whole variables together in other ways."""
+    """A program that is maximised. Its variables of `whole` take whole numbers; `model` says nothing of that."""
 
-    def __init__(self, model: "highspy.HighsLp", whole: Sequence[int], budgets: Sequence[Budget]) -> None:
+    def __init__(self, model: "highspy.HighsLp", whole: Sequence[int]) -> None:
         import highspy
         import numpy as np
 
@@ -69,7 +68,6 @@ class BranchAndBound:
         self._optimal = highspy.HighsModelStatus.kOptimal
         self._whole = np.array(whole, dtype=np.int32)
         self._root: Bounds = tuple((float(model.col_lower_[one]), float(model.col_upper_[one])) for one in whole)
-        self.budgets = tuple(budgets)
         self._highs.passModel(model)
 
     def bound(self, columns: Sequence[int], highs: Sequence[float]) -> None:
@@ -79,10 +77,20 @@ class BranchAndBound:
         lows = np.zeros(len(columns))
         self._highs.changeColsBounds(len(columns), np.array(columns, dtype=np.int32), lows, np.array(highs))
 
-    def search(self, gap: float, most_relaxations: int, above: float = -math.inf) -> SearchedProgram:
+    def search(
+        self,
+        gap: float,
+        most_relaxations: int,
+        budgets: Sequence[Budget] = (),
+        above: float = -math.inf,
+        known: Sequence[Budget] = (),
+    ) -> SearchedProgram:
         """Return values within the share `gap` of the best, and more than `above`. After `most_relaxations`,
-        or a few more where values are just being rounded, the search ends at the best that is known."""
-        search = _Search(self, gap, above)
+        or a few more where values are just being rounded, the search ends at the best that is known.
+
+        What is rounded keeps `budgets`; that is of no use where the program bounds whole variables together in other
+        ways. Values that keep all of `known` are known to be worth no more than `above`: none are rounded to."""
+        search = _Search(self, gap, budgets, above, known)
         while search.count < most_relaxations and (node := search.next()) is not None:
             search.visit(node)
         return SearchedProgram(search.values, search.objective, search.next() is None, search.count)
@@ -131,8 +139,11 @@ class BranchAndBound:
 class _Search:
     """The open parts of one search, and the best that is known."""
 
-    def __init__(self, program: BranchAndBound, gap: float, above: float) -> None:
+    def __init__(
+        self, program: BranchAndBound, gap: float, budgets: Sequence[Budget], above: float, known: Sequence[Budget]
+    ) -> None:
         self._program, self._gap = program, gap
+        self._budgets, self._known = budgets, known
         self._least = self._enough = above
         self._open: list[_Node] = []
         self._dive: _Node | None = _Node(-math.inf, 0, program.root)
@@ -183,7 +194,7 @@ class _Search:
     def _round(self, bounds: Bounds, part: Relaxed) -> None:
         """Keep the best whole values that are found near to a part's: units are moved, one at a time, to where they are
         worth more, while that gains. Changes state."""
-        budgets, own = self._program.budgets, self._program.own
+        budgets, own = self._budgets, self._program.own
         units = rounded(budgets, bounds, own(part.values))
         best = self._fixed(units) if self._may_be_better(units) else None
         if best is None:
@@ -197,7 +208,9 @@ class _Search:
                 best, promising = found, filter(self._may_be_better, moves(budgets, bounds, moved, own(found.worths)))
 
     def _may_be_better(self, units: Sequence[int]) -> bool:
-        """Whether whole values may be the best yet, by what was solved before."""
+        """Whether whole values may be the best yet, by what was searched and solved before."""
+        if self._known and all(budget.left(units) >= 0 for budget in self._known):
+            return False
         return self._cuts.let_units(units, max(self.objective, self._least))
 
     def _fixed(self, units: Sequence[int]) -> Relaxed | None:

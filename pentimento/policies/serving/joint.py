@@ -10,7 +10,7 @@ from pentimento.domain.fleet import CachePlan, Replica
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.joint_backlog import backlog_routes, backlogs, beside_others, with_backlogs
 from pentimento.policies.serving.joint_demand import ROOMS, JointDemand, as_planned_for, observed_demand
-from pentimento.policies.serving.joint_plan import as_planned, decision_of
+from pentimento.policies.serving.joint_plan import decision_of, planned_models
 from pentimento.policies.serving.joint_problem import Component, JointProblem, JointSolution
 from pentimento.policies.serving.joint_program import JointProgram
 from pentimento.policies.serving.joint_reuse import (
@@ -208,5 +208,5 @@ class JointAllocator:
 
 def _held(context: AllocationContext) -> dict[tuple[str, str], int]:
     """Units by (kind, model): what workers hold, or are on their way to hold by the plan in force."""
-    workers = as_planned(context).workers()
-    return dict(Counter((kind_of(worker), worker.held_model) for worker in workers if worker.held_model))
+    planned, kinds = planned_models(context), {one.instance_id: kind_of(one) for one in context.workers()}
+    return dict(Counter((kinds[name], model) for name, model in planned.items()))

@@ -23,7 +23,7 @@ from pentimento.domain.fleet import (
     WorkerAssignment,
 )
 from pentimento.domain.models import Handover
-from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, ReplicaView
 from pentimento.policies.serving.entry import IMAGE, SPARE, STARTS
 from pentimento.policies.serving.handed_over import scored_stage
 from pentimento.policies.serving.joint_problem import (
@@ -65,8 +65,9 @@ def decision_of(
     for pool in units:
         slot = slots.get(pool, pool.component)
         slowest[slot] = max(speeds[pool], slowest.get(slot, 0.0))
+    planned = as_planned(context)
     placed = sorted(
-        (one for kind, workers in kinds.items() for one in _assigned(context, kind, workers, units)),
+        (one for kind, workers in kinds.items() for one in _assigned(planned, kind, workers, units)),
         key=lambda one: one[0].worker_id,
     )
     assignments = tuple(assignment for assignment, _ in placed)
@@ -177,7 +178,7 @@ def slot_name(model: str, number: int) -> str:
 def _assigned(
     context: AllocationContext, kind: str, workers: Sequence[Replica], units: Mapping[PlannedPool, int]
 ) -> list[tuple[WorkerAssignment, PlannedPool]]:
-    """The workers of one kind, each with the pool that it counts to."""
+    """The workers of one kind, each with the pool that it counts to. `context`: as planned."""
     names = {worker.instance_id for worker in workers}
     own = replace(context, replicas=tuple(view for view in context.replicas if view.replica.instance_id in names))
     batches: dict[str, list[int]] = {}
@@ -185,7 +186,7 @@ def _assigned(
         if pool.kind == kind:
             batches.setdefault(pool.component, []).extend([pool.batch_size] * count)
     placed = []
-    for assignment in place(as_planned(own), {model: len(found) for model, found in batches.items()}, {}):
+    for assignment in place(own, {model: len(found) for model, found in batches.items()}, {}):
         left = batches.get(assignment.model, [1])
         size = left.pop(0) if len(left) > 1 else left[0]
         pool = PlannedPool(assignment.model, kind, size)
@@ -193,21 +194,27 @@ def _assigned(
     return placed
 
 
+def planned_models(context: AllocationContext) -> dict[str, str]:
+    """Return what every worker holds once the plan in force is carried out, by its instance id: a load under way counts
+    as done. Not what a worker can hold no longer: it was started anew, or holds other weights under that name. Workers
+    that hold nothing are left out."""
+    workers = {worker.instance_id: worker for worker in context.workers()}
+    held = {name: worker.held_model for name, worker in workers.items() if worker.held_model}
+    ordered = ((one.worker_id, one.model) for one in context.last.assignments)
+    return held | {name: model for name, model in ordered if name in workers and model in workers[name].models}
+
+
 def as_planned(context: AllocationContext) -> AllocationContext:
-    """Return the context as if every worker held what the plan in force has for it: a load under way counts as done.
-    Not what a worker can hold no longer: it was started anew, or holds other weights under that name."""
-    able = {(worker.instance_id, model) for worker in context.workers() for model in worker.models}
-    assignments = ((one.worker_id, one.model) for one in context.last.assignments)
-    planned = dict(one for one in assignments if one in able)
-    return replace(
-        context,
-        replicas=tuple(
-            replace(view, replica=replace(view.replica, resident_models=(planned[view.replica.instance_id],)))
-            if view.replica.instance_id in planned
-            else view
-            for view in context.replicas
-        ),
-    )
+    """Return the context as if every worker held what the plan in force has for it."""
+    planned = planned_models(context)
+    return replace(context, replicas=tuple(_holding(view, planned) for view in context.replicas))
+
+
+def _holding(view: ReplicaView, planned: Mapping[str, str]) -> ReplicaView:
+    model = planned.get(view.replica.instance_id, view.replica.held_model)
+    if model == view.replica.held_model:
+        return view
+    return replace(view, replica=replace(view.replica, resident_models=(model,)))
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ class JointProgram:
             own = [(unit, self._components[p.component].devices) for p, unit in units.items() if p.kind == kind]
             self._program.require(own, at_most=count)
         self._searched: BranchAndBound | None = None
+        # What no plan without loads exceeds, once that was searched for.
+        self._best_held = math.inf
 
     def search(
         self, gap: float, most_relaxations: int, *, may_load: bool, above: float = -math.inf
@@ -64,11 +66,16 @@ class JointProgram:
         """Return a plan within the share `gap` of the best, whose objective is more than `above`, or the best that was
         known when `most_relaxations` were solved; None where there is none."""
         if self._searched is None:
-            units = self._columns.units
-            self._searched = BranchAndBound(self._program.relaxation(), list(units.values()), self._budgets())
+            self._searched = BranchAndBound(self._program.relaxation(), list(self._columns.units.values()))
         new = list(self._columns.new.values())
         self._searched.bound(new, [math.inf if may_load else 0.0] * len(new))
-        found = self._searched.search(gap, most_relaxations, above)
+        if may_load:
+            known = self._held() if above >= self._best_held else ()
+            found = self._searched.search(gap, most_relaxations, self._devices(), above, known)
+        else:
+            found = self._searched.search(gap, most_relaxations, self._held(), above)
+            if found.is_proven:
+                self._best_held = max(found.objective, above)
         return self._solution(found.values, found.is_proven) if found.values else None
 
     def solved_by_highs(self, limit_s: float, gap: float) -> JointSolution | None:
@@ -89,13 +96,21 @@ class JointProgram:
             is_optimal,
         )
 
-    def _budgets(self) -> list[Budget]:
+    def _devices(self) -> list[Budget]:
         """The devices of each kind, which pools share."""
         needed = {place: (p.kind, self._components[p.component].devices) for place, p in enumerate(self._pools)}
         return [
             Budget({place: devices for place, (of, devices) in needed.items() if of == kind}, count)
             for kind, count in self._problem.devices.items()
         ]
+
+    def _held(self) -> list[Budget]:
+        """What devices hold of each component, which is shared by its pools on a kind of device: units within it need
+        no loads."""
+        own: dict[tuple[str, str], dict[int, int]] = {}
+        for place, pool in enumerate(self._pools):
+            own.setdefault((pool.kind, pool.component), {})[place] = 1
+        return [Budget(costs, self._problem.held.get(key, 0)) for key, costs in own.items()]
 
     def _most(self, pool: PlannedPool) -> int:
         return self._problem.devices[pool.kind] // self._components[pool.component].devices
@@ -106,8 +121,9 @@ class JointProgram:
         paths = {route.name: route.path for route in self._problem.routes}
         choices = pools_in_time(self._problem, dict.fromkeys(paths.values()))
         for route in self._problem.routes:
+            worth = self._problem.worth(route)
             for pools in choices[paths[route.name]] if route.start in limits else ():
-                rate = self._program.variable(self._problem.worth(route))
+                rate = self._program.variable(worth)
                 rates[Course(route.name, pools)] = rate
                 limits[route.start].append(rate)
         for start, of_start in limits.items():

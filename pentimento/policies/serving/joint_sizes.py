@@ -66,10 +66,12 @@ class _Sizes:
 
     def settled(self, before: Counts, room: float) -> dict[str, BatchCost]:
         """Return the cost of a batch by kind of device."""
-        choices = list(self._choices())
-        if not choices:
+        enough: dict[str, BatchCost] = {}
+        for enough in self._choices():
+            if self._work <= room * self._carried(enough):
+                break
+        if not enough:
             return {}
-        enough = next((sizes for sizes in choices if self._work <= room * self._carried(sizes)), choices[-1])
         now = self._in_force(before)
         if now is None or self._work > room * self._carried(now):
             return enough

@@ -27,8 +27,8 @@ class WorthCuts:
         import numpy as np
 
         self._offsets = np.empty(32)
-        # Of one more of each variable, where that is worth something and where it costs something.
-        self._gains, self._losses = np.empty((32, count)), np.empty((32, count))
+        # Of one more of each variable; the same where that is worth something, and where it costs something.
+        self._worths, self._gains, self._losses = (np.empty((32, count)) for _ in range(3))
         self._count = 0
 
     def add(self, objective: float, values: "np.ndarray", worths: "np.ndarray") -> None:
@@ -37,10 +37,12 @@ class WorthCuts:
         import numpy as np
 
         if self._count == len(self._offsets):
-            self._offsets, self._gains, self._losses = (
-                np.concatenate((known, np.empty_like(known))) for known in (self._offsets, self._gains, self._losses)
+            self._offsets, self._worths, self._gains, self._losses = (
+                np.concatenate((known, np.empty_like(known)))
+                for known in (self._offsets, self._worths, self._gains, self._losses)
             )
         self._offsets[self._count] = objective - float((worths * values).sum())
+        self._worths[self._count] = worths
         np.maximum(worths, 0.0, out=self._gains[self._count])
         np.minimum(worths, 0.0, out=self._losses[self._count])
         self._count += 1
@@ -51,8 +53,10 @@ class WorthCuts:
 
         if not self._count or limit == -math.inf:
             return True
-        table = np.array(bounds, dtype=np.double).reshape(-1, 2)
-        return self._exceed(table[:, 0], table[:, 1], limit)
+        least, most = np.array(bounds, dtype=np.double).reshape(-1, 2).T
+        gained = np.einsum(_BY_CUT, self._gains[: self._count], most)
+        lost = np.einsum(_BY_CUT, self._losses[: self._count], least)
+        return self._exceed(gained + lost, limit)
 
     def let_units(self, units: Sequence[int], limit: float) -> bool:
         """Return whether these whole values may be worth more than `limit`."""
@@ -61,13 +65,10 @@ class WorthCuts:
         if not self._count or limit == -math.inf:
             return True
         exact = np.array(units, dtype=np.double)
-        return self._exceed(exact, exact, limit)
+        return self._exceed(np.einsum(_BY_CUT, self._worths[: self._count], exact), limit)
 
-    def _exceed(self, least: "np.ndarray", most: "np.ndarray", limit: float) -> bool:
-        import numpy as np
-
-        gained = np.einsum(_BY_CUT, self._gains[: self._count], most)
-        lost = np.einsum(_BY_CUT, self._losses[: self._count], least)
-        highest = float((self._offsets[: self._count] + gained + lost).min())
+    def _exceed(self, beyond: "np.ndarray", limit: float) -> bool:
+        """Whether the least that the cuts let be is more than `limit`: their offsets, and what is beyond them."""
+        highest = float((self._offsets[: self._count] + beyond).min())
         # What has no bound is no number here, and may be worth anything.
         return not highest <= limit + _ROUNDED * abs(limit)

@@ -14,7 +14,7 @@ def knapsack(worths: list[float], weights: list[float], most: float) -> BranchAn
     program = LinearProgram()
     items = [program.variable(worth, high=3.0, integer=True) for worth in worths]
     program.require(zip(items, weights, strict=True), at_most=most)
-    return BranchAndBound(program.relaxation(), items, ())
+    return BranchAndBound(program.relaxation(), items)
 
 
 def best_worth(worths: list[float], weights: list[float], most: float) -> float:
@@ -83,7 +83,7 @@ def test_other_variables_may_be_held_at_nothing_and_let_go_again() -> None:
     """One item at most, and up to 2.5 of what needs none."""
     program = LinearProgram()
     item, rest = program.variable(1.0, high=1.5, integer=True), program.variable(1.0, high=2.5)
-    searched = BranchAndBound(program.relaxation(), [item], ())
+    searched = BranchAndBound(program.relaxation(), [item])
 
     searched.bound([rest], [0.0])
     held = searched.search(0.0, ALL)
@@ -98,7 +98,7 @@ def test_what_contradicts_itself_has_no_values() -> None:
     item = program.variable(high=1.0, integer=True)
     program.require([(item, 1.0)], at_least=0.4, at_most=0.6)
 
-    assert BranchAndBound(program.relaxation(), [item], ()).search(0.0, ALL).values == ()
+    assert BranchAndBound(program.relaxation(), [item]).search(0.0, ALL).values == ()
 
 
 def test_equal_programs_are_searched_alike() -> None:

@@ -189,6 +189,17 @@ def test_no_plan_is_told_where_none_is_worth_more_than_what_is_known() -> None:
     assert program.search(0.0, 1_000, may_load=True, above=known.objective - 0.1) is not None
 
 
+def test_a_plan_without_loads_is_told_where_better_is_asked_for_than_was_searched() -> None:
+    """What was searched was above the best without loads, so that nothing is known of those below."""
+    problem = replace(PROBLEM, devices={"gpu": 1}, held={("gpu", "heavy"): 1})
+    program, best = JointProgram(problem), solved(problem).objective
+
+    assert program.search(0.0, 1_000, may_load=False, above=best + 1.0) is None
+    again = program.search(0.0, 1_000, may_load=True, above=best - 0.5)
+
+    assert again is not None and again.objective == pytest.approx(best)
+
+
 def test_the_solvers_own_search_finds_plans_of_the_same_worth() -> None:
     busy = replace(PROBLEM, demand={"noise": 11.0})
     other = JointProgram(busy).solved_by_highs(10.0, 0.0)

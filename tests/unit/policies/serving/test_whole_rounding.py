@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -52,7 +53,9 @@ def test_no_unit_moves_between_budgets() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_rounding_finds_better_values_in_fewer_relaxations(seed: int) -> None:
     """Forty whole variables that share four budgets, worth less the more of them there is."""
-    plain, sooner = (searched(seed, has_budgets).search(1e-3, 40) for has_budgets in (False, True))
+    program, budgets = searched(seed)
+
+    plain, sooner = program.search(1e-3, 40), program.search(1e-3, 40, budgets)
 
     assert sooner.objective > plain.objective
 
@@ -61,7 +64,7 @@ def test_rounding_finds_better_values_in_fewer_relaxations(seed: int) -> None:
 def test_whole_values_that_were_solved_are_not_solved_again(seed: int) -> None:
     """Few variables: a search meets what it rounded to again and again, as roundings of other parts and as parts."""
     solved: list[Bounds] = []
-    program = searched(seed, has_budgets=True, count=12)
+    program, budgets = searched(seed, count=12)
     relaxed = program.relaxed
 
     def noted(bounds: Bounds) -> Relaxed | None:
@@ -70,14 +73,36 @@ def test_whole_values_that_were_solved_are_not_solved_again(seed: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "relaxed", noted)
-        found = program.search(0.0, 10_000)
+        found = program.search(0.0, 10_000, budgets)
 
     whole = [bounds for bounds in solved if all(low == high for low, high in bounds)]
     assert found.is_proven and whole
     assert len(set(whole)) == len(whole)
 
 
-def searched(seed: int, has_budgets: bool, count: int = 40) -> BranchAndBound:
+@pytest.mark.parametrize("seed", range(3))
+def test_whole_values_that_are_known_are_not_solved_again(seed: int) -> None:
+    """All that keep narrower budgets were searched before: better ones are found, or none."""
+    program, budgets = searched(seed, count=12)
+    narrow = [replace(budget, most=9) for budget in budgets]
+    wide = program.search(0.0, 10_000, budgets)
+    rounded_to: list[list[int]] = []
+    relaxed = program.relaxed
+
+    def noted(bounds: Bounds) -> Relaxed | None:
+        if all(low == high for low, high in bounds):
+            rounded_to.append([int(low) for low, _ in bounds])
+        return relaxed(bounds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "relaxed", noted)
+        found = program.search(0.0, 10_000, budgets, wide.objective - 2.0, narrow)
+
+    assert found.objective == pytest.approx(wide.objective)
+    assert rounded_to and not any(all(one.left(units) >= 0 for one in narrow) for units in rounded_to)
+
+
+def searched(seed: int, count: int = 40) -> tuple[BranchAndBound, list[Budget]]:
     rng, program = random.Random(seed), LinearProgram()
     units = [program.variable(high=9.0, integer=True) for _ in range(count)]
     for unit in units:
@@ -87,5 +112,5 @@ def searched(seed: int, has_budgets: bool, count: int = 40) -> BranchAndBound:
     own = [units[number::4] for number in range(4)]
     for group in own:
         program.require([(unit, 1.0) for unit in group], at_most=17.0)
-    budgets = [Budget({units.index(unit): 1 for unit in group}, 17) for group in own] if has_budgets else []
-    return BranchAndBound(program.relaxation(), units, budgets)
+    budgets = [Budget({units.index(unit): 1 for unit in group}, 17) for group in own]
+    return BranchAndBound(program.relaxation(), units), budgets

@@ -81,7 +81,7 @@ def test_no_cut_of_a_relaxation_is_exceeded_by_whole_values(seed: int) -> None:
     for unit in units:
         work = [(rate, -rng.uniform(0.0, 2.0)) for rate in rates]
         program.require([*work, (unit, rng.uniform(1.0, 3.0))], at_least=0.0)
-    searched, known = BranchAndBound(program.relaxation(), units, ()), WorthCuts(3)
+    searched, known = BranchAndBound(program.relaxation(), units), WorthCuts(3)
     for bounds in (((0.0, 3.0),) * 3, ((0.0, 1.0), (1.0, 2.0), (0.0, 3.0)), ((1.0, 1.0), (1.0, 1.0), (2.0, 2.0))):
         part = searched.relaxed(bounds)
         assert part is not None
