@@ -1,12 +1,14 @@
 """Makes the tokens and passwords that docker-compose.yml mounts as secrets: `python deploy/make_secrets.py [FOLDER]`.
 
-Needs Python alone. Files that exist are left as they are: a second run changes nothing. The folder is closed to other
+Needs Python alone. Files that exist are left as they are: a second run changes nothing, but what was lost is made anew,
+and a token's entry added to `tokens.toml`. The folder is closed to other
 users of the host; the files in it are readable, since the processes in the containers run under a user of their own.
 `user_token` and `admin_token` are for people and reach no container.
 """
 
 import hashlib
 import json
+import re
 import secrets
 import sys
 from pathlib import Path
@@ -38,19 +40,39 @@ def write_whole(path: Path, text: str, mode: int) -> None:
     draft.replace(path)
 
 
+def kept_in(path: Path, pattern: str) -> str | None:
+    """The secret that is part of another file, whose own file may have been lost; None where that has none."""
+    found = re.search(pattern, path.read_text()) if path.exists() else None
+    return found[1] if found else None
+
+
 def token_entry(token: str, tenant: str, role: str) -> str:
     digest = hashlib.sha256(token.strip().encode()).hexdigest()
     return f'[[token]]\nsha256 = "{digest}"\ntenant = "{tenant}"\nroles = ["{role}"]\n'
 
 
+def add_entry(known: Path, entry: str) -> None:
+    """Adds to the token file in place: one that is mounted into a container stays the old one when another takes its
+    name."""
+    with known.open("a") as file:
+        file.write(f"\n{entry}")
+    print(f"added to {known}")
+
+
 def make_tokens(folder: Path) -> None:
-    """A token for each role; the services get the digests, and the one token they show each other."""
-    entries = []
+    """A token for each role; the services get the digests, and the one token they show each other. A token that was
+    lost is made anew, and its entry added; that of one which is there is not, since somebody may have revoked it."""
+    known, entries = folder / "tokens.toml", []
     for name, (tenant, role) in ROLES.items():
-        mode = FOR_CONTAINERS if role == "service" else FOR_PEOPLE
-        token = keep_or_write(folder / name, secrets.token_urlsafe(32), mode)
-        entries.append(token_entry(token, tenant, role))
-    keep_or_write(folder / "tokens.toml", "\n".join(entries), FOR_CONTAINERS)
+        path, mode = folder / name, FOR_CONTAINERS if role == "service" else FOR_PEOPLE
+        token = path.read_text() if path.exists() else secrets.token_urlsafe(32)
+        entry = token_entry(token, tenant, role)
+        if known.exists() and not path.exists():
+            # First: a token without an entry would be taken for a revoked one by the next run.
+            add_entry(known, entry)
+        keep_or_write(path, token, mode)
+        entries.append(entry)
+    keep_or_write(known, "\n".join(entries), FOR_CONTAINERS)
 
 
 def make_grant_key(folder: Path) -> None:
@@ -60,7 +82,8 @@ def make_grant_key(folder: Path) -> None:
 
 def make_ledger(folder: Path) -> None:
     """PostgreSQL's password, and the settings file that tells the services the address it is part of."""
-    password = keep_or_write(folder / "postgres_password", secrets.token_hex(24), FOR_CONTAINERS)
+    kept = kept_in(folder / "ledger.toml", "pentimento:([0-9a-f]+)@")
+    password = keep_or_write(folder / "postgres_password", kept or secrets.token_hex(24), FOR_CONTAINERS)
     url = f"postgresql+psycopg://pentimento:{password}@ledger:5432/pentimento"
     tables = "".join(f'[{service}]\nledger_url = "{url}"\n' for service in ("frontdoor", "vectordb_gateway"))
     keep_or_write(folder / "ledger.toml", tables, FOR_CONTAINERS)
@@ -93,7 +116,8 @@ def make_objects(folder: Path) -> None:
 
 def make_vectors(folder: Path) -> None:
     """Qdrant's key, alone for the gateway and within a settings file for Qdrant."""
-    key = keep_or_write(folder / "vectors_key", secrets.token_hex(24), FOR_CONTAINERS)
+    kept = kept_in(folder / "vectors_settings.yaml", "api_key: ([0-9a-f]+)")
+    key = keep_or_write(folder / "vectors_key", kept or secrets.token_hex(24), FOR_CONTAINERS)
     keep_or_write(folder / "vectors_settings.yaml", f"service:\n  api_key: {key}\n", FOR_CONTAINERS)
 
 

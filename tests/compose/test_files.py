@@ -12,6 +12,7 @@ import pytest
 
 from deploy.make_secrets import main as make_secrets
 from deploy.requirements import requirements_of
+from pentimento.domain.errors import Unauthenticated
 from pentimento.domain.identity import Role
 from pentimento.rpc.tokens import TokenFile
 from pentimento.settings.declaration import by_name
@@ -317,3 +318,35 @@ def test_the_tokens_made_are_those_the_services_know(secrets: Path) -> None:
 
         assert caller is not None
         assert caller.roles == frozenset({role})
+
+
+@pytest.mark.parametrize("lost", ["user_token", "admin_token", "service_token", "tokens.toml"])
+def test_a_token_or_the_file_of_their_digests_that_was_lost_is_made_anew_and_fits(secrets: Path, lost: str) -> None:
+    (secrets / lost).unlink()
+    make_secrets(secrets)
+
+    tokens = TokenFile(secrets / "tokens.toml")
+    for role in (Role.USER, Role.SERVICE, Role.ADMIN):
+        caller = tokens.identify(f"Bearer {(secrets / f'{role.value}_token').read_text()}")
+
+        assert caller is not None
+        assert caller.roles == frozenset({role})
+
+
+def test_a_token_that_was_revoked_is_not_let_in_again(secrets: Path) -> None:
+    known = secrets / "tokens.toml"
+    entries = known.read_text().split("\n\n")
+    known.write_text("\n\n".join(entry for entry in entries if "demo" not in entry))
+    make_secrets(secrets)
+
+    with pytest.raises(Unauthenticated):
+        TokenFile(known).identify(f"Bearer {(secrets / 'user_token').read_text()}")
+
+
+@pytest.mark.parametrize("lost", ["postgres_password", "ledger.toml", "vectors_key", "vectors_settings.yaml"])
+def test_what_stands_in_two_files_is_the_same_again_where_one_was_lost(secrets: Path, lost: str) -> None:
+    first = (secrets / lost).read_text()
+    (secrets / lost).unlink()
+    make_secrets(secrets)
+
+    assert (secrets / lost).read_text() == first
