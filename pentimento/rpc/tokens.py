@@ -7,7 +7,8 @@
 
 A token is 256 random bits (`new_token`), hence a plain digest protects it. It travels as metadata `authorization:
 Bearer …`. The file is read again when it changes (looked at once a second at most) and on SIGHUP. A changed file that
-is malformed changes nothing and is reported in the log. Calls that already run go on under the tokens they came with.
+is malformed changes nothing and is reported in the log. One that is empty is being written: it lets nobody in only
+after EMPTY_S. Calls that already run go on under the tokens they came with.
 """
 
 import hashlib
@@ -33,6 +34,8 @@ BLINDING_KEY = secrets.token_bytes(32)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 GRANTABLE = frozenset(Role) - {Role.ANYONE}
 ENTRY_KEYS = frozenset({"sha256", "tenant", "roles"})
+# What writes a file in place empties it first, and may take a while to find out what comes in.
+EMPTY_S = 5.0
 
 
 def new_token() -> str:
@@ -96,13 +99,17 @@ def parse_roles(names: Any, where: str) -> frozenset[Role]:
     return frozenset(known[name] for name in names)
 
 
-def read_tokens(path: Path) -> dict[bytes, Caller]:
-    """Callers by blinded digest. SettingsError when the file cannot be read or is malformed."""
+def read_text(path: Path) -> str:
+    """What a token file holds. SettingsError when it cannot be read."""
     try:
-        text = path.read_text()
+        return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from error
-    return {blinded(digest): caller for digest, caller in parse_tokens(text, str(path)).items()}
+
+
+def read_tokens(text: str, origin: str) -> dict[bytes, Caller]:
+    """Callers by blinded digest. SettingsError when the text is malformed."""
+    return {blinded(digest): caller for digest, caller in parse_tokens(text, origin).items()}
 
 
 class OtherKeys(Protocol):
@@ -119,13 +126,18 @@ class TokenFile:
         self, path: Path, monotonic: Callable[[], float] = time.monotonic, keys: OtherKeys | None = None
     ) -> None:
         self._keys = keys
+        self._monotonic = monotonic
         self._file = WatchedFile(path, monotonic)
-        self._callers = read_tokens(path)
+        self._callers = read_tokens(read_text(path), str(path))
+        # Since when the file has been empty that had tokens before.
+        self._empty_at: float | None = None
 
     def identify(self, authorization: str | bytes | None) -> Caller | None:
         """Who sent this `authorization` value; None without one. Unauthenticated when it is malformed or unknown."""
         if self._file.changed():
             self.reload()
+        if self._empty_at is not None and self._monotonic() - self._empty_at >= EMPTY_S:
+            self._take("")
         if authorization is None:
             return None
         if not isinstance(authorization, str) or not authorization.startswith(BEARER):
@@ -139,14 +151,22 @@ class TokenFile:
         return caller
 
     def reload(self) -> None:
-        """Reads the file again; a malformed one changes nothing."""
+        """Reads the file again; a malformed one changes nothing, and an empty one only once it has stayed so."""
         try:
-            self._callers = read_tokens(self._file.path)
+            text = read_text(self._file.path)
+            if text.strip() or not self._callers:
+                self._take(text)
+            elif self._empty_at is None:
+                self._empty_at = self._monotonic()
+                logger.warning("token file is empty, the tokens before stay valid for seconds")
         except SettingsError as error:
             self._file.read_in_vain(error)
             logger.error("token file not reloaded, the tokens before stay valid", extra={"problem": str(error)})
-        else:
-            logger.info("token file reloaded", extra={"token_count": len(self._callers)})
+
+    def _take(self, text: str) -> None:
+        self._empty_at = None
+        self._callers = read_tokens(text, str(self._file.path))
+        logger.info("token file reloaded", extra={"token_count": len(self._callers)})
 
 
 class OpenDoor:

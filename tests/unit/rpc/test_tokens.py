@@ -1,6 +1,7 @@
 """Token files: what they may hold, and when they are read again."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,60 @@ def test_a_removed_file_keeps_the_tokens(tmp_path: Path) -> None:
     clock.now_s = 5.0
 
     assert tokens.identify(f"Bearer {token}") == Caller("acme", frozenset({Role.USER}))
+
+
+def known(tokens: TokenFile, token: str) -> bool:
+    try:
+        return tokens.identify(f"Bearer {token}") is not None
+    except Unauthenticated:
+        return False
+
+
+def seen_at(tokens: TokenFile, clock: Monotonic, token: str, *times_s: float) -> list[bool]:
+    """Whether the token is known at each of these times."""
+    found = []
+    for clock.now_s in times_s:
+        found.append(known(tokens, token))
+    return found
+
+
+def test_a_file_that_is_written_in_place_refuses_nobody_while_it_is_empty(tmp_path: Path) -> None:
+    first, second, clock = new_token(), new_token(), Monotonic()
+    file = tmp_path / "tokens.toml"
+    file.write_text(token_entry(first, "acme", frozenset({Role.USER})))
+    tokens = TokenFile(file, clock)
+    file.write_text("\n")
+    empty = seen_at(tokens, clock, first, 1.0, 5.9)
+    file.write_text(token_entry(second, "acme", frozenset({Role.USER})))
+
+    assert empty == [True, True]
+    assert seen_at(tokens, clock, second, 6.9, 20.0) == [True, True]
+    assert not known(tokens, first)
+
+
+def test_a_file_that_stays_empty_lets_nobody_in_after_five_seconds(tmp_path: Path) -> None:
+    token, clock = new_token(), Monotonic()
+    file = tmp_path / "tokens.toml"
+    file.write_text(token_entry(token, "acme", frozenset({Role.USER})))
+    tokens = TokenFile(file, clock)
+    file.write_text("")
+    before = seen_at(tokens, clock, token, 1.0)
+    # Whoever goes on touching it, or asks for it to be read, does not put that off.
+    for clock.now_s in (2.0, 4.0, 5.0):
+        os.utime(file)
+        tokens.reload()
+
+    assert (before, seen_at(tokens, clock, token, 5.9, 6.0, 7.0)) == ([True], [True, False, False])
+
+
+def test_a_file_that_says_that_it_has_no_tokens_lets_nobody_in_at_once(tmp_path: Path) -> None:
+    token, clock = new_token(), Monotonic()
+    file = tmp_path / "tokens.toml"
+    file.write_text(token_entry(token, "acme", frozenset({Role.USER})))
+    tokens = TokenFile(file, clock)
+    file.write_text("# none\n")
+
+    assert seen_at(tokens, clock, token, 1.0) == [False]
 
 
 @pytest.mark.parametrize("value", ["", "Bearer", "bearer x", "Basic x", b"Bearer x"])
