@@ -26,6 +26,7 @@ from pentimento.rpc.lifecycle import StopSignals, completes
 from pentimento.rpc.open_files import allow_files, files_of
 from pentimento.rpc.pipeline import Handler, Pipeline, ServerLimits
 from pentimento.rpc.relay import Relay
+from pentimento.rpc.relay.listener import ALPN
 from pentimento.rpc.settings import SOCKET_PATH_BYTES, RpcServerSettings, is_local, is_unix
 from pentimento.rpc.tokens import OtherKeys, open_identities
 from pentimento.rpc.transport import server_options
@@ -77,7 +78,7 @@ class RpcServer:
         self._credentials = server_credentials(settings)
         self._relay: Relay | None = None
         if takes_turns and sys.platform == "linux":
-            self._relay = Relay(server_tls(settings), settings.max_connections)
+            self._relay = Relay(server_tls(settings, ALPN), settings.max_connections)
         turns = self._relay.turns if self._relay is not None else None
         self._pipeline = Pipeline(self._identities, limits_of(settings), turns)
         self._health = health.HealthServicer()

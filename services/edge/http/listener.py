@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import functools
 import socket
-import ssl
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 
+from pentimento.rpc.credentials import server_tls
 from pentimento.rpc.open_files import allow_files, files_of
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.rpc.tls_buffers import bound_tls_buffers
@@ -73,6 +73,7 @@ class HttpListener:
 
     def __init__(self, app: Any, http: HttpSettings, rpc: RpcServerSettings) -> None:
         bound_tls_buffers()
+        tls = server_tls(rpc)
         self._http = http
         self._other_files = files_of(rpc, takes_turns=False)
         self._server = QuietUvicorn(
@@ -88,10 +89,7 @@ class HttpListener:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=max(round(http.idle_timeout_s), 1),
-                ssl_certfile=str(rpc.tls_cert_file) if rpc.tls_cert_file else None,
-                ssl_keyfile=str(rpc.tls_key_file) if rpc.tls_key_file else None,
-                ssl_ca_certs=str(rpc.tls_client_ca_file) if rpc.tls_client_ca_file else None,
-                ssl_cert_reqs=ssl.CERT_REQUIRED if rpc.tls_client_ca_file else ssl.CERT_NONE,
+                ssl_context_factory=(lambda *_: tls) if tls is not None else None,
             ),
             rpc.drain_timeout_s,
         )

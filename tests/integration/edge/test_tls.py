@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from pentimento.domain.identity import Role
-from pentimento.rpc import token_entry
+from pentimento.rpc import token_entry, watched_file
 from pentimento.testing.certificates import Authority, Pair
 from pentimento.testing.frontdoor_suite import running_suite
 from pentimento.testing.paced_worker import PacedWorker, picture_of
@@ -122,3 +122,28 @@ async def test_silent_connections_hold_little(guarded: GuardedEdge) -> None:
             tracemalloc.stop()
 
     assert (held - before) / 40 < 64 * 1024
+
+
+def certificate_shown(answer: httpx.Response) -> str:
+    secured = answer.extensions["network_stream"].get_extra_info("ssl_object")
+    return ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True))
+
+
+@pytest.mark.parametrize("client_authority", [True])
+async def test_a_renewed_certificate_is_shown_to_new_connections(
+    guarded: GuardedEdge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
+    renewed, known = guarded.authority.issue("renewed"), guarded.authority.issue("known")
+    pem = renewed.certificate.read_text()
+    async with guarded.http(known) as before, guarded.http(known) as after:
+        first = certificate_shown(await before.get("/health"))
+        renewed.key.replace(guarded.folder / "server.key")
+        renewed.certificate.replace(guarded.folder / "server.pem")
+        shown = certificate_shown(await after.get("/health")), certificate_shown(await before.get("/health"))
+    async with guarded.http() as nobody:
+        with pytest.raises(httpx.TransportError):
+            await nobody.get("/health")
+
+    assert shown == (pem, first)
+    assert first != pem

@@ -1,0 +1,189 @@
+"""Certificates that are renewed while a server serves."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel, watched_file
+from pentimento.testing.certificates import Authority, Pair
+from tests.contract.rpc.scripted import Scripted, embed, serving
+
+NOT_RELOADED = "certificate not reloaded, the one before is shown on"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "authority")
+
+
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A server, and what it reads: the files of `shown`, and the authorities of its clients where it asks for one."""
+
+    target: Scripted
+    shown: Pair
+    clients: Path
+
+    async def certificate(self) -> str:
+        """What a connection that is made now is shown, in PEM."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        host, _, port = self.target.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+        return ssl.DER_cert_to_PEM_cert(shown)
+
+
+@pytest.fixture
+def mutual() -> bool:
+    return False
+
+
+@pytest.fixture(params=[False, True], ids=["direct", "relayed"])
+async def served(
+    request: pytest.FixtureRequest, tmp_path: Path, authority: Authority, mutual: bool
+) -> AsyncIterator[Serving]:
+    shown, clients = authority.issue("shown"), tmp_path / "clients.pem"
+    clients.write_bytes(authority.certificate.read_bytes())
+    settings = RpcServerSettings(
+        listen=("127.0.0.1:0",),
+        tls_cert_file=shown.certificate,
+        tls_key_file=shown.key,
+        tls_client_ca_file=clients if mutual else None,
+    )
+    async with serving(settings, takes_turns=request.param) as target:
+        yield Serving(target, shown, clients)
+
+
+def put(fresh: Pair, at: Pair) -> None:
+    """Replace both files, each at once."""
+    fresh.key.replace(at.key)
+    fresh.certificate.replace(at.certificate)
+
+
+def channel_of(served: Serving, settings: RpcChannelSettings) -> grpc.aio.Channel:
+    return open_channel(served.target.address, settings, own_connection=True)
+
+
+async def test_new_connections_are_shown_a_renewed_certificate_and_those_that_are_open_go_on(
+    served: Serving, authority: Authority
+) -> None:
+    trusting = RpcChannelSettings(tls_ca_file=authority.certificate)
+    async with channel_of(served, trusting) as before:
+        assert await embed(before, "before") == "before"
+        renewed = authority.issue("renewed")
+        pem = renewed.certificate.read_text()
+        put(renewed, served.shown)
+        assert await served.certificate() == pem
+        async with channel_of(served, trusting) as after:
+            assert await embed(after, "after") == "after"
+        assert await embed(before, "still") == "still"
+
+
+def another_certificate(fresh: Pair, shown: Pair) -> None:
+    shown.certificate.write_bytes(fresh.certificate.read_bytes())
+
+
+def half_a_key(fresh: Pair, shown: Pair) -> None:
+    shown.key.write_text(fresh.key.read_text()[:100])
+
+
+def nothing(fresh: Pair, shown: Pair) -> None:
+    shown.certificate.write_text("")
+
+
+def no_file(fresh: Pair, shown: Pair) -> None:
+    shown.key.unlink()
+
+
+@pytest.mark.parametrize("spoil", [another_certificate, half_a_key, nothing, no_file])
+async def test_the_certificate_of_before_is_shown_while_the_files_do_not_fit_together(
+    served: Serving, authority: Authority, spoil: Callable[[Pair, Pair], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    before, renewed = await served.certificate(), authority.issue("renewed")
+    pem = renewed.certificate.read_text()
+    spoil(renewed, served.shown)
+    meanwhile = [await served.certificate() for _ in range(3)]
+    told = caplog.messages.count(NOT_RELOADED)
+    put(renewed, served.shown)
+
+    assert meanwhile == [before] * 3
+    assert told == 1
+    assert await served.certificate() == pem
+
+
+def test_a_key_that_is_another_while_it_is_judged_is_not_served(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC takes bytes, and what judges takes files."""
+    from pentimento.rpc.pem_files import PemFiles, load
+    from pentimento.settings import SettingsError
+
+    shown, renewed = authority.issue("shown"), authority.issue("renewed")
+
+    class Slow(ssl.SSLContext):
+        def load_cert_chain(self, *files: object, **options: object) -> None:
+            super().load_cert_chain(*files, **options)  # type: ignore[arg-type]
+            shown.key.write_bytes(renewed.key.read_bytes())
+
+    with pytest.raises(SettingsError, match="being written"):
+        load(Slow(ssl.PROTOCOL_TLS_SERVER), PemFiles(shown.certificate, shown.key, None))
+
+
+@pytest.mark.parametrize("mutual", [True])
+async def test_authorities_of_clients_are_taken_back(served: Serving, authority: Authority, tmp_path: Path) -> None:
+    others = Authority(tmp_path, "others")
+    trusting = RpcChannelSettings(tls_ca_file=authority.certificate)
+    ours, theirs = (
+        replace(trusting, tls_client_cert_file=pair.certificate, tls_client_key_file=pair.key)
+        for pair in (authority.issue("ours"), others.issue("theirs"))
+    )
+    async with channel_of(served, ours) as known:
+        await embed(known, "a")
+    served.clients.write_bytes(others.certificate.read_bytes())
+
+    async with channel_of(served, theirs) as known, channel_of(served, ours) as stranger:
+        assert await embed(known, "b") == "b"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await embed(stranger, "c")
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("relayed", [False, True], ids=["direct", "relayed"])
+async def test_a_volume_whose_link_is_swapped_is_followed(tmp_path: Path, authority: Authority, relayed: bool) -> None:
+    """As Kubernetes writes a secret anew: all files at once, by one symbolic link that they lie behind."""
+    pems = []
+    for version in ("first", "second"):
+        pair, folder = authority.issue(version), tmp_path / f"..{version}"
+        pems.append(pair.certificate.read_text())
+        folder.mkdir()
+        pair.certificate.rename(folder / "tls.crt")
+        pair.key.rename(folder / "tls.key")
+    (tmp_path / "..data").symlink_to("..first")
+    shown = Pair(tmp_path / "tls.crt", tmp_path / "tls.key")
+    for path in (shown.certificate, shown.key):
+        path.symlink_to(f"..data/{path.name}")
+    settings = RpcServerSettings(
+        listen=("127.0.0.1:0",), tls_cert_file=shown.certificate, tls_key_file=shown.key, token_file=None
+    )
+
+    async with serving(settings, takes_turns=relayed) as target:
+        found = Serving(target, shown, tmp_path)
+        first = await found.certificate()
+        (tmp_path / "..new").symlink_to("..second")
+        (tmp_path / "..new").replace(tmp_path / "..data")
+        second = await found.certificate()
+
+    assert [first, second] == pems
