@@ -1,13 +1,18 @@
 """TLS and mTLS from PEM files. Unix sockets are never wrapped: they are guarded by their file mode."""
 
+import functools
 import ssl
 from typing import Any
 
 import grpc
 
-from pentimento.rpc.pem_files import PemFiles, load
+from pentimento.rpc.pem_files import PemFiles, Pems, load
 from pentimento.rpc.settings import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.shown_certificate import CurrentContext, ShownCertificate
+from pentimento.rpc.watched_file import Version, version_of
+
+# What one process calls others by: each set of files as it is now and as it was before.
+KEPT_COUNT = 8
 
 
 def server_credentials(settings: RpcServerSettings) -> grpc.ServerCredentials | None:
@@ -34,10 +39,26 @@ def served_files(settings: RpcServerSettings) -> PemFiles:
 
 
 def channel_credentials(settings: RpcChannelSettings) -> grpc.ChannelCredentials | None:
-    """Credentials for host:port servers; None without authorities to check them by.
-    SettingsError when a file does not hold what it should: gRPC would only find that nobody can be reached."""
+    """Credentials for host:port servers, the same for as long as the files hold the same; None without authorities to
+    check servers by. SettingsError when a file does not hold what it should: gRPC would only find that nobody can be
+    reached."""
     if settings.tls_ca_file is None:
         return None
-    files = PemFiles(settings.tls_client_cert_file, settings.tls_client_key_file, settings.tls_ca_file)
-    held = load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
+    files = called_files(settings)
+    return _credentials_of(_judged(files, tuple(map(version_of, files.paths))))
+
+
+def called_files(settings: RpcChannelSettings) -> PemFiles:
+    return PemFiles(settings.tls_client_cert_file, settings.tls_client_key_file, settings.tls_ca_file)
+
+
+@functools.lru_cache(KEPT_COUNT)
+def _judged(files: PemFiles, versions: tuple[Version | None, ...]) -> Pems:
+    """Event loops open channels, the edge's for every caller, and to judge the authorities that come with a system
+    takes 50 ms."""
+    return load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
+
+
+@functools.lru_cache(KEPT_COUNT)
+def _credentials_of(held: Pems) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(held.authorities, held.key or None, held.certificate or None)

@@ -9,6 +9,8 @@ CHECK_INTERVAL_S = 1.0
 # What a process is out of for a while: descriptors, memory.
 PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
+Version = tuple[int, ...]
+
 
 class WatchedFile:
     """Tells when the file at `path` was written, replaced, or let be read since it was last read."""
@@ -17,7 +19,7 @@ class WatchedFile:
         self.path = path
         self._monotonic = monotonic
         self._checked_at = monotonic()
-        self._version: tuple[int, ...] | None = self._current_version()
+        self._version: Version | None = version_of(path)
 
     def changed(self) -> bool:
         """True once for each change; costs a stat a second, and a clock reading otherwise."""
@@ -25,7 +27,7 @@ class WatchedFile:
         if now - self._checked_at < CHECK_INTERVAL_S:
             return False
         self._checked_at = now
-        before, self._version = self._version, self._current_version()
+        before, self._version = self._version, version_of(self.path)
         return before != self._version
 
     def read_in_vain(self, error: Exception) -> None:
@@ -34,10 +36,12 @@ class WatchedFile:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in PASSING:
             self._version = ()
 
-    def _current_version(self) -> tuple[int, ...] | None:
-        try:
-            status = self.path.stat()
-        except OSError:
-            return None
-        # Who may read it changes the last one alone.
-        return status.st_mtime_ns, status.st_ino, status.st_size, status.st_ctime_ns
+
+def version_of(path: Path) -> Version | None:
+    """Return what is another after each change of the file; None where it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    # Who may read it changes the last one alone.
+    return status.st_mtime_ns, status.st_ino, status.st_size, status.st_ctime_ns

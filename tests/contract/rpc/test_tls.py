@@ -10,7 +10,16 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from pentimento.domain import errors
-from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, error_from_rpc, open_channel
+from pentimento.rpc import (
+    RpcChannelSettings,
+    RpcServer,
+    RpcServerSettings,
+    credentials,
+    error_from_rpc,
+    open_channel,
+)
+from pentimento.rpc.credentials import channel_credentials
+from pentimento.rpc.pem_files import PemFiles, Pems, load
 from pentimento.settings import SettingsError
 from pentimento.testing.certificates import Authority, Pair
 from pentimento.testing.raw_http2 import open_streams
@@ -173,3 +182,33 @@ async def test_certificates_that_no_server_can_be_called_with_are_refused_by_nam
 
     with pytest.raises(SettingsError, match=r"authority\.pem: "):
         open_channel("127.0.0.1:1", settings)
+
+
+def test_the_files_of_a_channel_are_judged_once_until_they_change(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Event loops open channels: the authorities of a system took the edge's 50 ms for each connection of a caller."""
+    judged: list[PemFiles] = []
+
+    def counted(context: ssl.SSLContext, files: PemFiles) -> Pems:
+        judged.append(files)
+        return load(context, files)
+
+    monkeypatch.setattr(credentials, "load", counted)
+    settings = tls_client(authority, authority.issue("client"))
+    first = [channel_credentials(settings) for _ in range(3)]
+    renewed = authority.issue("client")
+    second = [channel_credentials(settings) for _ in range(3)]
+
+    assert renewed.certificate == settings.tls_client_cert_file
+    assert len(judged) == 2
+    assert (len(set(first)), len(set(second)), first[0] is second[0]) == (1, 1, False)
+
+
+def test_a_channel_that_is_opened_after_its_files_were_spoilt_is_refused(authority: Authority) -> None:
+    settings = tls_client(authority)
+    channel_credentials(settings)
+    authority.certificate.write_text("")
+
+    with pytest.raises(SettingsError, match=r"authority\.pem: holds no PEM block"):
+        channel_credentials(settings)
