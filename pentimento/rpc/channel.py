@@ -17,8 +17,8 @@ import grpc
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc.context import remaining_s
-from pentimento.rpc.credentials import channel_credentials
 from pentimento.rpc.metadata import AUTHORIZATION, BEARER, REQUEST_ID
+from pentimento.rpc.renewed_channel import RenewedChannel
 from pentimento.rpc.settings import RpcChannelSettings, is_unix
 from pentimento.rpc.transport import channel_options
 from pentimento.rpc.watched_file import WatchedFile
@@ -45,11 +45,13 @@ def open_channel(
     """
     shown = GivenToken(token) if token is not None else open_token(settings.service_token_file)
     options = channel_options(settings.channel_max_message_bytes) + ((OWN_CONNECTION,) if own_connection else ())
-    credentials = None if is_unix(address) else channel_credentials(settings)
-    if credentials is None:
-        plain = grpc.aio.insecure_channel(address, options=options)
-    else:
-        plain = grpc.aio.secure_channel(address, credentials, options=options)
+
+    def connect(credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    plain = connect(None) if is_unix(address) or settings.tls_ca_file is None else RenewedChannel(settings, connect)
     return KitChannel(plain, shown, settings.default_deadline_ms / 1000)
 
 
@@ -134,7 +136,7 @@ class KitCall:
 class KitChannel(grpc.aio.Channel):
     """A grpc.aio.Channel whose calls all pass through KitCall."""
 
-    def __init__(self, channel: grpc.aio.Channel, token: Token, default_s: float) -> None:
+    def __init__(self, channel: grpc.aio.Channel | RenewedChannel, token: Token, default_s: float) -> None:
         # Any, because the stub leaves out the `_registered_method` that generated code passes.
         self._channel: Any = channel
         self._token = token

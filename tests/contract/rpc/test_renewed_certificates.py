@@ -9,9 +9,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel, watched_file
 from pentimento.testing.certificates import Authority, Pair
-from tests.contract.rpc.scripted import Scripted, embed, serving
+from tests.contract.rpc.scripted import Scripted, embed, serving, worker_stub
 
 NOT_RELOADED = "certificate not reloaded, the one before is shown on"
 
@@ -187,3 +188,71 @@ async def test_a_volume_whose_link_is_swapped_is_followed(tmp_path: Path, author
         second = await found.certificate()
 
     assert [first, second] == pems
+
+
+def client_of(authority: Authority, signed_by: Authority) -> tuple[RpcChannelSettings, Callable[[], None]]:
+    """Settings of a client that shows what `signed_by` signed once what is returned, too, has been called."""
+    shown, fresh = authority.issue("client"), signed_by.issue("fresh-client")
+    settings = RpcChannelSettings(
+        tls_ca_file=authority.certificate, tls_client_cert_file=shown.certificate, tls_client_key_file=shown.key
+    )
+    return settings, lambda: put(fresh, shown)
+
+
+async def test_a_channel_shows_a_renewed_certificate_to_a_server_that_wants_it(
+    authority: Authority, tmp_path: Path
+) -> None:
+    others, shown = Authority(tmp_path, "others"), authority.issue("shown")
+    settings, renew = client_of(authority, others)
+    wanting = RpcServerSettings(
+        listen=("127.0.0.1:0",),
+        tls_cert_file=shown.certificate,
+        tls_key_file=shown.key,
+        tls_client_ca_file=authority.certificate,
+    )
+    async with serving(wanting) as first, open_channel(first.address, settings) as channel:
+        before, address = await embed(channel, "before"), first.address
+        await first.server.stop()
+        again = replace(wanting, listen=(address,), tls_client_ca_file=others.certificate)
+        async with serving(again):
+            renew()
+            after = await embed(channel, "after", wait_for_ready=True, timeout=60)
+
+    assert (before, after) == ("before", "after")
+
+
+async def test_calls_that_run_go_on_where_certificates_are_renewed(served: Serving, authority: Authority) -> None:
+    renewed = asyncio.Event()
+
+    async def credit(request: object) -> AsyncIterator[worker.WatchCreditsResponse]:
+        yield worker.WatchCreditsResponse()
+        await renewed.wait()
+        yield worker.WatchCreditsResponse()
+
+    served.target.worker.credits = credit
+    settings, renew = client_of(authority, authority)
+    async with channel_of(served, settings) as channel:
+        running = worker_stub(channel).WatchCredits(worker.WatchCreditsRequest())
+        await running.read()
+        renew()
+        await embed(channel, "over another connection")
+        renewed.set()
+        second, end = await running.read(), await running.read()
+
+    assert (second, end) == (worker.WatchCreditsResponse(), grpc.aio.EOF)
+
+
+@pytest.mark.parametrize("mutual", [True])
+async def test_a_channel_goes_on_while_its_files_do_not_fit_together(
+    served: Serving, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, renew = client_of(authority, authority)
+    assert settings.tls_client_key_file is not None
+    async with channel_of(served, settings) as channel:
+        settings.tls_client_key_file.write_text("-----BEGIN ")
+        answers = [await embed(channel, str(number)) for number in range(3)]
+        told = caplog.messages.count("certificates not reloaded, those before are called with")
+        renew()
+        answers.append(await embed(channel, "3"))
+
+    assert (answers, told) == (["0", "1", "2", "3"], 1)
