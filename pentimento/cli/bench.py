@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pentimento.cli.connection import connection_options, frontdoor_address, read_token, token_option
+from pentimento.cli.connection import connection_options, frontdoor_address, read_token, tls_options, token_option
 from pentimento.cli.forwarding import ForwardingCommand
 from pentimento.cli.json_output import json_option
 from pentimento.cli.numbers import FINITE, FiniteRange
@@ -218,6 +218,7 @@ def allocation(record: Path, run: Path | None, output: Path) -> None:
     "-r", "--report", "reports", type=FILE, multiple=True, help="write it there too: .json, .txt, .svg or .png"
 )
 @json_option
+@tls_options
 @token_option
 def trace_study(log: Path, **options: Any) -> None:
     """Studies a LOG of prompts (.txt, .tsv, .csv, .jsonl or a workload): what caches of any size could reuse of it, how

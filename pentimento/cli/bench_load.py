@@ -14,6 +14,7 @@ import click
 import numpy as np
 
 from pentimento.cli.bench_report import check_forms, report_of, show
+from pentimento.cli.connection import tls_files
 from pentimento.devices.emulation import label_of
 from pentimento.domain.image_request import CacheMode, Completed
 from pentimento.files.folders import check_folder
@@ -45,7 +46,7 @@ def run_load(path: Path | None, address: str, tokens: Mapping[str, str], options
         detailed_stages=options["detailed_stages"],
     )
     gc.freeze()  # A full collection would hold arrivals up, and count as the server's time.
-    run = asyncio.run(run_of(workload, address, tokens, options["tls_ca_file"], settings, options["name"]))
+    run = asyncio.run(run_of(workload, address, tokens, tls_files(options), settings, options["name"]))
     try:
         if options["save"] is not None:
             save_run(run, options["save"])
@@ -74,7 +75,7 @@ async def run_of(
     workload: Workload,
     address: str,
     tokens: Mapping[str, str],
-    tls_ca_file: Path | None,
+    files: Mapping[str, Any],
     settings: LoadSettings,
     name: str = "",
 ) -> Run:
@@ -84,9 +85,7 @@ async def run_of(
     interrupted = False
     async with AsyncExitStack() as stack:
         clients = {
-            tenant: await stack.enter_async_context(
-                AsyncClient(address, token=token, tls_ca_file=tls_ca_file, retries=ONCE)
-            )
+            tenant: await stack.enter_async_context(AsyncClient(address, token=token, retries=ONCE, **files))
             for tenant, token in tokens.items()
         }
         # A suite that is not there is told of once, and not once a request.

@@ -10,13 +10,14 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from pentimento.cli.connection import read_token
+from pentimento.cli.connection import read_token, tls_files
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.folders import check_folder
 from pentimento.reports import check_png, save_panels, sheet_svg
 from pentimento.reports.page import STYLE
 from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.rpc.settings import client_settings
 from pentimento.studies import (
     NIRVANA_SAVINGS,
     PromptLog,
@@ -89,8 +90,8 @@ def _vectors(log: PromptLog, options: Mapping[str, Any]) -> tuple[Vectors, str]:
     """The vectors, and what gave them."""
     if options["embeddings"] is not None:
         return read_embeddings(options["embeddings"], len(log.prompts)), options["embeddings"].name
-    token = read_token(options["token"]) or None
-    vectors, digest = asyncio.run(embed_prompts(options["embedder_address"], token, log.prompts))
+    token, channels = read_token(options["token"]) or None, client_settings(**tls_files(options))
+    vectors, digest = asyncio.run(embed_prompts(options["embedder_address"], token, log.prompts, channels=channels))
     if options["save_embeddings"] is not None:
         with options["save_embeddings"].open("wb") as file:
             np.save(file, vectors, allow_pickle=False)
@@ -98,14 +99,18 @@ def _vectors(log: PromptLog, options: Mapping[str, Any]) -> tuple[Vectors, str]:
 
 
 async def embed_prompts(
-    address: str, token: str | None, prompts: Sequence[str], batch: int = BATCH
+    address: str,
+    token: str | None,
+    prompts: Sequence[str],
+    batch: int = BATCH,
+    channels: RpcChannelSettings | None = None,
 ) -> tuple[Vectors, str]:
     """Return a unit vector for each prompt (n, width) and the encoder's digest; equal prompts are asked for once, and
     `batch` in a call."""
     distinct = list(dict.fromkeys(prompts))
     rows: list[Vectors] = []
     digest = ""
-    async with open_channel(address, RpcChannelSettings(), token) as channel:
+    async with open_channel(address, channels or RpcChannelSettings(), token) as channel:
         client = EmbedderClient(channel)
         for start in range(0, len(distinct), batch):
             answers = await client.embed_text(distinct[start : start + batch], TIMEOUT_S)

@@ -16,12 +16,13 @@ from pentimento.cli.connection import (
     read_token,
     running_suite,
     state_dir_option,
-    tls_ca_option,
+    tls_files,
+    tls_options,
     token_option,
 )
 from pentimento.domain.errors import Unavailable
 from pentimento.rpc.channel import open_channel
-from pentimento.rpc.settings import RpcChannelSettings
+from pentimento.rpc.settings import client_settings
 from pentimento.sdk.blocking import Client
 from pentimento.sdk.client import AsyncClient
 from pentimento.sdk.retries import RetryPolicy
@@ -34,7 +35,7 @@ T = TypeVar("T")
 def controller_options(command: Command) -> Command:
     """Say which controller a command talks to, and as whom."""
     address = click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
-    for option in (tls_ca_option, token_option, address, state_dir_option):
+    for option in (tls_options, token_option, address, state_dir_option):
         command = option(command)
     return command
 
@@ -43,7 +44,7 @@ def ask_controller(options: dict[str, Any], question: Callable[[Channel], Awaita
     """Return what the controller of `controller_options` answers. A suite that runs here is asked as itself where no
     token is given. Raises what the controller says; Unavailable names its address."""
     address, token = options["controller_address"], read_token(options["token"])
-    settings = RpcChannelSettings(tls_ca_file=options["tls_ca_file"])
+    settings = client_settings(**tls_files(options))
     if not address:
         suite = running_suite(options["state_dir"])
         address = suite.controller
@@ -67,7 +68,7 @@ def frontdoor_client(options: dict[str, Any], retries: RetryPolicy | None = None
     """Yield a client of the frontdoor of `connection_options`. Unavailable names its address."""
     address = frontdoor_address(options["address"], options["state_dir"])
     token = read_token(options["token"])
-    with naming(address), Client(address, token=token, tls_ca_file=options["tls_ca_file"], retries=retries) as client:
+    with naming(address), Client(address, token=token, retries=retries, **tls_files(options)) as client:
         yield client
 
 
@@ -78,7 +79,7 @@ def ask_frontdoor(options: dict[str, Any], question: Callable[[AsyncClient], Awa
 
     async def ask() -> T:
         token = read_token(options["token"])
-        async with AsyncClient(address, token=token, tls_ca_file=options["tls_ca_file"]) as client:
+        async with AsyncClient(address, token=token, **tls_files(options)) as client:
             return await question(client)
 
     with naming(address):

@@ -1,6 +1,6 @@
 """Options that say which suite a command talks to, and as whom."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,15 +25,30 @@ address_option = click.option(
 token_option = click.option(
     "--token", envvar="PENTIMENTO_TOKEN", default="", help="token, or @FILE that holds it (a file stays out of `ps`)"
 )
-tls_ca_option = click.option(
-    "--tls-ca-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="PEM authorities of the server: call it over TLS",
-)
+PRESENT = click.Path(exists=True, dir_okay=False, path_type=Path)
+# As `client_settings` and the clients of the SDK have them.
+TLS_FILES = {
+    "tls_ca_file": "PEM authorities of the server: call it over TLS",
+    "tls_client_cert_file": "PEM certificate to show to a server that asks for one (mTLS)",
+    "tls_client_key_file": "PEM private key of that certificate",
+}
+
+
+def tls_options(command: Command) -> Command:
+    """Say whom a command believes, and what it shows."""
+    for name, text in reversed(TLS_FILES.items()):
+        flag, variable = f"--{name.replace('_', '-')}", f"PENTIMENTO_{name.upper()}"
+        command = click.option(flag, name, type=PRESENT, envvar=variable, help=text)(command)
+    return command
+
+
+def tls_files(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was given of `tls_options`, by name."""
+    return {name: options[name] for name in TLS_FILES}
 
 
 def connection_options(command: Command) -> Command:
-    for option in (tls_ca_option, token_option, address_option, state_dir_option):
+    for option in (tls_options, token_option, address_option, state_dir_option):
         command = option(command)
     return command
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 from grpc.aio import Channel
@@ -17,7 +17,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from pentimento.cli.calls import naming, own_token_file
-from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_ca_option, token_option
+from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_files, tls_options, token_option
 from pentimento.cli.json_output import json_option
 from pentimento.cli.status_view import movement, render, sample_of
 from pentimento.clients.controller import ControllerClient
@@ -27,7 +27,7 @@ from pentimento.clients.suite_status import SuiteStatus, as_document, gathered
 from pentimento.domain.errors import InvalidArgument
 from pentimento.reports.allocations import AllocationSample, sample_line
 from pentimento.rpc.channel import open_channel
-from pentimento.rpc.settings import RpcChannelSettings
+from pentimento.rpc.settings import RpcChannelSettings, client_settings
 
 T = TypeVar("T")
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -35,6 +35,7 @@ LOOK_S = 1.0
 CALL_TIMEOUT_S = 2.0
 SHOWN_LOOKS = 60
 NOBODY_ANSWERED = 1
+ADDRESSES = ("controller_address", "frontdoor_address", "gateway_address")
 
 
 @click.command()
@@ -48,7 +49,7 @@ NOBODY_ANSWERED = 1
 @click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
 @click.option("--frontdoor-address", help="likewise")
 @click.option("--gateway-address", help="likewise")
-@tls_ca_option
+@tls_options
 @token_option
 @state_dir_option
 def status(
@@ -56,15 +57,15 @@ def status(
     record: Path | None,
     as_json: bool,
     token: str,
-    tls_ca_file: Path | None,
     state_dir: Path,
-    **addresses: str | None,
+    **options: Any,
 ) -> None:
     """Shows who is up, the models they hold, queues, running work, the cache and the plan in force. Exits with 1 where
     nobody answers, unless it stays: with --watch --json every look is a line."""
     if record is not None and not watch:
         raise InvalidArgument.of("record", "is written with --watch alone")
-    places = find_places(addresses, read_token(token), tls_ca_file, state_dir)
+    addresses = {name: options[name] for name in ADDRESSES}
+    places = find_places(addresses, read_token(token), client_settings(**tls_files(options)), state_dir)
     if watch:
         asyncio.run(keep_looking(places, record, as_json=as_json))
         return
@@ -86,14 +87,14 @@ class Places:
     channels: RpcChannelSettings
 
 
-def find_places(addresses: dict[str, str | None], token: str, tls_ca_file: Path | None, state_dir: Path) -> Places:
+def find_places(addresses: dict[str, str | None], token: str, channels: RpcChannelSettings, state_dir: Path) -> Places:
     given = {name.removesuffix("_address"): address for name, address in addresses.items() if address}
     if len(given) < len(addresses):
         suite = running_suite(state_dir)
         found = {"controller": suite.controller, "frontdoor": suite.frontdoor, "gateway": suite.gateway}
-        channels = RpcChannelSettings(tls_ca_file=tls_ca_file, service_token_file=own_token_file(suite, token))
+        channels = dataclasses.replace(channels, service_token_file=own_token_file(suite, token))
         return Places(**{**found, **given}, token=token or None, channels=channels)
-    return Places(**given, token=token or None, channels=RpcChannelSettings(tls_ca_file=tls_ca_file))
+    return Places(**given, token=token or None, channels=channels)
 
 
 async def look(places: Places) -> SuiteStatus:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pentimento.cli.calls import naming
-from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_ca_option, token_option
+from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_files, tls_options, token_option
 from pentimento.cli.durations import duration_ms
 from pentimento.cli.json_output import json_option, say
 from pentimento.cli.numbers import FINITE
@@ -21,7 +21,7 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFou
 from pentimento.domain.tenants import DAY_S, HOUR_S, USAGE_KEPT_S, Tenant, TenantKey, TenantQuota, UsagePeriod
 from pentimento.files.json_values import to_json
 from pentimento.rpc.channel import open_channel
-from pentimento.rpc.settings import RpcChannelSettings
+from pentimento.rpc.settings import client_settings
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -36,7 +36,7 @@ def admin_options(command: Command) -> Command:
         envvar="PENTIMENTO_ADMIN_ADDRESS",
         help="host:port or unix:/path of `--admin-listen`, instead of the suite's here",
     )
-    for option in (tls_ca_option, token_option, address, state_dir_option):
+    for option in (tls_options, token_option, address, state_dir_option):
         command = option(command)
     return command
 
@@ -187,7 +187,7 @@ def usage(name: str, since: str, by: str, as_json: bool, **options: Any) -> None
 def ask(options: dict[str, Any], question: Callable[[TenantsClient], Awaitable[T]]) -> T:
     """Return what the administration answers. Raises what it says; FailedPrecondition where a suite here has none."""
     address = options["admin_address"] or admin_of_suite(options)
-    settings, token = RpcChannelSettings(tls_ca_file=options["tls_ca_file"]), read_token(options["token"])
+    settings, token = client_settings(**tls_files(options)), read_token(options["token"])
 
     async def call() -> T:
         async with open_channel(address, settings, token or None) as channel:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pentimento.domain.errors import InvalidArgument
 from pentimento.settings import setting
 from pentimento.telemetry import LogFormat, LogLevel
 
@@ -14,7 +15,7 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 @dataclass(frozen=True)
 class RpcServerSettings:
-    """How this process is called. What can be changed without a restart: the content of `token_file`."""
+    """How this process is called. What can be changed without a restart: the content of its files."""
 
     listen: tuple[str, ...] = setting(
         ("127.0.0.1:0",), help="addresses to serve gRPC on: unix:/path or host:port; port 0 takes a free one"
@@ -114,6 +115,18 @@ class RpcChannelSettings:
             raise ValueError("--tls-client-cert-file and --tls-client-key-file must be given together")
         if self.tls_client_cert_file is not None and self.tls_ca_file is None:
             raise ValueError("--tls-client-cert-file needs --tls-ca-file")
+
+
+def client_settings(
+    tls_ca_file: Path | None = None, tls_client_cert_file: Path | None = None, tls_client_key_file: Path | None = None
+) -> RpcChannelSettings:
+    """Return how a client of ours calls. InvalidArgument names the file without which another is of no use."""
+    shown = {"tls_client_cert_file": tls_client_cert_file, "tls_client_key_file": tls_client_key_file}
+    if any(shown.values()):
+        for name, file in {**shown, "tls_ca_file": tls_ca_file}.items():
+            if file is None:
+                raise InvalidArgument.of(name, "must be given where a client's certificate or its key is")
+    return RpcChannelSettings(None, tls_ca_file, tls_client_cert_file, tls_client_key_file)
 
 
 def with_receiving_room(settings: RpcServerSettings, stream_count: int, message_bytes: int) -> RpcServerSettings:

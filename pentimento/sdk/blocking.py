@@ -39,15 +39,27 @@ class Client:
         *,
         token: str = "",
         tls_ca_file: Path | None = None,
+        tls_client_cert_file: Path | None = None,
+        tls_client_key_file: Path | None = None,
         retries: RetryPolicy | None = None,
     ) -> None:
+        """As `AsyncClient`."""
         self._loop = asyncio.new_event_loop()
         # Whether no work is begun any more, and whether none of it is looked at.
         self._closed = self._stopped = False
         self._thread = threading.Thread(target=self._run, name="pentimento-client", daemon=True)
         self._thread.start()
         try:
-            self._client = self._call(self._open(address, token, tls_ca_file, retries))
+            self._client = self._call(
+                self._open(
+                    address,
+                    token=token,
+                    tls_ca_file=tls_ca_file,
+                    tls_client_cert_file=tls_client_cert_file,
+                    tls_client_key_file=tls_client_key_file,
+                    retries=retries,
+                )
+            )
         except BaseException:
             self._end()
             raise
@@ -188,11 +200,9 @@ class Client:
         """Return the LoRAs and ControlNets that a request may name, with the models that they are made for."""
         return self._call(self._client.list_adapters())
 
-    async def _open(
-        self, address: str, token: str, tls_ca_file: Path | None, retries: RetryPolicy | None
-    ) -> AsyncClient:
+    async def _open(self, address: str, **options: Any) -> AsyncClient:
         # On the loop's own thread: a channel belongs to the loop it was made on.
-        return AsyncClient(address, token=token, tls_ca_file=tls_ca_file, retries=retries)
+        return AsyncClient(address, **options)
 
     async def _finish(self) -> None:
         """Close the channel and wait for the tasks of its calls, which must not find the loop closed."""

@@ -29,7 +29,7 @@ from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, Re
 from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.rpc.channel import open_channel
-from pentimento.rpc.settings import RpcChannelSettings
+from pentimento.rpc.settings import client_settings
 from pentimento.sdk.job_calls import JobCalls
 from pentimento.sdk.picture import Picture
 from pentimento.sdk.picture_set import PictureSet, pictures_of
@@ -50,9 +50,14 @@ class AsyncClient:
         *,
         token: str = "",
         tls_ca_file: Path | None = None,
+        tls_client_cert_file: Path | None = None,
+        tls_client_key_file: Path | None = None,
         retries: RetryPolicy | None = None,
     ) -> None:
-        self._channel = open_channel(address, RpcChannelSettings(tls_ca_file=tls_ca_file), token or None)
+        """`tls_ca_file`: PEM authorities of the server, which is called over TLS then; the other two are shown to one
+        that asks for a certificate. InvalidArgument names a file that lacks, SettingsError one that is none."""
+        settings = client_settings(tls_ca_file, tls_client_cert_file, tls_client_key_file)
+        self._channel = open_channel(address, settings, token or None)
         self._images = ImageClient(self._channel)
         self._retries = retries or RetryPolicy()
         self._jobs = JobCalls(self._images, self._retries)

@@ -22,14 +22,14 @@ async def running_edge(
     signing_key_file: Path | None = None,
     service_token_file: Path | None = None,
     tls: dict[str, Any] | None = None,
-    frontdoor_ca_file: Path | None = None,
+    frontdoor_tls: dict[str, Any] | None = None,
     **http: Any,
 ) -> AsyncIterator[EdgeProcess]:
     """Listen on a free port of this machine; `http` are settings of the listener, `tls` those of what it shows and asks
-    for, `frontdoor_ca_file` whom a frontdoor at host:port is believed by."""
+    for, `frontdoor_tls` those by which a frontdoor at host:port is called."""
     settings = EdgeSettings(
         RpcServerSettings(listen=(f"unix:{folder / 'edge'}",), drain_timeout_s=5.0, **(tls or {})),
-        RpcChannelSettings(service_token_file=service_token_file, tls_ca_file=frontdoor_ca_file),
+        RpcChannelSettings(service_token_file=service_token_file, **(frontdoor_tls or {})),
         HttpSettings(http_listen="127.0.0.1:0", **http),
         frontdoor_address=frontdoor_address,
         files_url=files_url,

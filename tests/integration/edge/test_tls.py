@@ -1,4 +1,4 @@
-"""HTTP over TLS, before a frontdoor over TLS, with tokens."""
+"""HTTP over TLS, before a frontdoor over mutual TLS, with tokens."""
 
 import base64
 import ssl
@@ -57,10 +57,21 @@ async def guarded(
     shown = served(ours.issue("server"))
     tokens = folder / "tokens.toml"
     tokens.write_text(token_entry("a-token", "acme", frozenset({Role.USER})))
-    asked = {"tls_client_ca_file": ours.certificate} if client_authority else {}
-    async with running_suite(folder, token_file=tokens, tls=shown, signing_key_file=signing_keys(folder)) as suite:
+    asking = {"tls_client_ca_file": ours.certificate}
+    keys = signing_keys(folder)
+    async with running_suite(folder, token_file=tokens, tls={**shown, **asking}, signing_key_file=keys) as suite:
         frontdoor = suite.frontdoor.server.bound_addresses[-1]
-        options = {"tls": {**shown, **asked}, "frontdoor_ca_file": ours.certificate, **files_of(folder)}
+        own = ours.issue("edge")
+        called = {
+            "tls_ca_file": ours.certificate,
+            "tls_client_cert_file": own.certificate,
+            "tls_client_key_file": own.key,
+        }
+        options = {
+            "tls": {**shown, **(asking if client_authority else {})},
+            "frontdoor_tls": called,
+            **files_of(folder),
+        }
         # As asyncio has it: the frontdoor of this process has bounded it.
         monkeypatch.setattr(SSLProtocol, "max_size", 256 * 1024)
         async with running_edge(folder, frontdoor, **options) as running:  # type: ignore[arg-type]

@@ -1,0 +1,118 @@
+"""Our clients before a frontdoor that asks for a certificate of theirs."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pentimento.cli import cli
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Unavailable
+from pentimento.sdk import AsyncClient, Client, RetryPolicy
+from pentimento.settings import SettingsError
+from pentimento.testing.certificates import Authority, Pair
+from pentimento.testing.frontdoor_suite import running_suite
+from pentimento.testing.paced_worker import PacedWorker
+
+ONCE = RetryPolicy(tries=1)
+
+
+@pytest.fixture
+def authority(folder: Path) -> Authority:
+    return Authority(folder, "authority")
+
+
+@pytest.fixture
+async def address(folder: Path, worker: PacedWorker, authority: Authority) -> AsyncIterator[str]:
+    shown = authority.issue("server")
+    tls = {
+        "tls_cert_file": shown.certificate,
+        "tls_key_file": shown.key,
+        "tls_client_ca_file": authority.certificate,
+    }
+    async with running_suite(folder, tls=tls) as suite:
+        yield suite.frontdoor.server.bound_addresses[-1]
+
+
+def files(authority: Authority, pair: Pair) -> dict[str, Any]:
+    return {
+        "tls_ca_file": authority.certificate,
+        "tls_client_cert_file": pair.certificate,
+        "tls_client_key_file": pair.key,
+    }
+
+
+async def command(*arguments: str, **given: Path) -> Result:
+    """What a command answers that is given these files; in a thread, since it has an event loop of its own."""
+    flags = [part for name, file in given.items() for part in (f"--{name.replace('_', '-')}", str(file))]
+    return await asyncio.to_thread(CliRunner().invoke, cli, [*arguments, *flags])
+
+
+async def test_clients_are_let_in_by_the_certificate_that_they_show(address: str, authority: Authority) -> None:
+    known = files(authority, authority.issue("client"))
+
+    def asked() -> int:
+        with Client(address, retries=ONCE, **known) as client:
+            return len(client.list_models())
+
+    async with AsyncClient(address, retries=ONCE, **known) as client:
+        assert len(await client.list_models()) == 1
+    assert await asyncio.to_thread(asked) == 1
+
+
+async def test_clients_that_show_none_or_a_stranger_s_are_not(address: str, authority: Authority, folder: Path) -> None:
+    stranger = files(authority, Authority(folder, "strangers").issue("stranger"))
+
+    nobody: dict[str, Any] = {"tls_ca_file": authority.certificate}
+    for given in (nobody, stranger):
+        async with AsyncClient(address, retries=ONCE, **given) as client:
+            with pytest.raises(Unavailable):
+                await client.list_models()
+
+
+async def test_commands_show_theirs_to_whomever_they_call(address: str, authority: Authority) -> None:
+    known = files(authority, authority.issue("client"))
+    nobody = {"tls_ca_file": authority.certificate}
+
+    jobs = await command("jobs", "list", "--json", "--address", address, **known)
+    status = [f"--{name}-address={address}" for name in ("controller", "frontdoor", "gateway")]
+    seen = await command("status", "--json", *status, **known)
+    refused = [
+        await command("jobs", "list", "--address", address, **nobody),
+        await command("adapters", "list", "--controller-address", address, **nobody),
+        await command("tenant", "list", "--admin-address", address, **nobody),
+    ]
+    # A frontdoor is no controller, and administers no tenants there: but it was reached.
+    reached = [
+        await command("adapters", "list", "--controller-address", address, **known),
+        await command("tenant", "list", "--admin-address", address, **known),
+    ]
+
+    assert (jobs.exit_code, jobs.stdout) == (0, "")
+    assert json.loads(seen.stdout)["frontdoor"] is not None
+    assert [type(one.exception) for one in refused] == [Unavailable] * 3
+    assert [type(one.exception) for one in reached] == [FailedPrecondition] * 2
+
+
+async def test_files_may_stand_in_the_environment(
+    address: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, file in files(authority, authority.issue("client")).items():
+        monkeypatch.setenv(f"PENTIMENTO_{name.upper()}", str(file))
+
+    assert (await command("jobs", "list", "--address", address)).exit_code == 0
+
+
+async def test_files_that_are_of_no_use_are_refused_by_name(authority: Authority) -> None:
+    known = files(authority, authority.issue("client"))
+    for lacking in known:
+        with pytest.raises(InvalidArgument, match=f"^{lacking}: must be given"):
+            AsyncClient("127.0.0.1:1", **{name: file for name, file in known.items() if name != lacking})
+    other = known | {"tls_client_key_file": authority.issue("other").key}
+    missing = known | {"tls_client_key_file": Path("/nonexistent.key")}
+    for given, words in ((other, r"other\.key"), (missing, "nonexistent.key: cannot be read")):
+        with pytest.raises(SettingsError, match=words):
+            AsyncClient("127.0.0.1:1", **given)
