@@ -17,6 +17,7 @@ import grpc
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc.context import remaining_s
+from pentimento.rpc.credentials import ClientCredentials
 from pentimento.rpc.metadata import AUTHORIZATION, BEARER, REQUEST_ID
 from pentimento.rpc.renewed_channel import RenewedChannel
 from pentimento.rpc.settings import RpcChannelSettings, is_unix
@@ -36,23 +37,30 @@ OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
 
 
 def open_channel(
-    address: str, settings: RpcChannelSettings, token: str | None = None, *, own_connection: bool = False
+    address: str,
+    settings: RpcChannelSettings,
+    token: str | None = None,
+    *,
+    own_connection: bool = False,
+    credentials: ClientCredentials | None = None,
 ) -> grpc.aio.Channel:
     """A channel to "unix:/path" or "host:port"; connects with its first call. `token` stands in for
-    `service_token_file`; `own_connection`: no other channel's calls are on its connection.
+    `service_token_file`; `own_connection`: no other channel's calls are on its connection; `credentials`: those of the
+    settings, held by who opens channels all the time, and goes on while the files do not hold what they should.
 
     SettingsError when the token or the certificates cannot be read, InvalidArgument for a `token` that can be none.
     """
-    shown = GivenToken(token) if token is not None else open_token(settings.service_token_file)
+    bearer = GivenToken(token) if token is not None else open_token(settings.service_token_file)
     options = channel_options(settings.channel_max_message_bytes) + ((OWN_CONNECTION,) if own_connection else ())
 
-    def connect(credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
-        if credentials is None:
+    def connect(shown: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        if shown is None:
             return grpc.aio.insecure_channel(address, options=options)
-        return grpc.aio.secure_channel(address, credentials, options=options)
+        return grpc.aio.secure_channel(address, shown, options=options)
 
-    plain = connect(None) if is_unix(address) or settings.tls_ca_file is None else RenewedChannel(settings, connect)
-    return KitChannel(plain, shown, settings.default_deadline_ms / 1000)
+    secured = not is_unix(address) and settings.tls_ca_file is not None
+    plain = RenewedChannel(credentials or ClientCredentials(settings), connect) if secured else connect(None)
+    return KitChannel(plain, bearer, settings.default_deadline_ms / 1000)
 
 
 class GivenToken:

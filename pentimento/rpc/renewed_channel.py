@@ -1,33 +1,24 @@
 """A channel over TLS that goes on when its certificates are renewed: gRPC's own keeps what it was opened with."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 
-from pentimento.rpc.credentials import called_files, channel_credentials
-from pentimento.rpc.settings import RpcChannelSettings
-from pentimento.rpc.watched_file import WatchedFile
-from pentimento.settings import SettingsError
-
-logger = logging.getLogger(__name__)
+from pentimento.rpc.credentials import ClientCredentials
 
 Connect = Callable[[grpc.ChannelCredentials | None], grpc.aio.Channel]
 
 
 class RenewedChannel:
-    """What a KitChannel asks of a channel. Calls that begin after the files have changed, looked at once a second at
-    most, are made over another connection, by what they hold then; those that run go on over theirs. Files that do not
-    hold what they should change nothing."""
+    """What a KitChannel asks of a channel. Calls that begin after a renewal are made over another connection, by what
+    is given then; those that run go on over theirs."""
 
-    def __init__(self, settings: RpcChannelSettings, connect: Connect) -> None:
-        """SettingsError when the files do not hold what they should."""
-        self._settings = settings
+    def __init__(self, given: ClientCredentials, connect: Connect) -> None:
+        self._given = given
         self._connect = connect
-        self._watched = [WatchedFile(path) for path in called_files(settings).paths]
-        self._credentials = channel_credentials(settings)
+        self._credentials = given.current()
         # The last one is current. An older one may have calls for days, and costs little without: a renewal is rare.
         self._channels = [connect(self._credentials)]
 
@@ -76,20 +67,8 @@ class RenewedChannel:
         return call
 
     def _current(self) -> grpc.aio.Channel:
-        # All are asked: each tells of a change once.
-        if any([file.changed() for file in self._watched]):
-            self._renew()
-        return self._channels[-1]
-
-    def _renew(self) -> None:
-        try:
-            credentials = channel_credentials(self._settings)
-        except SettingsError as error:
-            for file in self._watched:
-                file.read_in_vain(error)
-            logger.error("certificates not reloaded, those before are called with", extra={"problem": str(error)})
-            return
-        # The same for files that were written anew and hold the same.
+        credentials = self._given.current()
         if credentials is not self._credentials:
             self._credentials = credentials
             self._channels.append(self._connect(credentials))
+        return self._channels[-1]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import grpc.aio
 
 from pentimento.rpc import RpcServer, open_channel
+from pentimento.rpc.credentials import ClientCredentials
 from pentimento.rpc.settings import RpcChannelSettings
 from services.edge.app import edge_app
 from services.edge.caller_channels import CallerChannels
@@ -18,9 +19,10 @@ from services.edge.settings import EdgeSettings
 
 def wire(settings: EdgeSettings) -> EdgeProcess:
     """Call it inside the event loop that the process runs on."""
-    frontdoor = caller_channels(settings, settings.frontdoor_address)
+    credentials = ClientCredentials(settings.channels)
+    frontdoor = caller_channels(settings, settings.frontdoor_address, credentials)
     others = {
-        name: caller_channels(settings, address)
+        name: caller_channels(settings, address, credentials)
         for name, address in (("controller", settings.controller_address), ("gateway", settings.gateway_address))
         if address
     }
@@ -41,15 +43,18 @@ def history_reader(settings: EdgeSettings) -> HistoryReader | None:
     return HistoryReader(SampleRing(settings.history_samples), settings.history_interval_s, frontdoor, controller)
 
 
-def caller_channels(settings: EdgeSettings, address: str) -> CallerChannels:
+def caller_channels(settings: EdgeSettings, address: str, credentials: ClientCredentials) -> CallerChannels:
     """Return the connections of callers to that service."""
     return CallerChannels(
-        lambda token: caller_channel(address, settings.channels, token),
+        lambda token: caller_channel(address, settings.channels, token, credentials),
         settings.max_callers,
         settings.connections_per_caller,
     )
 
 
-def caller_channel(address: str, channels: RpcChannelSettings, token: str | None) -> grpc.aio.Channel:
+def caller_channel(
+    address: str, channels: RpcChannelSettings, token: str | None, credentials: ClientCredentials
+) -> grpc.aio.Channel:
     """Open a connection of its own that shows the caller's token, or none; never this process's."""
-    return open_channel(address, replace(channels, service_token_file=None), token, own_connection=True)
+    settings = replace(channels, service_token_file=None)
+    return open_channel(address, settings, token, own_connection=True, credentials=credentials)

@@ -135,6 +135,15 @@ async def test_silent_connections_hold_little(guarded: GuardedEdge) -> None:
     assert (held - before) / 40 < 64 * 1024
 
 
+async def test_callers_who_are_new_are_served_while_certificates_are_written(guarded: GuardedEdge) -> None:
+    """A connection is opened for each of them, by files that may be half there."""
+    (guarded.folder / "edge.key").write_text("-----BEGIN ")
+    async with guarded.http() as http:
+        answer = await http.post("/v1/images/generations", json=ASKED, headers=SHOWN)
+
+    assert answer.status_code == 200
+
+
 def certificate_shown(answer: httpx.Response) -> str:
     secured = answer.extensions["network_stream"].get_extra_info("ssl_object")
     return ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True))
