@@ -46,6 +46,8 @@ OPEN_CALLS_OF_A_PEER = 64
 UNIX_PEER = "unix"
 # gRPC sends no message of a call that ends with another status than OK.
 NO_ANSWER = b""
+# No token: what stands in front may have judged another one than would count here.
+SEVERAL_TOKENS = b""
 # A grpc.RpcMethodHandler; its stub makes every attribute optional, where the two flags say which one is set.
 Handler = Any
 
@@ -255,7 +257,7 @@ class Pipeline:
         authorization = offered_id = None
         for key, value in context.invocation_metadata() or ():
             if key == AUTHORIZATION:
-                authorization = value
+                authorization = value if authorization is None else SEVERAL_TOKENS
             elif key == REQUEST_ID:
                 offered_id = value
         request_id.set(accept_request_id(offered_id))

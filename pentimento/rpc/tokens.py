@@ -141,7 +141,7 @@ class TokenFile:
         if authorization is None:
             return None
         if not isinstance(authorization, str) or not authorization.startswith(BEARER):
-            raise Unauthenticated("MALFORMED_TOKEN", 'metadata "authorization" must be "Bearer <token>"')
+            raise Unauthenticated("MALFORMED_TOKEN", 'metadata "authorization" must be "Bearer <token>", once')
         digest = blinded(hash_token(authorization.removeprefix(BEARER)))
         caller = self._callers.get(digest)
         if caller is None and self._keys is not None:

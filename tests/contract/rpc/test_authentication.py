@@ -83,6 +83,15 @@ async def test_another_scheme_is_unauthenticated(guarded: Scripted) -> None:
     assert refused.reason == "MALFORMED_TOKEN"
 
 
+@pytest.mark.parametrize("first", [TOKEN, "another"], ids=["known first", "known last"])
+async def test_two_tokens_are_those_of_nobody(guarded: Scripted, first: str) -> None:
+    """What stands in front may have judged the one, and the last one would count."""
+    second = TOKEN if first != TOKEN else "another"
+    shown = (("authorization", f"Bearer {first}"), ("authorization", f"Bearer {second}"))
+
+    assert (await refusal(guarded, None, metadata=shown)).reason == "MALFORMED_TOKEN"
+
+
 async def test_an_unauthenticated_request_is_not_even_parsed(guarded: Scripted) -> None:
     async with channel_to(guarded) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
