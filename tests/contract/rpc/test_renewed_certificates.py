@@ -1,6 +1,7 @@
 """Certificates that are renewed while a server serves."""
 
 import asyncio
+import errno
 import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -11,6 +12,11 @@ import pytest
 
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel, watched_file
+from pentimento.rpc.credentials import ClientCredentials
+from pentimento.rpc.pem_files import PemFiles, load
+from pentimento.rpc.settings import client_settings
+from pentimento.rpc.shown_certificate import ShownCertificate
+from pentimento.settings import SettingsError
 from pentimento.testing.certificates import Authority, Pair
 from tests.contract.rpc.scripted import Scripted, embed, serving, worker_stub
 
@@ -129,9 +135,6 @@ def test_a_key_that_is_another_while_it_is_judged_is_not_served(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gRPC takes bytes, and what judges takes files."""
-    from pentimento.rpc.pem_files import PemFiles, load
-    from pentimento.settings import SettingsError
-
     shown, renewed = authority.issue("shown"), authority.issue("renewed")
 
     class Slow(ssl.SSLContext):
@@ -256,3 +259,28 @@ async def test_a_channel_goes_on_while_its_files_do_not_fit_together(
         answers.append(await embed(channel, "3"))
 
     assert (answers, told) == (["0", "1", "2", "3"], 1)
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_files_that_no_descriptor_was_left_to_read_are_read_later(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    pair, fresh = authority.issue("pair"), authority.issue("fresh")
+    read: Callable[[], object]
+    if side == "server":
+        read = ShownCertificate(PemFiles(pair.certificate, pair.key, None)).context
+    else:
+        files = authority.certificate, pair.certificate, pair.key
+        read = ClientCredentials(client_settings(*files)).current
+    first = read()
+    put(fresh, pair)
+
+    def refuse(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(Path, "read_bytes", refuse)
+        meanwhile = read()
+
+    assert meanwhile is first
+    assert read() is not first
