@@ -26,18 +26,21 @@ token_option = click.option(
     "--token", envvar="PENTIMENTO_TOKEN", default="", help="token, or @FILE that holds it (a file stays out of `ps`)"
 )
 PRESENT = click.Path(exists=True, dir_okay=False, path_type=Path)
-# As `client_settings` and the clients of the SDK have them.
+# By the names that `client_settings` and the clients of the SDK have for them: variable, and help.
 TLS_FILES = {
-    "tls_ca_file": "PEM authorities of the server: call it over TLS",
-    "tls_client_cert_file": "PEM certificate to show to a server that asks for one (mTLS)",
-    "tls_client_key_file": "PEM private key of that certificate",
+    "tls_ca_file": ("PENTIMENTO_TLS_CA_FILE", "PEM authorities of the server: call it over TLS"),
+    "tls_client_cert_file": (
+        "PENTIMENTO_TLS_CLIENT_CERT_FILE",
+        "PEM certificate to show to a server that asks for one (mTLS)",
+    ),
+    "tls_client_key_file": ("PENTIMENTO_TLS_CLIENT_KEY_FILE", "PEM private key of that certificate"),
 }
 
 
 def tls_options(command: Command) -> Command:
     """Say whom a command believes, and what it shows."""
-    for name, text in reversed(TLS_FILES.items()):
-        flag, variable = f"--{name.replace('_', '-')}", f"PENTIMENTO_{name.upper()}"
+    for name, (variable, text) in reversed(TLS_FILES.items()):
+        flag = f"--{name.replace('_', '-')}"
         command = click.option(flag, name, type=PRESENT, envvar=variable, help=text)(command)
     return command
 
