@@ -28,20 +28,22 @@ from pentimento.policies.serving.settings import ServingSettings
 
 @dataclass(frozen=True)
 class _CascadeMemory:
-    """What the allocator carries from one decision to the next."""
+    """What the allocator carries from one decision to the next. `curve`: the mark of the one that is bent; 0 where
+    nobody has said."""
 
     demand: float = 0.0
     bend: float = 1.0
     light_batch: float = 1.0
     heavy_batch: float = 1.0
     at_s: float = 0.0
+    curve: float = 0.0
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "_CascadeMemory":
         return cls(*values) if values else cls()
 
     def values(self) -> tuple[float, ...]:
-        return (self.demand, self.bend, self.light_batch, self.heavy_batch, self.at_s)
+        return (self.demand, self.bend, self.light_batch, self.heavy_batch, self.at_s, self.curve)
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,10 @@ class CascadeAllocator:
         known = before.demand if context.last.memory else self.settings.expected_per_s
         elapsed_s = context.now_s - before.at_s if context.last.memory else 0.0
         demand = averaged_demand(light.arrivals_per_s, known, self.settings.demand_weight, elapsed_s)
-        bend = observed_bend(context, self.settings.deferral, light, before.bend)
-        seen = _CascadeMemory(demand, bend, at_s=context.now_s)
+        curve = self.settings.deferral
+        # What was seen of another curve says nothing of one that was registered since.
+        bend = observed_bend(context, curve, light, before.bend) if before.curve in (0.0, curve.mark) else 1.0
+        seen = _CascadeMemory(demand, bend, at_s=context.now_s, curve=curve.mark)
         return self._with_batches(context, before, light, heavy, seen) if self.aimd else seen
 
     def _with_batches(

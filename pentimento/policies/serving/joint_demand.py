@@ -35,7 +35,8 @@ class JointDemand:
     save; the exponent of the deferral curve; when that was, and when devices last changed their models (seconds); the
     highest rate of late; when plans last changed how much hits use of the cache's tables (seconds); the share of the
     heavy model's steps from noise that may be left out under load, and the share of quality that is lost then; of how
-    many requests the shares of hits are averages, up to as many as such an average is of."""
+    many requests the shares of hits are averages, up to as many as such an average is of; the mark of the curve that
+    is bent, 0 where nobody has said."""
 
     rate: float = 0.0
     trend: float = 0.0
@@ -52,6 +53,7 @@ class JointDemand:
     lost_share: float = 0.0
     latent_told: float = SHARED_COUNT
     image_told: float = SHARED_COUNT
+    curve: float = 0.0
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "JointDemand | None":
@@ -76,6 +78,7 @@ class JointDemand:
             self.lost_share,
             self.latent_told,
             self.image_told,
+            self.curve,
         )
 
     def forecast(self, ahead_s: float) -> float:
@@ -101,7 +104,8 @@ def observed_demand(context: AllocationContext, settings: ServingSettings) -> Jo
     came = sum(demand.arrivals_per_s - demand.sent_on_per_s for demand in context.demand)
     if before is None:
         rate = settings.expected_per_s or max(came, 0.0)
-        first = JointDemand(rate=rate, at_s=context.now_s, latent_told=0.0, image_told=0.0)
+        curve = settings.deferral.mark
+        first = JointDemand(rate=rate, at_s=context.now_s, latent_told=0.0, image_told=0.0, curve=curve)
         return _with_starts(context, settings, _with_thinnable(context, settings, first))
     elapsed_s = context.now_s - before.at_s
     is_told = came * elapsed_s >= _TOLD_COUNT
@@ -115,9 +119,11 @@ def observed_demand(context: AllocationContext, settings: ServingSettings) -> Jo
     if elapsed_s > 0.0:
         share = 1.0 - (1.0 - min(_TREND_WEIGHT, _TREND_SHARE * newest_s)) ** elapsed_s
         trend += share * ((rate - before.rate) / elapsed_s - trend)
-    bend = _bend(context, settings, before.bend)
+    # What was seen of another curve says nothing of one that was registered since.
+    curve = settings.deferral.mark
+    bend = _bend(context, settings, before.bend) if before.curve in (0.0, curve) else 1.0
     highest = max(rate, before.highest * 0.5 ** (elapsed_s / _FORGOTTEN_S))
-    known = replace(before, rate=rate, trend=trend, at_s=context.now_s, bend=bend, highest=highest)
+    known = replace(before, rate=rate, trend=trend, at_s=context.now_s, bend=bend, highest=highest, curve=curve)
     return _with_starts(context, settings, _with_thinnable(context, settings, known))
 
 

@@ -2,6 +2,7 @@
 
 import bisect
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -71,6 +72,11 @@ class DeferralCurve:
         if not (0.0 < profiled < 1.0 and 0.0 < observed_share < 1.0):
             return None
         return math.log(observed_share) / math.log(profiled)
+
+    @cached_property
+    def mark(self) -> float:
+        """A number, above 0, by which an allocator remembers of which curve it learnt what it knows."""
+        return 1.0 + zlib.crc32(repr((self.thresholds, self.shares)).encode())
 
     def tells(self, threshold: float) -> float:
         """Return how much a share observed at `threshold` says about that exponent, 0..1: its Fisher information over

@@ -15,6 +15,7 @@ from pentimento.domain.fleet import (
     StartThreshold,
     WorkerAssignment,
 )
+from pentimento.domain.models import Handover
 from pentimento.policies.allocation import (
     AllocationContext,
     AllocationDecision,
@@ -222,14 +223,14 @@ def test_an_slo_of_less_than_a_second_is_one() -> None:
 
 
 def test_a_cascade_carries_its_memory_from_the_first_decision_on() -> None:
-    """Demand, bend of the curve, both batches of AIMD, time."""
+    """Demand, bend of the curve, both batches of AIMD, time, and of which curve the bend is."""
     expecting = replace(SETTINGS, expected_per_s=8.0)
 
     plain = decide(CascadeAllocator(expecting), context(16, now_s=7.0))
     grown = decide(CascadeAllocator(expecting, aimd=True), context(16, ModelDemand("turbo", 8.0), now_s=7.0))
 
-    assert plain.memory == (8.0, 1.0, 1.0, 1.0, 7.0)
-    assert grown.memory == (8.0, 1.0, 2.0, 1.0, 7.0)
+    assert plain.memory == (8.0, 1.0, 1.0, 1.0, 7.0, SETTINGS.deferral.mark)
+    assert grown.memory == (8.0, 1.0, 2.0, 1.0, 7.0, SETTINGS.deferral.mark)
 
 
 def test_modm_s_models_are_planned_with_a_tenth_to_spare() -> None:
@@ -332,6 +333,20 @@ def test_the_curve_follows_what_is_observed_by_a_fifth_within_bounds(observed: f
     bend = decide(CascadeAllocator(SETTINGS), seen).memory[1]
 
     assert bend == pytest.approx(1.0 + 0.2 * 0.742 * (exponent - 1.0), abs=1e-3)
+
+
+def test_a_curve_that_is_registered_anew_is_planned_with_as_it_is() -> None:
+    """What was seen of the other one, whose pictures were nearly all sent on, bends it no more."""
+    cascade = CascadePlan("c", (StagePlan("turbo", (StartThreshold("noise", 0.5),)), StagePlan("sd15")))
+    demand = ModelDemand("turbo", 4.0, deferred_share=0.99)
+    remeasured = SETTINGS.handing_over(Handover("turbo>sd15", "sha256:d", (0.0, 0.5, 1.0), (0.0, 0.9, 1.0)))
+
+    bent = decide(CascadeAllocator(SETTINGS), context(16, demand))
+    anew = decide(CascadeAllocator(remeasured), replace(context(16, demand), last=replace(bent, cascades=(cascade,))))
+    again = decide(CascadeAllocator(remeasured), replace(context(16, demand), last=replace(anew, cascades=(cascade,))))
+
+    assert anew.memory[1] == 1.0
+    assert again.memory[1] != 1.0
 
 
 @pytest.mark.parametrize(("length", "sends_on"), [(0.5, True), (0.7, False)])

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.fleet import StartShare
+from pentimento.domain.models import Handover
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, AllocationProfile, ModelDemand
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.serving.joint_demand import (
@@ -185,6 +186,18 @@ def test_the_curve_bends_a_fifth_of_the_way_to_what_twenty_confidences_say(score
     after = look(1.0, ModelDemand("light", 5.0, confidences=counts), before=JointDemand(rate=5.0))
 
     assert after.bend == pytest.approx(1.0 + of_the_way * says * (bent - 1.0))
+
+
+def test_what_was_seen_of_another_curve_bends_none_that_is_registered_since() -> None:
+    counts = (20, 20, 0, 0, 0)
+    before = look(1.0, ModelDemand("light", 5.0, confidences=counts), before=JointDemand(rate=5.0))
+    remeasured = SETTINGS.handing_over(Handover("light>heavy", "", (0.0, 0.2, 1.0), (0.0, 0.5, 1.0)))
+    demand, last = (ModelDemand("light", 5.0, confidences=counts),), AllocationDecision(memory=before.values())
+
+    anew = observed_demand(AllocationContext(2.0, (), demand, last=last), remeasured)
+
+    assert (before.bend != 1.0, anew.bend, anew.rate) == (True, 1.0, 5.0)
+    assert JointDemand.of(anew.values()) == anew
 
 
 def test_the_curve_stays_where_nobody_was_scored_or_all_were_alike() -> None:
