@@ -27,6 +27,9 @@ OUT_OF_MEMORY = counter("pentimento_worker_out_of_memory_total", "Batches that t
 BUSY_SHARE = gauge("pentimento_worker_busy_share", "Share of the time since the last scrape that the device denoised.")
 DEVICE_SECONDS = histogram("pentimento_worker_device_seconds", "Device time of an attempt: its share of batches.")
 ENERGY = counter("pentimento_worker_energy_joules_total", "Energy of the device since the start, where it tells.")
+ENERGY_FAILURES = counter(
+    "pentimento_worker_energy_failures_total", "Readings of the device's energy that failed; it is asked again."
+)
 LOOP_LAG_SECONDS = histogram(
     "pentimento_worker_event_loop_lag_seconds",
     "How late the event loop runs what is due.",

@@ -257,6 +257,6 @@ def _energy_meter(device: torch.device) -> EnergyMeter | None:
     counter = open_counter(device)
     if counter is None:
         return None
-    meter = EnergyMeter(counter, metrics.ENERGY.inc)
+    meter = EnergyMeter(counter, metrics.ENERGY.inc, fail=metrics.ENERGY_FAILURES.inc)
     meter.start()
     return meter

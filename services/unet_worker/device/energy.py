@@ -12,12 +12,16 @@ from typing import Any
 
 import torch
 
+from pentimento.domain.backoff import Backoff
+
 logger = logging.getLogger(__name__)
 
 POWERCAP = Path("/sys/class/powercap")
 SAMPLE_INTERVAL_S = 0.2
 # A picture that takes longer than this is charged the mean power of the time that is remembered.
 REMEMBERED_SAMPLES = 3000
+# A counter that does not answer, as while a driver is reset, is asked again.
+RETRIES = Backoff(first_s=SAMPLE_INTERVAL_S, max_s=60.0)
 
 Counter = Callable[[], float]
 
@@ -70,18 +74,23 @@ def _nvml_counter(device: torch.device) -> Counter | None:
 
 
 class EnergyMeter:
-    """Reads a counter on a thread of its own; `watts` is asked on the event loop and reads nothing."""
+    """Reads a counter on a thread of its own; `watts` is asked on the event loop and reads nothing. `spend` hears of
+    the joules from one reading to the next, `fail` of each time that the counter did not answer."""
 
     def __init__(
         self,
         counter: Counter,
         spend: Callable[[float], None] = lambda joules: None,
         monotonic: Callable[[], float] = time.monotonic,
+        fail: Callable[[], None] = lambda: None,
     ) -> None:
         self._counter = counter
         self._spend = spend
+        self._fail = fail
         self._monotonic = monotonic
         self._samples: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_SAMPLES)
+        # What the counter said last, whether samples are kept from then or not.
+        self._said: float | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="energy", daemon=True)
 
@@ -92,9 +101,13 @@ class EnergyMeter:
         self._stop.set()
 
     def sample(self) -> None:
-        joules = self._counter()
-        if self._samples:
-            self._spend(max(joules - self._samples[-1][1], 0.0))
+        joules, said = self._counter(), self._said
+        if said is not None and joules >= said:
+            self._spend(joules - said)
+        else:
+            # It counts anew.
+            self._samples.clear()
+        self._said = joules
         self._samples.append((self._monotonic(), joules))
 
     def watts(self, since: float, until: float) -> float | None:
@@ -107,13 +120,25 @@ class EnergyMeter:
         return (inner[-1][1] - inner[0][1]) / (inner[-1][0] - inner[0][0])
 
     def _run(self) -> None:
+        failures = 0
+        while True:
+            failures = 0 if self._try_sample(failures) else failures + 1
+            if self._stop.wait(RETRIES.delay_s(failures) if failures else SAMPLE_INTERVAL_S):
+                return
+
+    def _try_sample(self, failures: int) -> bool:
+        """Whether the counter answered, after so many failures in a row. The time without a reading has no figure."""
         try:
-            while True:
-                self.sample()
-                if self._stop.wait(SAMPLE_INTERVAL_S):
-                    return
-        except Exception as error:
-            logger.warning("the energy counter stopped answering: %s", type(error).__name__)
+            self.sample()
+        except Exception as error:  # whatever it is, the counter may answer again
+            self._samples.clear()
+            self._fail()
+            if not failures:
+                logger.warning("the energy counter does not answer: %s", type(error).__name__)
+            return False
+        if failures:
+            logger.info("the energy counter answers again")
+        return True
 
 
 def _around(samples: list[tuple[float, float]], since: float, until: float) -> Iterator[tuple[float, float]]:

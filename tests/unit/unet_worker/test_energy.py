@@ -1,5 +1,7 @@
 """Joules where the device tells, nothing where it does not."""
 
+import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -84,12 +86,37 @@ def test_without_two_samples_there_is_no_figure() -> None:
     assert Meter((0.0, 5.0)).meter.watts(0.0, 1.0) is None
 
 
-def test_a_counter_that_stops_answering_ends_the_samples_and_nothing_else() -> None:
-    def broken() -> float:
-        raise OSError("gone")
+def test_a_device_that_counts_anew_has_no_figure_across_it() -> None:
+    made = Meter((0.0, 100.0), (1.0, 110.0), (2.0, 4.0))
+    before = made.meter.watts(1.0, 2.0)
 
-    meter = EnergyMeter(broken)
+    assert (before, made.spent) == (None, [10.0])
+
+
+def test_a_counter_that_does_not_answer_for_a_while_is_asked_again_and_each_failure_counts() -> None:
+    """The time without a reading has no figure; its energy is spent nevertheless."""
+    read, spent, failures = iter([10.0, None, None, 50.0, 60.0, 60.0]), list[float](), list[bool]()
+    over, silent = threading.Event(), list[float | None]()
+
+    def counter() -> float:
+        joules = next(read, 60.0)
+        if joules is None:
+            raise OSError("the driver is reset")
+        return joules
+
+    def failed() -> None:
+        failures.append(True)
+        silent.append(meter.watts(0.0, math.inf))
+
+    def spend(joules: float) -> None:
+        spent.append(joules)
+        if len(spent) == 3:
+            over.set()
+
+    meter = EnergyMeter(counter, spend, fail=failed)
     meter.start()
-    meter.close()
 
-    assert meter.watts(0.0, 1.0) is None
+    assert over.wait(60.0)
+    meter.close()
+    assert (spent[:2], len(failures), silent) == ([40.0, 10.0], 2, [None, None])
+    assert meter.watts(0.0, math.inf) is not None
