@@ -32,11 +32,23 @@ STEP_TIMEOUT_S = 60.0
 # The engine lets a step's latents leave before it computes: where both share a core, the half that is computed
 # elsewhere would else begin only when the own one leaves the core for a moment.
 SENDING_S = 0.003
+# A peer that no picture was painted with for so long is left when the next one is; whoever needs it finds it anew.
+IDLE_S = 60.0
+
+
+@dataclass
+class _KnownPeer:
+    """A peer, how many pictures are painted with it, and since when none is (seconds of the event loop)."""
+
+    channel: grpc.aio.Channel
+    client: GuidanceHalfClient
+    picture_count: int = 0
+    idle_since_s: float = 0.0
 
 
 class PeerWorkers:
-    """Channels to peers, kept for as long as the process lives; `directory` is where memory is shared with those of
-    this host; `lined` and `listener` as in `GuidanceHalfClient`. On the event loop only."""
+    """Channels to peers, closed once no picture was painted with one for a while; `directory` is where memory is shared
+    with those of this host; `lined` and `listener` as in `GuidanceHalfClient`. On the event loop only."""
 
     def __init__(
         self,
@@ -49,14 +61,34 @@ class PeerWorkers:
         self._directory = directory
         self._lined = lined
         self._listener = listener
-        self._clients: dict[str, GuidanceHalfClient] = {}
+        self._known: dict[str, _KnownPeer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def client(self, address: str) -> GuidanceHalfClient:
-        """Return the client of a peer."""
-        if address not in self._clients:
+    def take(self, address: str) -> GuidanceHalfClient:
+        """Changes state: return the client of a peer that a picture is painted with until `leave`."""
+        self._forget_idle()
+        if address not in self._known:
             channel = self._open_channel(address)
-            self._clients[address] = GuidanceHalfClient(channel, self._directory, self._lined, self._listener)
-        return self._clients[address]
+            client = GuidanceHalfClient(channel, self._directory, self._lined, self._listener)
+            self._known[address] = _KnownPeer(channel, client)
+        self._known[address].picture_count += 1
+        return self._known[address].client
+
+    def leave(self, address: str) -> None:
+        """Changes state: a picture that took the peer is painted with it no more."""
+        known = self._known[address]
+        known.picture_count -= 1
+        known.idle_since_s = asyncio.get_running_loop().time()
+
+    def _forget_idle(self) -> None:
+        """Workers come and go, each at an address of its own."""
+        now_s = asyncio.get_running_loop().time()
+        for address, known in tuple(self._known.items()):
+            if not known.picture_count and now_s - known.idle_since_s > IDLE_S:
+                del self._known[address]
+                task = asyncio.create_task(known.channel.close(), name="idle-peer")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
 
 @dataclass(frozen=True)
@@ -85,7 +117,9 @@ class RemotePeer:
         self._order = order
         self._held = held
         self._peer = peer
-        self._client = workers.client(peer.address)
+        self._workers = workers
+        self._client = workers.take(peer.address)
+        self._taken = True
         self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._stream: HalfStream | None = None
@@ -142,6 +176,9 @@ class RemotePeer:
     def close(self) -> None:
         """End the stream. Harmless twice."""
         self._over = True
+        if self._taken:
+            self._taken = False
+            self._workers.leave(self._peer.address)
         if self._stream is not None:
             self._stream.close()
 
