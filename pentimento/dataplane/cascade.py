@@ -81,9 +81,34 @@ def stand_in_pool(state: State, request: Request | RequestArrived) -> str:
 
 
 def stand_in(state: State, request: Request) -> list[Effect]:
-    """Send the request on to the stage that stands in for its own. What it has to do there its route will say."""
+    """Send the request on to the stage that stands in for its own."""
     request.stood_in = True
+    return _skip_to(state, request, request.cascade_stage + 1)
+
+
+def staffed_stage(state: State, request: Request) -> int:
+    """Return the number of the first later stage whose pool the plan gives workers; 0 where there is none."""
+    later = range(request.cascade_stage + 1, len(request.cascade))
+    return next((stage for stage in later if request.cascade[stage] in state.staffed), 0)
+
+
+def pass_on(state: State, request: Request, stage: int) -> list[Effect]:
+    """Send the request on to that later stage, since nobody is there for its own. What an earlier stage left for it to
+    fall back on stays."""
+    thresholds = state.thresholds.get(request.cascade_name)
+    if thresholds is not None and (request.cascade[request.cascade_stage], request.start) not in thresholds:
+        # What stands in is no better than the stage that was planned.
+        request.stood_in = True
+    fallback_token = request.fallback_token
+    effects = _skip_to(state, request, stage)
+    request.fallback_token = fallback_token
+    return effects
+
+
+def _skip_to(state: State, request: Request, stage: int) -> list[Effect]:
+    """To a later stage, without a picture of this one. What it has to do there its route will say."""
     state.pool(request.pool).stood_in_count += 1
+    request.cascade_stage = stage - 1
     effects = _send_on(state, request)
     state.move(request, request.pool, 0.0)
     return effects

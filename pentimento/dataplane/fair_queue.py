@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 # Heaps are swept when so many entries more than live ones are in them.
@@ -38,6 +38,10 @@ class FairQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over what waits, in the order in which it came."""
+        return iter(self._waiting)
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._waiting

@@ -59,6 +59,9 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
         return []
     state.plan = event.plan
     state.assigned = frozenset(assignment.worker_id for assignment in event.plan.assignments)
+    state.staffed = frozenset(pool.pool for pool in event.plan.pools if pool.worker_ids)
+    state.deserted = frozenset(pool.pool for pool in event.plan.pools) - state.staffed
+    state.dirty |= {key: None for key in state.lanes if key[0] in state.deserted}
     state.partners = _partners(event.plan)
     state.registered = {one.model: one.digest for one in event.plan.registered}
     thinned = {pool.pool for pool in event.plan.pools if pool.thins}
@@ -188,6 +191,9 @@ def _withdraw(state: State, worker: Worker) -> None:
     for key in worker.lane_keys:
         state.lane(key).withdraw(worker.worker_id)
         state.pool(key[0]).workers.pop(worker.worker_id, None)
+        if key[0] in state.deserted:
+            # Who waits there may go on to another stage.
+            state.dirty[key] = None
 
 
 def _lose_worker(state: State, now: float, worker: Worker) -> list[Effect]:

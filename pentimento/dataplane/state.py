@@ -74,6 +74,9 @@ class State:
     timer_count: int = 0
     plan: Plan | None = None
     assigned: frozenset[str] = frozenset()
+    # Pools of the plan with workers, and those that it gives none.
+    staffed: frozenset[str] = frozenset()
+    deserted: frozenset[str] = frozenset()
     # By the plan's cascade, then by pool and kind of start.
     thresholds: Mapping[str, Mapping[tuple[str, str], float]] = field(default_factory=dict)
     # By the plan's cascade, then by pool: the prompt's probability below which the stage is left out.
