@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import CachePlan, Replica
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.serving.entry import NOISE
 from pentimento.policies.serving.joint_backlog import backlog_routes, backlogs, beside_others, with_backlogs
+from pentimento.policies.serving.joint_choices import least_s
 from pentimento.policies.serving.joint_demand import ROOMS, JointDemand, as_planned_for, observed_demand
 from pentimento.policies.serving.joint_plan import decision_of, planned_models
 from pentimento.policies.serving.joint_problem import Component, JointProblem, JointSolution
@@ -76,8 +78,9 @@ class JointAllocator:
     forecast over the longest load. Room is kept for load that jumps, by the quickest model, where it costs little
     quality; without such a model the settings' `overprovision` is kept. Who waits for longer than the SLO bears is
     worked off within `horizon_s`, where devices can, before quality is won. What cannot be carried in time is not
-    admitted, the worst routes first; nobody is refused before anybody came. `settings.run_price` is what a whole run of
-    the heavy model must be worth. Models without a profile are not planned; `notes` say so.
+    admitted, the worst routes first; nobody is refused before anybody came. Where no picture from noise can keep the
+    SLO, what the quickest way takes is planned for in its place; `notes` say so. `settings.run_price` is what a
+    whole run of the heavy model must be worth. Models without a profile are not planned; `notes` say so.
     With `settings.plans_reuse` plans say how much of the cache's tables hits use; caches must follow plans then.
     The search ends `gap` (a share) below the best, or after `most_relaxations`: no clock decides which plan it is.
     """
@@ -108,6 +111,8 @@ class JointAllocator:
         if not any(seen.arrivals_per_s > 0.0 for seen in context.demand):
             # What hits there will be is not known before anybody came, and so not what can be carried.
             decision = replace(decision, admission_rate=1.0)
+        if (kept_s := chosen.problem.slo_s) > self.settings.slo_s:
+            notes.append(f"no picture can be painted within {self.settings.slo_s:g} s; {kept_s:.3g} s are planned for")
         return replace(decision, memory=demand.values(), notes=tuple(notes), cache=chosen.level)
 
     def _chosen(self, look: _Look, before: CachePlan) -> _Planned:
@@ -159,7 +164,7 @@ class JointAllocator:
         has_room = any(planned.route.start in ROOMS for planned in routes)
         beyond = 1.0 if has_room else self.settings.overprovision
         wanted = {start: rate * beyond for start, rate in demand.by_start(ahead_s).items()}
-        return JointProblem(
+        problem = JointProblem(
             {start: max(rate, _FLOOR_PER_S) for start, rate in wanted.items()} | demand.surges(sum(wanted.values())),
             {kind: len(workers) for kind, workers in kinds.items()},
             components,
@@ -170,6 +175,8 @@ class JointAllocator:
             rooms=ROOMS,
             second_price=self._second_price(components),
         )
+        # An SLO that no picture can keep is no reason to paint none: deadlines are the clients' own.
+        return replace(problem, slo_s=max(problem.slo_s, least_s(problem, NOISE)))
 
     def _second_price(self, components: Sequence[Component]) -> float:
         """What a second of a device must add to the quality of a request: the price of a heavy run is that of its

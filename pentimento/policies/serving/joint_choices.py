@@ -24,6 +24,24 @@ def pools_in_time(problem: JointProblem, paths: Iterable[Path]) -> dict[Path, li
     return {path: [pools for pools, _ in choices if needed.issuperset(pools)] for path, choices in found.items()}
 
 
+def least_s(problem: JointProblem, start: str) -> float:
+    """Return the seconds that a request of that start takes by its quickest way, by the smallest batches and with the
+    waits before them; 0 where it has no way."""
+    quickest_s = {
+        component.name: min(cost.felt_s for _, cost in batches)
+        for component in problem.components
+        if (batches := list(batches_of(problem, component)))
+    }
+    waits_s = {component.name: component.wait_s for component in problem.components}
+    ways = [route.on_path for route in problem.routes if route.start == start]
+    taken = [
+        sum(waits_s[use.component] + use.path * quickest_s[use.component] for use in way)
+        for way in ways
+        if all(use.component in quickest_s for use in way)
+    ]
+    return min(taken, default=0.0)
+
+
 def batches_of(problem: JointProblem, component: Component) -> Iterator[tuple[PlannedPool, BatchCost]]:
     """Yield the component's pools, and what their batches cost."""
     for kind in problem.devices:

@@ -146,6 +146,24 @@ def test_demand_that_nothing_carries_in_time_gives_the_best_plan_and_an_admissio
     assert 0.2 < decision.admission_rate < 0.4
 
 
+@pytest.mark.parametrize("slo_s", [0.01, 0.19])
+def test_an_slo_that_no_picture_can_keep_is_planned_as_the_quickest_way_takes(slo_s: float) -> None:
+    """The light model takes 0.1 s, and who comes waits as long for its batch."""
+    decision = decide(JointAllocator(replace(SETTINGS, slo_s=slo_s)), asked(6.0))
+
+    assert decision.admission_rate == 1.0
+    assert entered(decision, NOISE) == ("turbo", "")
+    assert decision.notes == (f"no picture can be painted within {slo_s:g} s; 0.2 s are planned for",)
+    assert decide(ALLOCATOR, asked(6.0)).notes == ()
+
+
+def test_an_slo_that_no_picture_can_keep_admits_what_devices_carry() -> None:
+    """Sixteen devices paint 160 a second, one at a time."""
+    decision = decide(JointAllocator(replace(SETTINGS, slo_s=0.01)), asked(320.0))
+
+    assert decision.admission_rate == pytest.approx(0.5, rel=0.05)
+
+
 def test_a_load_is_made_only_where_it_pays_within_the_horizon() -> None:
     """All hold the heavy model, and 8 a second are a little too many for it."""
     slow = tuple(replace(profile, load_s=50.0) for profile in profiles(turbo=TURBO, sd15=SD15))
