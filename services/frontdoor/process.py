@@ -66,7 +66,8 @@ class Frontdoor(ServiceProcess):
         await parts.retention.recover()
         await self.quotas.look_at_disks()
         default_s = self.settings.default_deadline_s
-        parts.submit(await recover(parts.journal, parts.jobs, parts.inputs, parts.clock, default_s))
+        in_force = parts.dataplane.state.plan
+        parts.submit(await recover(parts.journal, parts.jobs, parts.inputs, parts.clock, default_s, in_force))
         self._follow_workers()
         await self._serve_admin()
         self._start_background()

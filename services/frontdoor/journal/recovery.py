@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import random
+from dataclasses import replace
 
 from pentimento.dataplane.events import Recovered, RecoveredRequest
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.fleet import StartThreshold
+from pentimento.domain.fleet import Plan, StartThreshold
 from pentimento.domain.generation import Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.domain.requests import RequestState
@@ -26,12 +27,20 @@ from services.frontdoor.routing.starts import kind_of, work_left
 logger = logging.getLogger(__name__)
 
 
-async def recover(journal: Journal, jobs: Jobs, inputs: Inputs, clock: Clock, default_deadline_s: float) -> Recovered:
-    """Changes state: a job, without listeners, for every unfinished request that is understood; the others end."""
+async def recover(
+    journal: Journal,
+    jobs: Jobs,
+    inputs: Inputs,
+    clock: Clock,
+    default_deadline_s: float,
+    plan: Plan | None = None,
+) -> Recovered:
+    """Changes state: a job, without listeners, for every unfinished request that is understood; the others end. `plan`:
+    the one in force."""
     understood = []
     for record in await asyncio.wrap_future(journal.unfinished()):
         try:
-            understood.append((_job_of(record, clock, default_deadline_s), record))
+            understood.append((_job_of(record, clock, default_deadline_s, plan), record))
         except PentimentoError:
             await _refuse(journal, record.request.request_id)
     # Nothing is waited for from here until the dataplane hears of them: a cancel of what it does not know is lost.
@@ -106,7 +115,18 @@ def _routed_stages(route: Route) -> tuple[Stage, ...]:
     )
 
 
-def _job_of(record: JournalledRequest, clock: Clock, default_deadline_s: float) -> Job:
+def _as_planned(stage: Stage, plan: Plan | None) -> Stage:
+    """With what the journal does not have of it: the plan's discriminator, and what the next stage is spared by its
+    picture."""
+    cascades = plan.cascades if plan is not None else ()
+    of_cascade = (one for known in cascades if known.cascade == stage.cascade for one in known.stages)
+    planned = next((one for one in of_cascade if one.pool == stage.pool), None)
+    if planned is None:
+        return stage
+    return replace(stage, reuse_share=planned.reuse_share, discriminator_digest=planned.discriminator_digest)
+
+
+def _job_of(record: JournalledRequest, clock: Clock, default_deadline_s: float, plan: Plan | None) -> Job:
     accepted = record.request
     now, wall = clock.monotonic(), clock.wall()
     deadline_at = accepted.deadline_at or accepted.accepted_at + default_deadline_s
@@ -116,7 +136,7 @@ def _job_of(record: JournalledRequest, clock: Clock, default_deadline_s: float) 
         request_id=accepted.request_id,
         tenant=accepted.tenant,
         resolved=resolved,
-        stages=_stages_of(resolved, route),
+        stages=tuple(_as_planned(stage, plan) for stage in _stages_of(resolved, route)),
         arrived_at=now - max(wall - accepted.accepted_at, 0.0),
         accepted_at=accepted.accepted_at,
         # The wall clock may have been set back meanwhile: that gives nobody more time than was theirs at first.

@@ -313,6 +313,29 @@ async def test_a_stage_that_started_from_the_light_picture_says_so_after_a_resta
     assert provenance.spec.init_image == InitImage(b"", pytest.approx(0.5, abs=1e-5))
 
 
+@pytest.mark.parametrize(("digest", "painted"), [("sha256:d", "heavy"), ("sha256:other", "light")])
+async def test_a_light_stage_that_is_recovered_is_planned_as_before(folder: Path, digest: str, painted: str) -> None:
+    """Its picture is what the heavy stage starts from, and the plan's discriminator alone may refuse it."""
+    pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
+    meant = replace(REUSING.stages[0], discriminator_digest="sha256:d")
+    reusing = replace(REUSING, stages=(meant, REUSING.stages[1]))
+    async with planned_parts(folder, pools, FromNoise(), (reusing,)) as (parts, settings):
+        parts.discriminator.digest = digest
+        parts.light.hold.clear()
+        async with running_suite(folder, **settings) as suite:
+            await suite.wait_for_workers(2)
+            stream = suite.client.generate(replace(UNNAMED, cache=CacheMode.OFF))
+            request_id = await suite.accepted(stream)
+            await parts.light.wait_until(lambda: parts.light.running)
+        async with running_suite(folder, **settings) as suite:
+            await suite.wait_for_workers(2)
+            parts.light.hold.set()
+            (ended,) = [event async for event in suite.client.attach(request_id) if isinstance(event, Completed)]
+
+    assert ended.provenance.spec.model == painted
+    assert [spec.init_image is not None for spec in parts.heavy.executed] == [True] * (painted == "heavy")
+
+
 async def test_an_attempt_after_a_restart_has_no_light_picture_and_says_so_after_another_one(folder: Path) -> None:
     provenance, parts = await picture_after_restarts(folder, reruns=True)
 
