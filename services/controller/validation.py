@@ -21,7 +21,6 @@ from pentimento.policies.serving.entry import STARTS
 
 MAX_NAME_LENGTH = 256
 MAX_BOUNDS = 64
-MAX_POOLS = 256
 MAX_COUNT = 2**63 - 1
 # Of one pool between two reports. More than any frontdoor takes; a report that claims more would drown the averages of
 # demand for minutes.
@@ -78,8 +77,8 @@ def check_report(report: ReplicaReport) -> None:
         _check_count(field, getattr(report, field), MAX_REQUESTS)
     for field in ("completed_count", "failed_count"):
         _check_count(field, getattr(report, field))
-    if len(report.demand) > MAX_POOLS:
-        raise InvalidArgument.of("demand", f"must name at most {MAX_POOLS} pools, got {len(report.demand)}")
+    if len(report.demand) > MAX_TOLD_COUNT:
+        raise InvalidArgument.of("demand", f"must name at most {MAX_TOLD_COUNT} pools, got {len(report.demand)}")
     for index, demand in enumerate(report.demand):
         _check_demand(f"demand[{index}]", demand)
 

@@ -157,7 +157,11 @@ class DemandReport:
         for one in self._unanswered:
             self._starts.put_back(one.pool or one.model, one.starts, one.adapters)
         self._told = {pool.name: _totals(pool) for pool in pools}
-        self._unanswered = tuple(self._demand(pool, models.get(pool.name, pool.name)) for pool in pools)
+        self._unanswered = tuple(
+            demand
+            for pool in pools
+            if _is_news(demand := self._demand(pool, models.get(pool.name, pool.name))) or pool.workers
+        )
         return replace(
             report,
             queue_length=sum(pool.waiting_count for pool in pools),
@@ -188,6 +192,11 @@ class DemandReport:
             adapters=self._starts.take_adapters(pool.name),
             thinnable=now.thinnable.since(before.thinnable),
         )
+
+
+def _is_news(demand: PoolDemand) -> bool:
+    """Whether it tells of anything. Pools are never forgotten, those of models that are gone for good among them."""
+    return demand != PoolDemand(demand.model, pool=demand.pool)
 
 
 def _totals(pool: Pool) -> Totals:

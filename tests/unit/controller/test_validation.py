@@ -132,7 +132,7 @@ def test_a_count_outside_its_range_is_refused_by_name(field, count):
         (PoolDemand("m", starts=(StartShare(5, 1),) * 1025),),
         (PoolDemand("m", starts=(StartShare(5, 1, step_count=5),)),),
         (PoolDemand("x" * 257),),
-        (PoolDemand("m"),) * 257,
+        (PoolDemand("m"),) * 1025,
     ],
 )
 def test_a_demand_that_cannot_be_true_is_refused(demand):

@@ -1,9 +1,18 @@
 """The heartbeat to the controller: what happened since the one before."""
 
 from pentimento.dataplane import Dataplane
-from pentimento.dataplane.events import PlanReceived, RequestArrived
+from pentimento.dataplane.events import PlanReceived, RequestArrived, WorkerReported
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.fleet import AdapterDemand, Plan, PoolPlan, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.fleet import (
+    MAX_TOLD_COUNT,
+    AdapterDemand,
+    Plan,
+    PoolPlan,
+    Replica,
+    ReplicaKind,
+    ReplicaReport,
+    StartShare,
+)
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.allocation import ReplicaView
@@ -174,3 +183,29 @@ def test_confidences_are_told_once_by_twentieths() -> None:
 
     assert (first[19], sum(first)) == (2, 2)
     assert (second[0], sum(second)) == (1, 1)
+
+
+def test_pools_that_nothing_is_to_be_told_of_are_left_out_unless_a_worker_is_there() -> None:
+    """A frontdoor keeps those of all models that there ever were: a controller refuses a report of too many."""
+    dataplane = Dataplane(1)
+    report = DemandReport(dataplane, StartCounts())
+    for number in range(2 * MAX_TOLD_COUNT):
+        dataplane.state.pool(f"model-{number}")
+    dataplane.on_event(0.0, WorkerReported("w", "held", "d", 1, 1))
+    dataplane.on_event(0.0, RequestArrived("r1", "t", "model-7", 1.0, 10.0))
+
+    told = report.added_to(PLAIN)
+
+    check_report(told)
+    assert [one.model for one in told.demand] == ["model-7", "held"]
+
+
+def test_as_many_pools_are_told_of_as_models_can_be_held() -> None:
+    dataplane = Dataplane(1)
+    for number in range(MAX_TOLD_COUNT):
+        dataplane.on_event(0.0, RequestArrived(f"r{number}", "t", f"model-{number}", 1.0, 10.0))
+
+    told = DemandReport(dataplane, StartCounts()).added_to(PLAIN)
+
+    check_report(told)
+    assert len(told.demand) == MAX_TOLD_COUNT
