@@ -99,7 +99,10 @@ class JointDemand:
 
 
 def observed_demand(context: AllocationContext, settings: ServingSettings) -> JointDemand:
-    """Return the demand after this look, from what was known at the last one."""
+    """Return the demand after this look, from what was known at the last one. That for models which are not planned,
+    as those of another suite, is nobody's here."""
+    planned = {settings.heavy, settings.light, *settings.small_models}
+    context = replace(context, demand=tuple(one for one in context.demand if one.model in planned))
     before = JointDemand.of(context.last.memory)
     came = sum(demand.arrivals_per_s - demand.sent_on_per_s for demand in context.demand)
     if before is None:

@@ -53,6 +53,15 @@ def test_the_first_look_is_believed_unless_the_operator_expects_something() -> N
     assert expected.rate == 3.0
 
 
+def test_requests_for_models_that_are_not_planned_are_no_demand() -> None:
+    """Nor are their starts those of the planned models."""
+    strangers = ModelDemand("other", 90.0, starts=(StartShare(5, 90, LATENT, 10, "other"),))
+    own = ModelDemand("heavy", 10.0, starts=(StartShare(0, 10, NOISE, 10),))
+
+    assert look(5.0, own, strangers, before=JointDemand(rate=10.0)) == look(5.0, own, before=JointDemand(rate=10.0))
+    assert look(5.0, own, strangers).rate == 10.0
+
+
 def test_more_sent_on_than_came_is_no_demand() -> None:
     assert look(0.0, ModelDemand("light", 1.0, sent_on_per_s=4.0)).rate == 0.0
 
