@@ -137,6 +137,10 @@ class AllocationContext:
         """Return the models that some worker can hold."""
         return frozenset(model for worker in self.workers() for model in worker.models)
 
+    def holder_count(self, *models: str) -> int:
+        """Return how many workers can hold any of these models: those of another suite are nobody's devices here."""
+        return sum(not set(models).isdisjoint(worker.models) for worker in self.workers())
+
 
 Allocator = Callable[[AllocationContext], AllocationDecision]
 

@@ -73,7 +73,7 @@ class CascadeAllocator:
         memory = self._remember(context, light, heavy)
         problem = CascadeProblem(
             demand=memory.demand * settings.overprovision,
-            device_count=len(context.workers()),
+            device_count=context.holder_count(settings.light, settings.heavy),
             slo_s=math.inf if self.aimd else settings.slo_s,
             light=batch_costs(context, settings.light, self._sizes(memory.light_batch)),
             heavy=batch_costs(context, settings.heavy, self._sizes(memory.heavy_batch), settings.reuse_share),
@@ -149,7 +149,7 @@ class StaticCascade:
         settings = self.settings
         problem = CascadeProblem(
             demand=settings.peak_per_s * settings.overprovision,
-            device_count=len(context.workers()),
+            device_count=context.holder_count(settings.light, settings.heavy),
             slo_s=settings.slo_s,
             light=batch_costs(context, settings.light, settings.batch_sizes),
             heavy=batch_costs(context, settings.heavy, settings.batch_sizes, settings.reuse_share),

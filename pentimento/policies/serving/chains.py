@@ -42,7 +42,7 @@ class ChainAllocator:
         curves = (DeferralCurve(each.thresholds, each.shares) for each in self.cascade.handovers)
         problem = ChainProblem(
             demand * self.settings.overprovision,
-            len(context.workers()),
+            context.holder_count(*self.cascade.models),
             self.settings.slo_s,
             tuple(self._stage(context, index) for index in range(len(self.cascade.models))),
             tuple(curve.bent(bend) for curve, bend in zip(curves, bends, strict=True)),

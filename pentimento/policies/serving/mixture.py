@@ -126,7 +126,7 @@ class MixtureAllocator:
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         if (alone := one_left(context, self.settings, self.settings.small_models)) is not None:
             return alone
-        before, device_count = _MixtureMemory.of(context.last.memory), len(context.workers())
+        before, device_count = _MixtureMemory.of(context.last.memory), self._device_count(context)
         rate, misses, refined = self._demand(context, before)
         load = MixtureLoad(rate * misses, rate * refined)
         index = self._best_small(context, load, before.small_index if before else 0)
@@ -139,6 +139,9 @@ class MixtureAllocator:
             index, count, moved_at_s = before.small_index, min(before.count, device_count), before.moved_at_s
         memory = _MixtureMemory(pid, context.now_s, rate, misses, refined, index, count, moved_at_s)
         return self._decision(context, count, self.settings.small_models[index], memory.values())
+
+    def _device_count(self, context: AllocationContext) -> int:
+        return context.holder_count(self.settings.heavy, *self.settings.small_models)
 
     def _stays(self, context: AllocationContext, before: _MixtureMemory, index: int, count: int) -> bool:
         if (before.small_index, before.count) == (index, count):
@@ -186,7 +189,7 @@ class MixtureAllocator:
             slack = 1.0 - self.settings.hysteresis if index < current else 1.0
             eased = MixtureLoad(load.misses / slack, load.hits / slack)
             needed = max(1, math.ceil(eased.misses / large - 1e-9))
-            if carries(eased, len(context.workers()), needed, large, small):
+            if carries(eased, self._device_count(context), needed, large, small):
                 return index
         return profiled[-1]
 
@@ -198,7 +201,7 @@ class MixtureAllocator:
     def _decision(
         self, context: AllocationContext, count: int, small: str, memory: tuple[float, ...]
     ) -> AllocationDecision:
-        heavy, device_count = self.settings.heavy, len(context.workers())
+        heavy, device_count = self.settings.heavy, self._device_count(context)
         batch = max(self.settings.batch_sizes)
         assignments = place(context, {heavy: count, small: device_count - count}, {heavy: batch, small: batch})
         workers = {

@@ -61,7 +61,7 @@ class Proteus:
         settings = self.settings
         lights = _in_time(batch_costs(context, settings.light, settings.batch_sizes), settings.slo_s)
         heavies = _in_time(batch_costs(context, settings.heavy, settings.batch_sizes), settings.slo_s)
-        device_count = len(context.workers())
+        device_count = context.holder_count(settings.light, settings.heavy)
         splits = [_split(demand, device_count, light, heavy) for light in lights for heavy in heavies]
         if not splits:
             cost = min(batch_costs(context, settings.light, settings.batch_sizes), key=lambda cost: cost.latency_s)
