@@ -121,7 +121,7 @@ def test_a_page_that_has_seen_later_times_than_this_process_gets_all() -> None:
     max_bytes=st.integers(1, 2000),
 )
 def test_memory_is_bounded_by_number_and_by_bytes(sizes: list[int], max_samples: int, max_bytes: int) -> None:
-    ring = SampleRing(max_samples, max_bytes)
+    ring = SampleRing(max_samples, max_bytes, elapsed_s=lambda: 0.0)
     for at_ms, size in enumerate(sizes, start=1):
         ring.add({"at": at_ms, "models": "m" * size})
         found = kept(ring)
