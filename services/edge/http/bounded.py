@@ -19,6 +19,8 @@ LEAST_READ_BYTES_PER_S = 1024
 # What a sender has before it may have to make room for others.
 SENDING_GRACE_S = 1.0
 MAX_PIPELINED = 8
+# Of a request's scope: a handler ends the connection by it, for a bound of its own.
+CUT_OFF_EXTENSION = "pentimento.cut_off"
 ANSWERS = {
     400: b"Bad Request",
     408: b"Request Timeout",
@@ -95,6 +97,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["extensions"] = {CUT_OFF_EXTENSION: self._cut_off}  # type: ignore[dict-item]
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(400, "pipeline")
         if self._phase is not ConnectionPhase.HEAD:

@@ -11,10 +11,12 @@ import pytest
 
 from pentimento.files.signing_keys import new_signing_key, read_signing_keys
 from pentimento.stores.objects import open_objects
-from pentimento.stores.objects.signed_paths import PathSigner
+from pentimento.stores.objects.signed_paths import PathSigner, SignedFile
 from pentimento.testing.frontdoor_suite import running_suite
 from pentimento.testing.paced_worker import PacedWorker, picture_of
 from tests.integration.frontdoor.inputs import store_away
+
+AT_ONCE = 2
 
 ASKED = {"prompt": "a red circle", "num_inference_steps": 3, "seed": 1}
 
@@ -30,9 +32,10 @@ class FilesUnderTest:
 
 
 @pytest.fixture
-async def files(folder: Path, worker: PacedWorker) -> AsyncIterator[FilesUnderTest]:
+async def files(folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FilesUnderTest]:
     from pentimento.testing.edge_suite import running_edge
 
+    monkeypatch.setattr("services.edge.files.AT_ONCE", AT_ONCE)
     keys, objects = folder / "keys", f"file://{folder / 'objects'}"
     keys.write_text(new_signing_key())
     async with (
@@ -137,6 +140,29 @@ async def test_a_picture_whose_store_is_away_is_found_by_its_key_or_where_the_re
     assert retried.headers["x-request-id"] == keyed.headers["x-request-id"]
     assert [(await files.http.get(one.json()["data"][0]["url"])).status_code for one in (told, retried)] == [200, 200]
     assert len(worker.executed) == 3
+
+
+async def test_a_reader_that_stops_keeps_nobody_from_reading(
+    files: FilesUnderTest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its place is the next one's, and nothing of it is logged."""
+    monkeypatch.setattr("services.edge.files.GRACE_S", 0.0)
+    large = b"x" * 2**24  # more than sockets take by themselves
+    signer = PathSigner(*read_signing_keys(files.folder / "keys"))
+    reference = open_objects(f"file://{files.folder / 'objects'}").put("results/large", large)
+    path = signer.sign(SignedFile(reference, "image/png", 2**33))
+    head = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path.encode()
+    opened = [await asyncio.open_connection(files.http.base_url.host, files.http.base_url.port) for _ in range(AT_ONCE)]
+    for reader, writer in opened:
+        writer.write(head)
+        await reader.readuntil(b"\r\n\r\n")
+
+    answer = await files.http.get(files.url)
+
+    for _, writer in opened:
+        writer.transport.abort()
+    assert (answer.status_code, answer.content) == (200, files.picture)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["frontdoor", "edge"])
