@@ -15,6 +15,7 @@ import numpy as np
 
 from pentimento.cli.bench_report import check_forms, report_of, show
 from pentimento.cli.connection import tls_files
+from pentimento.clients.retries import RetryPolicy
 from pentimento.devices.emulation import label_of
 from pentimento.domain.image_request import CacheMode, Completed
 from pentimento.files.folders import check_folder
@@ -23,7 +24,6 @@ from pentimento.loadgen.answers import GENERATOR, ReceivedAnswer
 from pentimento.reports import RequestRecord, Run, save_run
 from pentimento.reports.figures import Spread
 from pentimento.sdk.client import AsyncClient
-from pentimento.sdk.retries import RetryPolicy
 from pentimento.workloads import Content, SloClass, Workload, load_workload, poisson
 from pentimento.workloads.readers import read_prompts
 

@@ -20,12 +20,12 @@ from pentimento.cli.connection import (
     tls_options,
     token_option,
 )
+from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import Unavailable
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import client_settings
 from pentimento.sdk.blocking import Client
 from pentimento.sdk.client import AsyncClient
-from pentimento.sdk.retries import RetryPolicy
 from pentimento.supervisor.state import Endpoint
 
 Command = TypeVar("Command", bound=Callable[..., Any])

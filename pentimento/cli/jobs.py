@@ -13,13 +13,13 @@ from pentimento.cli.calls import frontdoor_client
 from pentimento.cli.connection import connection_options
 from pentimento.cli.generate import generate, request_from, summary, watch
 from pentimento.cli.json_output import json_option
+from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.image_request import RequestStatus
 from pentimento.domain.jobs import RequestSummary
 from pentimento.domain.requests import RequestState
 from pentimento.files.folders import check_folder
 from pentimento.sdk.picture import Picture
 from pentimento.sdk.picture_set import PictureSet
-from pentimento.sdk.retries import RetryPolicy
 
 # Who waits for a job does so while its frontdoor starts again.
 PATIENT = RetryPolicy(tries=RetryPolicy.accepted_tries)

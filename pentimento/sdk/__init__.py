@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pentimento.clients.retries import RetryPolicy
     from pentimento.domain.errors import (
         Aborted,
         Cancelled,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from pentimento.sdk.client import AsyncClient
     from pentimento.sdk.picture import Picture
     from pentimento.sdk.picture_set import PictureSet
-    from pentimento.sdk.retries import RetryPolicy
 
 __all__ = [
     "Aborted",
@@ -119,7 +119,7 @@ _HOMES = {
     "PictureSet": "pentimento.sdk.picture_set",
     **dict.fromkeys(("RequestPage", "RequestQuery", "RequestSummary"), "pentimento.domain.jobs"),
     "RequestState": "pentimento.domain.requests",
-    "RetryPolicy": "pentimento.sdk.retries",
+    "RetryPolicy": "pentimento.clients.retries",
 }
 
 

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
+from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.image_request import (
     Accepted,
@@ -25,7 +26,6 @@ from pentimento.domain.requests import RequestState
 from pentimento.sdk.client import AsyncClient
 from pentimento.sdk.picture import Picture
 from pentimento.sdk.picture_set import PictureSet
-from pentimento.sdk.retries import RetryPolicy
 
 T = TypeVar("T")
 

@@ -1,17 +1,16 @@
 """The public API for asyncio programs."""
 
-import asyncio
-import itertools
-import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from pentimento.clients.image import ImageClient
+from pentimento.clients.retried_events import StreamCall, retried_events
+from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.errors import Cancelled, Internal, InvalidArgument, PentimentoError, Unavailable
+from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.image_request import (
     Accepted,
     Completed,
@@ -19,21 +18,17 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
-    PictureFailed,
     PinnedPicture,
-    Progress,
     ReplayRequest,
     RequestStatus,
 )
 from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, ResultUrl
-from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import client_settings
 from pentimento.sdk.job_calls import JobCalls
 from pentimento.sdk.picture import Picture
 from pentimento.sdk.picture_set import PictureSet, pictures_of
-from pentimento.sdk.retries import CallersDeadline, RetryPolicy
 
 
 class AsyncClient:
@@ -191,43 +186,12 @@ class AsyncClient:
         """End the pin of a request; no error where it has none."""
         await self._retries.answered(lambda: self._images.unpin(request_id))
 
-    async def _retried(
-        self,
-        call: Callable[[str, int | None], AsyncGenerator[GenerateEvent, None]],
-        *,
-        idempotency_key: str,
-        deadline_ms: int | None = None,
-        accepted: bool = False,
+    def _retried(
+        self, call: StreamCall, *, idempotency_key: str, deadline_ms: int | None = None, accepted: bool = False
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yield the events of `call`, which is made under a key and with a deadline, and again where the server did not
-        answer. `accepted`: it is of a request that was accepted before."""
-        key, left_ms = idempotency_key or uuid.uuid4().hex, deadline_ms
-        deadline, reported, begun_anew = CallersDeadline(deadline_ms), ReportedEvents(), 0
-        for attempt in itertools.count(1):
-            # Under a key of our own a retry begins anew; under the caller's key it is the caller's to know.
-            may_begin_anew = begun_anew < self._retries.tries - 1 and not idempotency_key
-            begin_anew, wished_ms = False, None
-            try:
-                async with aclosing(call(key, left_ms)) as events:
-                    async for event in events:
-                        if may_begin_anew and isinstance(event, PictureFailed) and taken_for_gone(event.error):
-                            begin_anew = True
-                        elif reported.is_new(event):
-                            yield event
-                if not begin_anew:
-                    return
-            except (Unavailable, Cancelled) as error:
-                if reported.all_completed:
-                    return
-                begin_anew, wished_ms = may_begin_anew and taken_for_gone(error), error.retry_after_ms
-                is_accepted = accepted or reported.accepted
-                most = self._retries.most_tries(error, accepted=is_accepted, late=deadline.has_passed)
-                if not begin_anew and (isinstance(error, Cancelled) or attempt >= most):
-                    raise
-            await asyncio.sleep(self._retries.pause_s(attempt, wished_ms))
-            if begin_anew:
-                key, left_ms = uuid.uuid4().hex, deadline.left_ms
-                begun_anew += 1
+        return retried_events(
+            call, self._retries, idempotency_key=idempotency_key, deadline_ms=deadline_ms, accepted=accepted
+        )
 
     async def cancel(self, request_id: str) -> RequestState:
         """Stop a request within one denoising step, and return the state it is in afterwards."""
@@ -251,11 +215,6 @@ class AsyncClient:
         return await self._retries.answered(self._images.list_adapters)
 
 
-def taken_for_gone(error: PentimentoError) -> bool:
-    """Return whether a request, or one of its several pictures, ended because its client's connection broke."""
-    return error.reason == Reason.CLIENT_LEFT
-
-
 async def _picture_of(stream: AsyncGenerator[GenerateEvent, None]) -> Picture:
     """Return the picture that the stream ends with."""
     picture: Picture | None = None
@@ -272,46 +231,3 @@ async def _picture_of(stream: AsyncGenerator[GenerateEvent, None]) -> Picture:
     if picture is None:
         raise Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")
     return picture
-
-
-class ReportedEvents:
-    """The events that a stream has given, by kind and picture, so that a retry gives nothing but progress again, and
-    none of a picture that has ended; where it is another request, all else of that one."""
-
-    def __init__(self) -> None:
-        self._request_id: str | None = None
-        self._given: set[tuple[type[GenerateEvent], int]] = set()
-        self._ended: set[int] = set()
-        self._count = 1
-        self._has_picture = False
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the server has accepted a request."""
-        return self._request_id is not None
-
-    @property
-    def all_completed(self) -> bool:
-        """Whether all has been told: how the call ends after it concerns nobody."""
-        return self._has_picture and len(self._ended) == self._count
-
-    def is_new(self, event: GenerateEvent) -> bool:
-        """Return whether the caller has not had such an event yet, and note that it now has."""
-        if isinstance(event, Accepted):
-            return self._begin(event)
-        key = (type(event), event.image_index)
-        if event.image_index in self._ended or (key in self._given and not isinstance(event, Progress)):
-            return False
-        self._given.add(key)
-        if isinstance(event, Completed | PictureFailed):
-            self._ended.add(event.image_index)
-            self._has_picture |= isinstance(event, Completed)
-        return True
-
-    def _begin(self, accepted: Accepted) -> bool:
-        """Return whether it is another request than before."""
-        if accepted.request_id == self._request_id:
-            return False
-        self._request_id, self._given = accepted.request_id, set()
-        self._count = max(len(accepted.image_request_ids), 1)
-        return True

@@ -4,12 +4,12 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 
 from pentimento.clients.image import ImageClient
+from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.image_request import Accepted, GenerateEvent, ImageRequest
 from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, ResultUrl
 from pentimento.domain.requests import RequestState
 from pentimento.sdk.picture import Picture
-from pentimento.sdk.retries import RetryPolicy
 
 
 class JobCalls:

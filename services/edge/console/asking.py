@@ -1,11 +1,14 @@
 """What the console's calls may say, by the table of fields of the images API. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.image_request import ImageRequest, ReplayRequest
+from pentimento.domain.image_request import GenerateEvent, ImageRequest, ReplayRequest
 from services.edge.console.painting import OpenEvents
 from services.edge.images.asking import asked_pictures
 from services.edge.images.fields import (
@@ -16,6 +19,7 @@ from services.edge.images.fields import (
     by_field_name,
 )
 from services.edge.images.values import judged, read_json
+from services.edge.images.waiting import events_of
 
 MAX_PREVIEW_INTERVAL = 1000
 MAX_NEIGHBOURS = 50
@@ -83,12 +87,17 @@ def asked_picture(
 def asked_painting(body: bytes) -> OpenEvents:
     """Return what a call of the playground asks of the frontdoor."""
     request, values = asked_picture(body)
-    return lambda client: client.generate(request, "", values.get("preview_every_steps", 0))
+    interval = values.get("preview_every_steps", 0)
+
+    def ask(client: ImageClient, key: str, deadline_ms: int | None) -> AsyncGenerator[GenerateEvent, None]:
+        return client.generate(replace(request, deadline_ms=deadline_ms), key, interval)
+
+    return lambda client: events_of(client, partial(ask, client), deadline_ms=request.deadline_ms)
 
 
 def asked_replay(body: bytes) -> OpenEvents:
     """Return what a call for a picture once more asks of the frontdoor."""
     values = judged(read_json(body), REPLAY_FIELDS)
     inputs = tuple((one["field"], one["data"]) for one in values.get("inputs", ()))
-    request = ReplayRequest(values["request_id"], inputs)
-    return lambda client: client.replay(request, "", values.get("preview_every_steps", 0))
+    request, interval = ReplayRequest(values["request_id"], inputs), values.get("preview_every_steps", 0)
+    return lambda client: events_of(client, lambda key, _: client.replay(request, key, interval))

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Internal, PentimentoError, Unavailable
@@ -14,6 +14,7 @@ from services.edge.images.addresses import address_pending, urls_of
 from services.edge.images.asking import AskedPictures
 from services.edge.images.events import HEARTBEAT, PictureEvents, error_event
 from services.edge.images.previews import UsualSteps, preview_interval
+from services.edge.images.waiting import events_of
 from services.edge.parts import EdgeParts
 
 HEARTBEAT_S = 15.0
@@ -45,9 +46,13 @@ class PictureErrand:
         async with self.parts.frontdoor.channel(self.token) as channel:
             client = ImageClient(channel)
             interval = await self._preview_interval(client)
-            async with aclosing(
-                client.generate(self.asked.request, self.idempotency_key, interval, omit_progress=True)
-            ) as events:
+            request = self.asked.request
+
+            def ask(key: str, deadline_ms: int | None) -> AsyncGenerator[GenerateEvent, None]:
+                asked = replace(request, deadline_ms=deadline_ms)
+                return client.generate(asked, key, interval, omit_progress=True)
+
+            async with aclosing(events_of(client, ask, self.idempotency_key, request.deadline_ms)) as events:
                 async for event in events:
                     if isinstance(event, Accepted):
                         self.scope[REQUEST_ID] = event.request_id

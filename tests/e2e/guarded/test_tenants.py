@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from pentimento.cli import cli
+from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import ResourceExhausted, Unauthenticated
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.sdk import AsyncClient
-from pentimento.sdk.retries import RetryPolicy
 from tests.e2e.guarded.conftest import Guarded
 
 REQUEST = ImageRequest("a red circle", num_inference_steps=2, cache=CacheMode.OFF)

@@ -59,20 +59,21 @@ async def test_a_frontdoor_that_is_killed_is_told_and_loses_nothing(running: Pro
             http.stream("GET", f"/v1/jobs/{submitted['id']}/events") as events,
         ):
             kill(first)
-            ends = [await last_event(one.aiter_lines()) for one in (stream, events)]
-        away = [await http.post("/v1/images/generations", json=ASKED), await http.post("/v1/jobs", json=ASKED)]
-        away += [await http.get(path) for path in ("/v1/models", "/v1/jobs", f"/v1/jobs/{submitted['id']}")]
-        ready, health = await http.get("/ready"), await http.get("/health")
+            told = await last_event(events.aiter_lines())
+            away = [await http.post("/v1/images/generations", json=ASKED), await http.post("/v1/jobs", json=ASKED)]
+            away += [await http.get(path) for path in ("/v1/models", "/v1/jobs", f"/v1/jobs/{submitted['id']}")]
+            ready, health = await http.get("/ready"), await http.get("/health")
 
-        running.frontdoor("w1")
+            running.frontdoor("w1")
+            painted = await last_event(stream.aiter_lines())
         await until_ready(http)
         again = (await http.post("/v1/jobs", json=ASKED, headers={"Idempotency-Key": "job"})).json()
         await until_state(http, submitted["id"], "completed")
         result = (await http.get(submitted["result"])).json()
         retried = await http.post("/v1/images/generations", **streamed)  # type: ignore[arg-type]
 
-    assert [name for name, _ in ends] == ["error", "error"]
-    assert {values["error"]["type"] for _, values in ends} == {"server_error"}
+    assert (told[0], told[1]["error"]["type"]) == ("error", "server_error")
+    assert (painted[0], painted[1]["request_id"]) == ("image_generation.completed", stream.headers["x-request-id"])
     assert [(one.status_code, one.headers["retry-after"]) for one in away] == [(503, "1")] * 5
     assert (ready.status_code, ready.json(), health.status_code) == (503, {"status": "not ready"}, 200)
     assert (again["id"], again["replayed"]) == (submitted["id"], True)

@@ -1,0 +1,102 @@
+"""The events of one request over several calls: a stream that breaks is asked for again, and goes on where it was."""
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from pentimento.clients.retries import CallersDeadline, RetryPolicy
+from pentimento.domain.errors import Cancelled, PentimentoError, Unavailable
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed, Progress
+from pentimento.domain.reasons import Reason
+
+# Asks under an idempotency key, and with a deadline in milliseconds from now.
+StreamCall = Callable[[str, int | None], AsyncGenerator[GenerateEvent, None]]
+
+
+async def retried_events(
+    call: StreamCall,
+    retries: RetryPolicy,
+    *,
+    idempotency_key: str,
+    deadline_ms: int | None = None,
+    accepted: bool = False,
+) -> AsyncGenerator[GenerateEvent, None]:
+    """Yield the events of `call`, which is made under a key and with a deadline, and again where the server did not
+    answer. `accepted`: it is of a request that was accepted before."""
+    key, left_ms = idempotency_key or uuid.uuid4().hex, deadline_ms
+    deadline, reported, begun_anew = CallersDeadline(deadline_ms), ReportedEvents(), 0
+    for attempt in itertools.count(1):
+        # Under a key of our own a retry begins anew; under the caller's key it is the caller's to know.
+        may_begin_anew = begun_anew < retries.tries - 1 and not idempotency_key
+        begin_anew, wished_ms = False, None
+        try:
+            async with aclosing(call(key, left_ms)) as events:
+                async for event in events:
+                    if may_begin_anew and isinstance(event, PictureFailed) and taken_for_gone(event.error):
+                        begin_anew = True
+                    elif reported.is_new(event):
+                        yield event
+            if not begin_anew:
+                return
+        except (Unavailable, Cancelled) as error:
+            if reported.all_completed:
+                return
+            begin_anew, wished_ms = may_begin_anew and taken_for_gone(error), error.retry_after_ms
+            is_accepted = accepted or reported.accepted
+            most = retries.most_tries(error, accepted=is_accepted, late=deadline.has_passed)
+            if not begin_anew and (isinstance(error, Cancelled) or attempt >= most):
+                raise
+        await asyncio.sleep(retries.pause_s(attempt, wished_ms))
+        if begin_anew:
+            key, left_ms = uuid.uuid4().hex, deadline.left_ms
+            begun_anew += 1
+
+
+def taken_for_gone(error: PentimentoError) -> bool:
+    """Return whether a request, or one of its several pictures, ended because its client's connection broke."""
+    return error.reason == Reason.CLIENT_LEFT
+
+
+class ReportedEvents:
+    """The events that a stream has given, by kind and picture, so that a retry gives nothing but progress again, and
+    none of a picture that has ended; where it is another request, all else of that one."""
+
+    def __init__(self) -> None:
+        self._request_id: str | None = None
+        self._given: set[tuple[type[GenerateEvent], int]] = set()
+        self._ended: set[int] = set()
+        self._count = 1
+        self._has_picture = False
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the server has accepted a request."""
+        return self._request_id is not None
+
+    @property
+    def all_completed(self) -> bool:
+        """Whether all has been told: how the call ends after it concerns nobody."""
+        return self._has_picture and len(self._ended) == self._count
+
+    def is_new(self, event: GenerateEvent) -> bool:
+        """Return whether the caller has not had such an event yet, and note that it now has."""
+        if isinstance(event, Accepted):
+            return self._begin(event)
+        key = (type(event), event.image_index)
+        if event.image_index in self._ended or (key in self._given and not isinstance(event, Progress)):
+            return False
+        self._given.add(key)
+        if isinstance(event, Completed | PictureFailed):
+            self._ended.add(event.image_index)
+            self._has_picture |= isinstance(event, Completed)
+        return True
+
+    def _begin(self, accepted: Accepted) -> bool:
+        """Return whether it is another request than before."""
+        if accepted.request_id == self._request_id:
+            return False
+        self._request_id, self._given = accepted.request_id, set()
+        self._count = max(len(accepted.image_request_ids), 1)
+        return True
