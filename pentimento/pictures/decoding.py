@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from PIL import Image, ImageChops
+from PIL import Image, ImageChops, ImageFile
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.pictures import jpeg, png, webp
@@ -75,10 +75,35 @@ def _decode(data: bytes, header: PictureHeader, change: Callable[[Image.Image], 
     with Image.open(essence, formats=[header.format.upper()]) as image:
         if image.size != header.stored_size or getattr(image, "n_frames", 1) != 1:
             raise ValueError("the decoder sees another picture than was judged")
+        wide_tile = _wide_tile(image)
         image.load()
+        if wide_tile is not None:
+            with Image.open(essence, formats=["PNG"]) as lower:
+                lower.tile = [wide_tile]
+                lower.load()
+                image.putalpha(_wide_alpha(image, lower))
         changed = change(image)
     turn = _TURNS.get(header.orientation)
     return changed if turn is None else changed.transpose(turn)
+
+
+def _wide_tile(image: ImageFile.ImageFile) -> ImageFile._Tile | None:
+    """Return what the lower bytes are read by, of a colour picture of sixteen bits in which a colour is transparent:
+    Pillow compares that colour with the upper ones alone. None of any other picture."""
+    is_clear = "transparency" in image.info
+    return next((tile._replace(args="RGB;16L") for tile in image.tile if is_clear and tile.args == "RGB;16B"), None)
+
+
+def _wide_alpha(upper: Image.Image, lower: Image.Image) -> Image.Image:
+    """Return where pixels are opaque, as in browsers: wherever a byte is another than that of the transparent
+    colour."""
+    clear = upper.info.pop("transparency")
+    alpha = Image.new("L", upper.size)
+    for index, value in enumerate(clear):
+        for picture, byte in ((upper, value >> 8), (lower, value & 0xFF)):
+            differs = picture.getchannel(index).point([_OPAQUE * (one != byte) for one in range(256)])
+            alpha = ImageChops.lighter(alpha, differs)
+    return alpha
 
 
 def _painted(image: Image.Image) -> Image.Image:

@@ -10,7 +10,7 @@ from pentimento.pictures.container import MAX_PARTS, BadPicture, require
 from pentimento.pictures.png_chunks import SIGNATURE, png_chunk, png_file
 
 _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
-_PALETTE_TYPE = 3
+_GREY_TYPE, _PALETTE_TYPE = 0, 3
 _KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT")
 _MAX_SIZES = {b"IHDR": 13, b"PLTE": 768, b"tRNS": 256, b"IEND": 0}
 _ANIMATION = (b"acTL", b"fcTL", b"fdAT")
@@ -50,7 +50,19 @@ def essence(data: bytes) -> bytes:
             (stated,) = struct.unpack_from(">I", data, chunk.end)
             require(zlib.crc32(data[chunk.start - 4 : chunk.end]) == stated, f"the sum of {_shown(chunk)} is wrong")
             parts.setdefault(chunk.kind, bytearray()).extend(memoryview(data)[chunk.start : chunk.end])
+    if b"tRNS" in parts:
+        parts[b"tRNS"] = _transparency(parts[b"IHDR"], parts[b"tRNS"])
     return png_file(*(png_chunk(kind, bytes(parts[kind])) for kind in _KEPT if kind in parts))
+
+
+def _transparency(header: bytearray, clear: bytearray) -> bytearray:
+    """What is transparent as Pillow reads it: a grey of few bits as one of eight, as it reads the pixels."""
+    depth, colour = header[8:10]
+    if colour != _GREY_TYPE or depth >= 8:
+        return clear
+    most = (1 << depth) - 1
+    (grey,) = struct.unpack(">H", clear)
+    return bytearray(struct.pack(">H", (grey & most) * 255 // most))
 
 
 def _chunks(data: bytes) -> Iterator[_Chunk]:

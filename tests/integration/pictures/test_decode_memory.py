@@ -23,6 +23,13 @@ def sixteen_bits(path: Path, width: int, height: int) -> None:
     path.write_bytes(png_file(png_chunk(b"IHDR", header), png_chunk(b"IDAT", rows)))
 
 
+def clear_colour(path: Path, width: int, height: int) -> None:
+    """A PNG of 6 bytes a pixel in which a colour is transparent."""
+    rows = zlib.compress((b"\0" + b"\x12\x34" * 3 * width) * height, level=1)
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0))
+    path.write_bytes(png_file(header, png_chunk(b"tRNS", b"\x12\x34" * 3), png_chunk(b"IDAT", rows)))
+
+
 def test_the_largest_images_allowed_take_a_bounded_amount_of_memory(tmp_path: Path) -> None:
     Image.new("RGBA", LARGEST, (1, 2, 3, 4)).save(tmp_path / "a-lossy.webp", method=0)
     Image.new("RGBA", LARGEST, (1, 2, 3, 4)).save(tmp_path / "lossless.webp", lossless=True, method=0)
@@ -31,6 +38,7 @@ def test_the_largest_images_allowed_take_a_bounded_amount_of_memory(tmp_path: Pa
     Image.new("RGB", FLATTEST).save(tmp_path / "flat.png", compress_level=1)
     Image.new("RGB", TALLEST).save(tmp_path / "tall.png", compress_level=1)
     sixteen_bits(tmp_path / "sixteen.png", *LARGEST)
+    clear_colour(tmp_path / "clear.png", *LARGEST)
     command = [sys.executable, "-m", "tests.integration.pictures.decode_memory", str(tmp_path)]
 
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=170, check=True)

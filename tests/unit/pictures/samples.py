@@ -23,8 +23,8 @@ def noise(image_format: str, size: tuple[int, int] = (40, 30), **options: object
     return buffer.getvalue()
 
 
-def ihdr(width: int, height: int, depth: int = 8, colour: int = 0) -> bytes:
-    return png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+def ihdr(width: int, height: int, depth: int = 8, colour: int = 0, interlace: int = 0) -> bytes:
+    return png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlace))
 
 
 def idat(width: int, height: int) -> bytes:
@@ -42,6 +42,12 @@ def wide_grey_png(row: Sequence[int], transparent: int | None = None) -> bytes:
     pixels = png_chunk(b"IDAT", zlib.compress(b"\0" + struct.pack(f">{len(row)}H", *row)))
     clear = [] if transparent is None else [png_chunk(b"tRNS", struct.pack(">H", transparent))]
     return png_file(ihdr(len(row), 1, depth=16), *clear, pixels)
+
+
+def one_row_png(depth: int, colour: int, width: int, row: bytes, clear: bytes, interlace: int = 0) -> bytes:
+    """Of `depth` bits and that type of colour; `clear` is what tRNS says, `row` its pixels."""
+    pixels = png_chunk(b"IDAT", zlib.compress(b"\0" + row))
+    return png_file(ihdr(width, 1, depth, colour, interlace), png_chunk(b"tRNS", clear), pixels)
 
 
 def riff(*chunks: tuple[bytes, bytes]) -> bytes:

@@ -1,6 +1,7 @@
 """The decoder sees the picture that was judged, and nothing but its pixels; what is damaged is refused by field."""
 
 import io
+import struct
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,17 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.pictures import read_header
 from pentimento.pictures.decoding import decode, decode_mask, resized
 from pentimento.pictures.png_chunks import png_chunk
-from tests.unit.pictures.samples import encoded, grey_png, jpeg_parts, noise, riff, vp8x, webp_frame, wide_grey_png
+from tests.unit.pictures.samples import (
+    encoded,
+    grey_png,
+    jpeg_parts,
+    noise,
+    one_row_png,
+    riff,
+    vp8x,
+    webp_frame,
+    wide_grey_png,
+)
 
 
 def pixels(data: bytes) -> np.ndarray:
@@ -79,6 +90,36 @@ def test_the_grey_of_sixteen_bits_that_is_transparent_is_white_and_none_beside_i
     picture = pixels(wide_grey_png([1000, 1001], transparent=1000))
 
     assert picture[0].tolist() == [[255] * 3, [3] * 3]
+
+
+@pytest.mark.parametrize(
+    ("depth", "row", "greys"),
+    [(1, 0b01000000, [0, 255]), (2, 0b00011011, [0, 85, 170, 255]), (4, 0b10011100, [153, 204])],
+    ids=["1 bit", "2 bits", "4 bits"],
+)
+def test_a_grey_of_few_bits_that_is_transparent_is_white_and_painted(depth: int, row: int, greys: list[int]) -> None:
+    """Whichever of them it is; further bits of what says so are of no account (PNG, tRNS)."""
+    for index, grey in enumerate(greys):
+        clear = (1 << 15 | grey * ((1 << depth) - 1) // 255).to_bytes(2, "big")
+        data = one_row_png(depth, 0, len(greys), bytes([row]), clear)
+        mask = decode_mask(data, "mask", lambda picture: np.asarray(picture).copy())
+
+        assert pixels(data)[0, :, 0].tolist() == [*greys[:index], 255, *greys[index + 1 :]]
+        assert mask[0].tolist() == [255 * (other == index) for other in range(len(greys))]
+
+
+@pytest.mark.parametrize("interlaced", [0, 1])
+def test_a_colour_of_sixteen_bits_is_transparent_as_a_whole(interlaced: int) -> None:
+    """As browsers have it: neither its upper bytes alone nor its lower ones."""
+    clear, others = (0x0501, 0x0602, 0x0703), ((0x0501, 0x0602, 0x0704), (0x0601, 0x0602, 0x0703))
+    row = b"".join(struct.pack(">3H", *colour) for colour in (clear, *others))
+    if interlaced:  # Adam7 has of such a row the first pixel, then the third, then the second
+        row = b"\0".join((row[:6], row[12:], row[6:12]))
+    data = one_row_png(16, 2, 3, row, struct.pack(">3H", *clear), interlaced)
+    mask = decode_mask(data, "mask", lambda picture: np.asarray(picture).copy())
+
+    assert pixels(data)[0].tolist() == [[255, 255, 255], [5, 6, 7], [6, 6, 7]]
+    assert mask[0].tolist() == [255, 0, 0]
 
 
 @pytest.mark.parametrize(
