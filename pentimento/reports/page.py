@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from html import escape
 
+from pentimento.reports.markup import escaped
 from pentimento.reports.panels import bars, panels
 from pentimento.reports.report import Report, told_apart
 from pentimento.reports.svg import bars_svg, panel_svg
@@ -30,11 +30,11 @@ def as_html(reports: Sequence[Report], title: str = "Pentimento: a run in figure
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
-            f"<h1>{escape(title)}</h1>",
+            f"<title>{escaped(title)}</title><style>{STYLE}</style></head><body>",
+            f"<h1>{escaped(title)}</h1>",
             *tables,
             *drawn,
-            f"<h2>Provenance</h2><pre>{escape(json.dumps(provenance, indent=1, ensure_ascii=False))}</pre>",
+            f"<h2>Provenance</h2><pre>{escaped(json.dumps(provenance, indent=1, ensure_ascii=False))}</pre>",
             "</body></html>\n",
         ]
     )
@@ -42,6 +42,6 @@ def as_html(reports: Sequence[Report], title: str = "Pentimento: a run in figure
 
 def _table(rows: Sequence[Row]) -> str:
     head, *body = rows
-    lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in body]
-    titles = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    lines = ["".join(f"<td>{escaped(cell)}</td>" for cell in row) for row in body]
+    titles = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in head)
     return f"<table><tr>{titles}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"

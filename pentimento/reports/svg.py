@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 
+from pentimento.reports.markup import escaped
 from pentimento.reports.panels import Bar, Panel, Series
 
 WIDTH, HEIGHT = 460, 260
@@ -44,10 +44,10 @@ def bars_svg(bars: Sequence[Bar]) -> str:
     body = []
     for row, bar in enumerate(bars):
         y, x = TOP + 34 * row, float(LEFT)
-        body.append(f'<text x="{LEFT}" y="{y + 10}">{escape(bar.name)}</text>')
+        body.append(f'<text x="{LEFT}" y="{y + 10}">{escaped(bar.name)}</text>')
         for name, seconds in bar.parts:
             width = seconds / limit * (2 * WIDTH - LEFT - RIGHT)
-            title = f"<title>{escape(name)}: {seconds:.3g} s</title>"
+            title = f"<title>{escaped(name)}: {seconds:.3g} s</title>"
             body.append(
                 f'<rect x="{x:.1f}" y="{y + 14}" width="{width:.1f}" height="14" fill="{_colour(names.index(name))}">'
                 f"{title}</rect>"
@@ -76,10 +76,10 @@ def _axes(panel: Panel, top_x: float, top_y: float) -> Iterator[str]:
         label = f"{top_x * tick / TICKS:.4g}"
         yield f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">{label}</text>'
     middle = (LEFT + WIDTH - RIGHT) / 2
-    yield f'<text class="tick" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(panel.x_label)}</text>'
+    yield f'<text class="tick" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escaped(panel.x_label)}</text>'
     up = (TOP + HEIGHT - BOTTOM) / 2
     turned = f'transform="rotate(-90 12 {up})"'
-    yield f'<text class="tick" x="12" y="{up}" text-anchor="middle" {turned}>{escape(panel.y_label)}</text>'
+    yield f'<text class="tick" x="12" y="{up}" text-anchor="middle" {turned}>{escaped(panel.y_label)}</text>'
 
 
 def _line(series: Series, index: int, top_x: float, top_y: float) -> Iterator[str]:
@@ -101,12 +101,12 @@ def _place(x: float, y: float, top_x: float, top_y: float) -> tuple[float, float
 def _legend(name: str, index: int, y: float) -> str:
     x = WIDTH - RIGHT - 150
     line = f'<line x1="{x}" x2="{x + 22}" y1="{y - 4}" y2="{y - 4}" {_stroke(index)}/>'
-    return f'{line}<text class="tick" x="{x + 28}" y="{y}">{escape(name[:22])}</text>'
+    return f'{line}<text class="tick" x="{x + 28}" y="{y}">{escaped(name[:22])}</text>'
 
 
 def _swatch(name: str, index: int, x: float, y: float) -> str:
     square = f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{_colour(index)}"/>'
-    return f'{square}<text class="tick" x="{x + 14}" y="{y}">{escape(name)}</text>'
+    return f'{square}<text class="tick" x="{x + 14}" y="{y}">{escaped(name)}</text>'
 
 
 def _stroke(index: int) -> str:
@@ -121,6 +121,6 @@ def _colour(index: int) -> str:
 
 def _svg(title: str, width: int, height: int, body: Sequence[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    label = f' role="img" aria-label="{escape(title, quote=True)}">'
-    text = f'<text class="title" x="{LEFT}" y="16">{escape(title)}</text>'
+    label = f' role="img" aria-label="{escaped(title)}">'
+    text = f'<text class="title" x="{LEFT}" y="16">{escaped(title)}</text>'
     return "\n".join([head + label, *body, text, "</svg>"])

@@ -24,8 +24,10 @@ from pentimento.reports import (
     save_panels,
     save_png,
 )
-from pentimento.reports.panels import panels
-from pentimento.reports.svg import nice_limit, panel_svg
+from pentimento.reports.panels import bars, panels
+from pentimento.reports.svg import bars_svg, nice_limit, panel_svg, sheet_svg
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def records(count: int = 40, latency_s: float = 2.0) -> list[RequestRecord]:
@@ -142,8 +144,19 @@ def test_the_page_holds_tables_and_drawings_and_no_markup_of_others() -> None:
 def test_every_drawing_is_well_formed(report: Report) -> None:
     for panel in panels([report, make_report("a & b", records())]):
         root = ElementTree.fromstring(panel_svg(panel))
-        lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+        lines = root.findall(f"{SVG}polyline")
         assert len(lines) >= 2
+
+
+def test_names_that_no_document_may_have_are_drawn_all_the_same() -> None:
+    """Names are whatever a file of a run says: control characters, halves of surrogate pairs."""
+    report = make_report("a\x00\x1b\ud800\uffff\tb", records(), {"policy": "\x7f\udcff"})
+    drawn = [sheet_svg(report.name, panels([report]), ""), bars_svg(bars([report]))]
+
+    for document in drawn:
+        texts = [element.text for element in ElementTree.fromstring(document.encode()).iter(f"{SVG}text")]
+        assert "a\ufffd\ufffd\ufffd\ufffd\tb" in texts
+    assert "a\ufffd\ufffd\ufffd\ufffd\tb" in as_html([report]).encode().decode()
 
 
 def test_latency_curves_end_at_the_share_that_was_answered(report: Report) -> None:
