@@ -87,3 +87,5 @@ def check_encoding(request: Request) -> None:
     """Raise for a body that is compressed: nothing is unpacked here, so that nothing grows."""
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise InvalidArgument.of("Content-Encoding", "must be identity: no compressed body is taken")
+    if ",".join(request.headers.getlist("transfer-encoding")).strip().lower() not in ("", "chunked"):
+        raise InvalidArgument.of("Transfer-Encoding", "must be chunked alone: no compressed body is taken")

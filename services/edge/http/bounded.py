@@ -60,7 +60,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._idle = idle
         self._phase = ConnectionPhase.HEAD
         self._since = self._progress = time.monotonic()
-        self._head_bytes = self._body_bytes = 0
+        self._head_bytes = self._body_bytes = self._beside_body_bytes = 0
         self._unread: Unread | None = None
         self._refused = False
         # The request that is answered now; `cycle` is the one that came last.
@@ -88,9 +88,15 @@ class BoundedHttp(HttpToolsProtocol):
         self._progress = time.monotonic()
         if self._phase is ConnectionPhase.ANSWER and (self.cycle is None or self.cycle.response_complete):
             self._enter(ConnectionPhase.HEAD)
-        if self._phase is not ConnectionPhase.BODY:
+        within_body, body_bytes = self._phase is ConnectionPhase.BODY, self._body_bytes
+        if not within_body:
             self._head_bytes += len(data)
         super().data_received(data)
+        if within_body and self._phase is ConnectionPhase.BODY:
+            # Trailers, or what chunks say of themselves: the parser keeps what is not whole yet.
+            self._beside_body_bytes += len(data) if self._body_bytes == body_bytes else -self._beside_body_bytes
+            if self._beside_body_bytes > self._limits.max_header_bytes:
+                self._refuse(431, "header_bytes")
         # The head is still not whole: whatever came is of it.
         if self._phase is ConnectionPhase.HEAD and self._head_bytes > self._limits.max_header_bytes:
             self._refuse(431, "header_bytes")
@@ -102,6 +108,11 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(400, "pipeline")
         if self._phase is not ConnectionPhase.HEAD:
             self._enter(ConnectionPhase.HEAD)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # What follows a body of chunks is no part of its head, which proxies and we ourselves have judged.
+        if self._phase is not ConnectionPhase.BODY:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._refused:
@@ -187,7 +198,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _enter(self, phase: ConnectionPhase) -> None:
         self._phase, self._since = phase, time.monotonic()
-        self._head_bytes = self._body_bytes = 0
+        self._head_bytes = self._body_bytes = self._beside_body_bytes = 0
 
     def _refuse(self, status: int, bound: str) -> None:
         """Answer, where no answer has begun yet, and close."""

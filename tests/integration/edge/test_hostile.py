@@ -157,6 +157,61 @@ async def test_a_compressed_body_is_refused_and_never_unpacked(edge: EdgeUnderTe
     await assert_paints(edge)
 
 
+CHUNKED = JSON_HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKS = b"%x\r\n%s\r\n0\r\n" % (len(GOOD), GOOD)
+
+
+async def test_what_follows_a_body_is_no_part_of_its_head(edge: EdgeUnderTest) -> None:
+    """A proxy in front judges heads, and lets trailers through."""
+    for trailer in (
+        b"Host: evil.example",
+        b"Origin: https://evil.example",
+        b"Authorization: none",
+        b"Idempotency-Key:",
+    ):
+        answer = await answer_to(edge, CHUNKED + CHUNKS + trailer + b"\r\n\r\n")
+
+        assert answer.startswith(b"HTTP/1.1 200 "), trailer
+
+
+@pytest.mark.parametrize("line", [b"X-A: a\r\n", b"a"], ids=["many", "long"])
+async def test_trailers_that_do_not_end_are_refused_as_a_head_is(edge: EdgeUnderTest, line: bytes) -> None:
+    async with connection(edge) as (reader, writer):
+        writer.write(CHUNKED + CHUNKS)
+        reading = asyncio.ensure_future(reader.read())
+        while not reading.done() and not writer.is_closing():
+            writer.write(line * 1000)
+            await asyncio.wait([reading], timeout=0.001)
+
+    assert reading.exception() is not None or reading.result().startswith(b"HTTP/1.1 431 ")
+    assert edge.worker.executed == []
+    await assert_paints(edge)
+
+
+async def test_a_body_in_many_small_chunks_is_taken(edge: EdgeUnderTest) -> None:
+    text = json.dumps({"prompt": "x" * 5000, "num_inference_steps": 1}).encode()
+    async with connection(edge) as (reader, writer):
+        writer.write(CHUNKED)
+        for start in range(0, len(text), 100):
+            writer.write(b"".join(b"1;of=one\r\n%c\r\n" % one for one in text[start : start + 100]))
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.write(b"0\r\nX-Sum: 1\r\n\r\n")
+        answer = await reader.read()
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_body_that_is_compressed_on_its_way_is_refused(edge: EdgeUnderTest) -> None:
+    for coding in (b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked"):
+        head = CHUNKED.replace(b"chunked", coding)
+
+        answer = await answer_to(edge, head + CHUNKS + b"\r\n")
+
+        assert answer.startswith(b"HTTP/1.1 400 ") and b'"param":"Transfer-Encoding"' in answer, coding
+    assert edge.worker.executed == []
+
+
 async def test_no_route_answers_a_page_of_another_origin(edge: EdgeUnderTest, folder: Path) -> None:
     routes = sorted(routes_of(folder, console=True) - {("GET", "/v1/files/{key:path}")})
     foreign = ({"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"})
