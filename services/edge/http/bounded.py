@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.edge.metrics import CONNECTIONS, CUT_OFF
@@ -65,6 +66,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._refused = False
         # The request that is answered now; `cycle` is the one that came last.
         self._answered: RequestResponseCycle | None = None
+        # Whether what is parsed is a head that was heard before.
+        self._heard = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -91,7 +94,8 @@ class BoundedHttp(HttpToolsProtocol):
         within_body, body_bytes = self._phase is ConnectionPhase.BODY, self._body_bytes
         if not within_body:
             self._head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if within_body and self._phase is ConnectionPhase.BODY:
             # Trailers, or what chunks say of themselves: the parser keeps what is not whole yet.
             self._beside_body_bytes += len(data) if self._body_bytes == body_bytes else -self._beside_body_bytes
@@ -101,7 +105,40 @@ class BoundedHttp(HttpToolsProtocol):
         if self._phase is ConnectionPhase.HEAD and self._head_bytes > self._limits.max_header_bytes:
             self._refuse(431, "header_bytes")
 
+    def _parse(self, data: bytes) -> None:
+        """As uvicorn does, but that a request which offers to go on in another protocol (h2c, as Java's client does) is
+        one of HTTP/1.1: the parser leaves out its body, which would be lost, or be taken for the next request."""
+        while not self._refused:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offered:
+                data = data[offered.args[0] :]
+                self._decline()
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+
+    def _decline(self) -> None:
+        """Read on behind a head with another parser, which hears it once more without what it offers."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        if lengths := self._lengths():
+            self._heard = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(b"%s: %s\r\n" % one for one in lengths))
+            self._heard = False
+
+    def _lengths(self) -> list[tuple[bytes, bytes]]:
+        """What a head says of where its body ends; nothing where there is none."""
+        return [one for one in self.headers if one[0] in (b"content-length", b"transfer-encoding")]
+
+    def on_url(self, url: bytes) -> None:
+        if not self._heard:
+            super().on_url(url)
+
     def on_message_begin(self) -> None:
+        if self._heard:
+            return
         super().on_message_begin()
         self.scope["extensions"] = {CUT_OFF_EXTENSION: self._cut_off}  # type: ignore[dict-item]
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -115,7 +152,7 @@ class BoundedHttp(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._refused:
+        if self._refused or self._heard:
             return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.max_header_bytes:
@@ -135,7 +172,7 @@ class BoundedHttp(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._refused:
+        if not self._refused and not (self.parser.should_upgrade() and self._lengths()):
             super().on_message_complete()
             self._enter(ConnectionPhase.ANSWER)
 

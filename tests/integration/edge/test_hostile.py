@@ -202,6 +202,42 @@ async def test_a_body_in_many_small_chunks_is_taken(edge: EdgeUnderTest) -> None
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
+OFFERS = (
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n",
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\nSec-WebSocket-Version: 13\r\n",
+)
+
+
+@pytest.mark.parametrize("offer", OFFERS, ids=["h2c", "websocket"])
+async def test_a_request_that_offers_another_protocol_has_its_body_and_no_other_is_made_of_it(
+    edge: EdgeUnderTest, offer: bytes
+) -> None:
+    """As Java's client sends its first one; proxies may let the offer through."""
+    body = json.dumps({"prompt": "POST /v1/jobs HTTP/1.1\r\n\r\n", "num_inference_steps": 1}).encode()
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:20], body[20:])) + b"0\r\n\r\n"
+    head, last = JSON_HEAD + offer, b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    asks = [
+        with_body(body, head),
+        head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks,
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + offer + b"\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + offer + b"Content-Length: 0\r\n\r\n",
+    ]
+    for sent in (b"".join(asks) + last, *(ask + last for ask in asks)):
+        for at_once in (1, 50, len(sent)):
+            received = b""
+            async with connection(edge) as (reader, writer):
+                for start in range(0, len(sent), at_once):
+                    writer.write(sent[start : start + at_once])
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                received = await reader.read()
+
+            statuses = [line for line in received.split(b"\r\n") if b"HTTP/1.1 " in line]
+            assert len(statuses) == sent.count(b"Host: "), (at_once, received)
+            assert all(line.endswith(b"HTTP/1.1 200 OK") for line in statuses), (at_once, received)
+    assert (await edge.http.get("/v1/jobs")).json()["data"] == []
+
+
 async def test_a_body_that_is_compressed_on_its_way_is_refused(edge: EdgeUnderTest) -> None:
     for coding in (b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked"):
         head = CHUNKED.replace(b"chunked", coding)
