@@ -10,7 +10,8 @@ CONNECTIONS = gauge("pentimento_edge_connections_count", "HTTP connections that 
 CUT_OFF = counter(
     "pentimento_edge_cut_off_total",
     "Connections ended by this process, by what bound they met: connections, header_bytes, header_timeout,"
-    " body_timeout, write_timeout, pipeline, places (a slow reader of a file, whose place others wait for).",
+    " body_timeout, write_timeout, unread_bytes, pipeline, places (a slow reader of a file, whose place others wait"
+    " for).",
     ["bound"],
 )
 CLIENTS_LEFT = counter("pentimento_edge_clients_left_total", "Requests whose client left before it had its answer.")

@@ -25,6 +25,11 @@ class HttpSettings:
     max_bodies_bytes: int = setting(
         256 * MEBIBYTE, help="bodies that are held at once; more are answered 503 with Retry-After", minimum=1024
     )
+    max_unread_bytes: int = setting(
+        256 * MEBIBYTE,
+        help="answers that clients have not read yet, all together; beyond it those end that are read the longest",
+        minimum=1024,
+    )
     max_parts: int = setting(64, help="parts of a multipart body", minimum=1, maximum=1000)
     header_timeout_s: float = setting(10.0, help="within which the head of a request must arrive", minimum=0.1)
     body_timeout_s: float = setting(60.0, help="within which its body must arrive", minimum=0.1)

@@ -5,8 +5,10 @@ take too long. A parser of the llhttp family refuses what smuggles requests (two
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import httptools
@@ -39,9 +41,10 @@ class ConnectionPhase(Enum):
 
 @dataclass
 class Unread:
-    """Bytes of an answer that a client has not taken, when they were last seen to become fewer, and how many were left
-    then."""
+    """Bytes of an answer that a client has not taken: since when there are some, when they were last seen to become
+    fewer, and how many were left then."""
 
+    began: float
     since: float
     size_bytes: int
 
@@ -140,7 +143,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._heard:
             return
         super().on_message_begin()
-        self.scope["extensions"] = {CUT_OFF_EXTENSION: self._cut_off}  # type: ignore[dict-item]
+        self.scope["extensions"] = {CUT_OFF_EXTENSION: self.cut_off}  # type: ignore[dict-item]
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(400, "pipeline")
         if self._phase is not ConnectionPhase.HEAD:
@@ -184,14 +187,14 @@ class BoundedHttp(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         """End an idle connection; at once where its client never read its last answer."""
         if self.transport.get_write_buffer_size():
-            self._cut_off("write_timeout")
+            self.cut_off("write_timeout")
         super().timeout_keep_alive_handler()
 
     def sweep(self, now: float) -> None:
         """End the connection where it has taken longer than it may."""
         limits, taken_s = self._limits, now - self._since
         if self._reads_too_slowly(now):
-            self._cut_off("write_timeout")
+            self.cut_off("write_timeout")
         elif self._phase is ConnectionPhase.HEAD and taken_s > limits.header_timeout_s:
             self._refuse(408, "header_timeout")
         elif self._phase is ConnectionPhase.BODY and not self.flow.read_paused:
@@ -204,7 +207,7 @@ class BoundedHttp(HttpToolsProtocol):
         its way), else the slowest sender. This one itself where all others are at work."""
         unheard = (one for one in self._idle if one is not self and not one.transport.get_write_buffer_size())
         if (idle := next(unheard, None)) is not None:
-            idle._cut_off("connections")
+            idle.cut_off("connections")
             return
         now = time.monotonic()
         others = (one for one in self.connections if isinstance(one, BoundedHttp))
@@ -212,7 +215,7 @@ class BoundedHttp(HttpToolsProtocol):
         if rates:
             min(rates, key=rates.__getitem__)._refuse(408, "connections")
         else:
-            self._cut_off("connections")
+            self.cut_off("connections")
 
     def _sent_bytes_per_s(self, now: float) -> float | None:
         """How quickly its body comes; None where none is under way, or not for long, or where we make it wait."""
@@ -225,8 +228,10 @@ class BoundedHttp(HttpToolsProtocol):
         size = self.transport.get_write_buffer_size()
         if not size:
             self._unread = None
-        elif self._unread is None or self._unread.fell_to(size, now):
-            self._unread = Unread(now, size)
+        elif self._unread is None:
+            self._unread = Unread(now, now, size)
+        elif self._unread.fell_to(size, now):
+            self._unread = Unread(self._unread.began, now, size)
         else:
             # What was added meanwhile is no sign that anybody reads.
             self._unread.size_bytes = max(self._unread.size_bytes, size)
@@ -259,8 +264,31 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.write(head + b"content-type: text/plain\r\n\r\n" + reason)
         self.transport.close()
 
-    def _cut_off(self, bound: str) -> None:
+    @property
+    def read_since(self) -> float | None:
+        """Since when its answer is waiting for its reader, as the last sweep saw it; None where none is."""
+        return None if self._unread is None else self._unread.began
+
+    @property
+    def unread_bytes(self) -> int:
+        """How much of an answer its client has not taken."""
+        return self.transport.get_write_buffer_size()
+
+    def cut_off(self, bound: str) -> None:
+        """End the connection at once; `bound` says for what."""
         CUT_OFF.labels(bound).inc()
         self._refused = True
         self._idle.pop(self, None)
         self.transport.abort()
+
+
+def end_longest_readers(connections: Iterable[BoundedHttp], max_unread_bytes: int) -> None:
+    """End those whose answers have been read the longest, until all others have no more than that before them. The last
+    one to come is left alone, however much it has."""
+    reading = sorted((one for one in connections if one.read_since), key=attrgetter("read_since"))
+    unread_bytes = sum(one.unread_bytes for one in reading)
+    for one in reading[:-1]:
+        if unread_bytes <= max_unread_bytes:
+            return
+        unread_bytes -= one.unread_bytes
+        one.cut_off("unread_bytes")

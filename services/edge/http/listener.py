@@ -15,7 +15,7 @@ from pentimento.rpc.open_files import allow_files, files_of
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.rpc.tls_buffers import bound_tls_buffers
 from pentimento.settings import SettingsError
-from services.edge.http.bounded import BoundedHttp
+from services.edge.http.bounded import BoundedHttp, end_longest_readers
 from services.edge.settings import HttpSettings
 
 BACKLOG = 1024
@@ -145,6 +145,8 @@ class HttpListener:
         while True:
             await asyncio.sleep(min(SWEEP_S, self._http.write_timeout_s, self._http.header_timeout_s))
             now = time.monotonic()
-            for connection in tuple(self._server.server_state.connections):
-                if isinstance(connection, BoundedHttp):
-                    connection.sweep(now)
+            found = self._server.server_state.connections
+            connections = [connection for connection in found if isinstance(connection, BoundedHttp)]
+            for connection in connections:
+                connection.sweep(now)
+            end_longest_readers(connections, self._http.max_unread_bytes)

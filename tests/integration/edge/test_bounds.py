@@ -250,6 +250,30 @@ async def test_a_reader_that_stops_is_cut_off(edge: EdgeUnderTest, stream: bool)
     await assert_paints(edge)
 
 
+@limited(max_unread_bytes=1 << 20)
+async def test_answers_that_are_not_read_are_bounded_together(edge: EdgeUnderTest) -> None:
+    """Whoever has had one for the longest makes room, and the last one never does."""
+    edge.worker.picture_bytes = 12 << 20
+    state = edge.listener._server.server_state
+
+    def unread_count() -> int:
+        return sum(one.transport.get_write_buffer_size() > 0 for one in state.connections)  # type: ignore[union-attr]
+
+    async with connection(edge) as (_, first), connection(edge) as (reader, second):
+        for writer in (first, second):
+            writer.transport.pause_reading()
+            writer.write(with_body(GOOD, JSON_HEAD + b"Connection: close\r\n"))
+            await eventually(lambda: unread_count() > 0)
+            await edge.worker.wait_until(lambda: not edge.worker.running)
+        await eventually(lambda: edge.listener.connection_count == 1)
+        second.transport.resume_reading()
+        answer = await reader.read()
+
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"}")
+    edge.worker.picture_bytes = 0
+    await assert_paints(edge)
+
+
 NO_FORMS = (
     b"",
     b"--b\r\n",
