@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import PurePosixPath
 
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from pentimento.domain.errors import NotFound
@@ -50,13 +50,18 @@ class SignedFiles:
         query = scope["query_string"].decode("latin-1")
         now = time.time()
         file = self._signer.verify(request.path_params["key"], query, now)
+        headers = headers_of(file, now)
+        if headers["ETag"] in request.headers.get("if-none-match", ""):
+            await Response(status_code=304, headers=headers)(scope, receive, send)
+            return
+        headers["Content-Length"] = str(file.reference.size_bytes)
         async with self._places.taken():
             try:
                 data = await asyncio.to_thread(self._store.get, file.reference)
             except ObjectMissing:
                 raise NotFound("RESULT_GONE", "the picture is not kept any more") from None
             with self._places.reading(lambda: scope["extensions"][CUT_OFF_EXTENSION]("places")) as reader:
-                await StreamingResponse(chunks(data, reader), headers=headers_of(file, now))(scope, receive, send)
+                await StreamingResponse(chunks(data, reader), headers=headers)(scope, receive, send)
 
 
 class PlacedReader:
@@ -138,7 +143,6 @@ def headers_of(file: SignedFile, now: float) -> dict[str, str]:
     name = f"{PurePosixPath(file.reference.key).name}.{file.media_type.removeprefix('image/')}"
     return {
         "Content-Type": file.media_type,
-        "Content-Length": str(file.reference.size_bytes),
         "Content-Disposition": f'inline; filename="{name}"',
         "Content-Security-Policy": "default-src 'none'; sandbox",
         "Cache-Control": f"private, max-age={int(file.expires_at - now)}, immutable",

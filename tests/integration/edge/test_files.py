@@ -61,6 +61,15 @@ async def test_an_address_gives_the_picture_as_what_it_is_to_anybody(files: File
     assert answer.headers["cache-control"].startswith("private, max-age=3")
 
 
+async def test_a_reader_that_has_the_picture_gets_it_no_second_time(files: FilesUnderTest) -> None:
+    answer = await files.http.get(files.url)
+    again = await files.http.get(files.url, headers={"If-None-Match": answer.headers["etag"]})
+    other = await files.http.get(files.url, headers={"If-None-Match": '"0"', "Range": "bytes=0-1"})
+
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", answer.headers["etag"])
+    assert (other.status_code, other.content) == (200, files.picture)
+
+
 async def test_whatever_is_wrong_is_answered_alike(files: FilesUnderTest) -> None:
     signer = PathSigner(*read_signing_keys(files.folder / "keys"))
     key, _, query = files.url.removeprefix("/v1/files/").partition("?")
