@@ -30,6 +30,7 @@ from pentimento.domain.provenance_document import as_json
 from pentimento.domain.requests import RequestState
 from services.edge.console.asking import EXPLAIN_FIELDS, asked_painting, asked_picture, asked_replay
 from services.edge.console.looking import history_document, suite_document
+from services.edge.console.pages import takes_gzip
 from services.edge.console.painting import PaintCall, completed_document, json_body
 from services.edge.http.callers import token_of
 from services.edge.parts import EdgeParts
@@ -109,7 +110,7 @@ class ConsoleCalls:
         """Tell what was seen of the suite later than `after`, to whoever may ask for its status."""
         after_ms = number_of(request, "after", TIME_DIGITS)
         told = await history_document(self._parts, token_of(request), after_ms)
-        if "gzip" not in request.headers.get("accept-encoding", ""):
+        if not takes_gzip(request):
             return Response(told, media_type=JSON, headers=PRIVATE)
         headers = {**PRIVATE, "Content-Encoding": "gzip"}
         return Response(gzip.compress(told, COMPRESSION, mtime=0), media_type=JSON, headers=headers)

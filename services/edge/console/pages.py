@@ -62,11 +62,21 @@ class StaticFile:
         headers = {**HEADERS, "ETag": self.tag}
         if self.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
-        if "gzip" in request.headers.get("accept-encoding", ""):
+        if takes_gzip(request):
             return Response(
                 self.compressed, headers={**headers, "Content-Encoding": "gzip"}, media_type=self.media_type
             )
         return Response(self.data, headers=headers, media_type=self.media_type)
+
+
+def takes_gzip(request: Request) -> bool:
+    """Return whether an answer to it may be compressed."""
+    for one in request.headers.get("accept-encoding", "").lower().split(","):
+        name, _, weight = one.partition(";")
+        if name.strip() == "gzip":
+            # Zero is "not acceptable" (RFC 9110, 12.4.2), with up to three more of them.
+            return not weight.strip() or weight.strip().removeprefix("q=").strip("0.") != ""
+    return False
 
 
 def read_files() -> dict[str, StaticFile]:
