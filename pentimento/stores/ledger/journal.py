@@ -46,7 +46,7 @@ from pentimento.stores.ledger.journal_rows import (
     select_requests,
     values_of_result,
 )
-from pentimento.stores.ledger.journal_webhooks import AskedWebhook, JournalWebhooks, add_webhook, is_untold
+from pentimento.stores.ledger.journal_webhooks import AskedWebhook, JournalWebhooks, add_webhook, but_untold
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.prepared_write import PreparedWrite
 from pentimento.stores.ledger.reader import LedgerReader, followed_by
@@ -244,7 +244,7 @@ class Journal(EpochLedger):
         before them."""
         now = self.pins.clock.wall()
         statement = select(_requests.c.request_id).where(_requests.c.finished_at < finished_before)
-        statement = statement.where(~is_pinned(now), ~is_untold())
+        statement = but_untold(statement.where(~is_pinned(now)))
         if tenant:
             statement = statement.where(_requests.c.tenant == tenant)
         if finished_after is not None:

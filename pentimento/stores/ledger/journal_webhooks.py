@@ -137,13 +137,17 @@ def add_webhook(connection: Connection, request_id: str, webhook: AskedWebhook) 
     connection.execute(insert(_webhooks), {**row, "next_at": 0.0, "error": ""})
 
 
-def is_untold() -> ColumnElement[bool]:
-    """Return the condition of requests whose webhook is still to be called, or that of the job that they are of."""
-    of_one = select(_webhooks.c.request_id).where(_IS_PENDING)
+def but_untold(statement: Select[Any]) -> Select[Any]:
+    """Select the same requests, but for those whose webhook is still to be called, or that of the job that they are
+    of."""
+    # No NOT IN: PostgreSQL compares each request with all webhooks where those outgrow its memory for one hash table.
+    of_one = exists().where(_webhooks.c.request_id == _requests.c.request_id, _IS_PENDING)
     # Compared for equality, and asked once: a range is looked for in every request, or for each of them.
-    of_several = select(_webhooks.c.told_id + "-").where(_IS_PENDING, _webhooks.c.last_id != "")
+    first_part = (_webhooks.c.told_id + "-").label("first_part")
+    of_several = select(first_part).where(_IS_PENDING, _webhooks.c.last_id != "").distinct().subquery()
     without_number = func.rtrim(_requests.c.request_id, "0123456789")
-    return or_(_requests.c.request_id.in_(of_one), without_number.in_(of_several))
+    joined = statement.outerjoin(of_several, of_several.c.first_part == without_number)
+    return joined.where(~of_one, of_several.c.first_part.is_(None))
 
 
 def _is_at(host: str) -> ColumnElement[bool]:
