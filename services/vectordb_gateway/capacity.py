@@ -124,9 +124,8 @@ class Capacity:
         used = self._objects.usage(f"cache/{self._ledger.cache_id}/")
         metrics.STORE_OBJECTS.set(used.object_count)
         metrics.STORE_SIZE_BYTES.set(used.size_bytes)
-        pinned = self._ledger.kept_by_pins()
-        pinned_bytes = sum(reference.size_bytes for reference in pinned)
-        metrics.PINNED_OBJECTS.set(len(pinned))
+        pinned_count, pinned_bytes = self._ledger.pinned_totals()
+        metrics.PINNED_OBJECTS.set(pinned_count)
         metrics.PINNED_BYTES.set(pinned_bytes)
         self._store_bytes = used.size_bytes - pinned_bytes
 

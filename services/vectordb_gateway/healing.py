@@ -42,7 +42,7 @@ class Healing:
     def _examine(self, entry_id: str, key: str) -> str:
         entry = self._ledger.live_entry(entry_id)
         held = _named(key, _held(entry) if entry else [])
-        reference = held or _named(key, self._ledger.kept_by_pins())
+        reference = held or _named(key, self._ledger.kept_by_pins(key))
         if reference is None:
             return "unknown"
         finding = self._look_at(reference)

@@ -37,7 +37,7 @@ from pentimento.stores.ledger.cache_records import (
     ObjectPin,
 )
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
-from pentimento.stores.ledger.live_entries import IS_LIVE, LiveEntries, reference
+from pentimento.stores.ledger.live_entries import IS_LIVE, REFERENCE, LiveEntries, reference
 from pentimento.stores.ledger.migrations import migrate, require_newest
 from pentimento.stores.ledger.prepared_read import PreparedRead
 from pentimento.stores.ledger.unindexed_entries import UnindexedEntries, mark_indexed
@@ -306,14 +306,23 @@ class CacheLedger:
 
     def held_references(self) -> list[ObjectReference]:
         """Return the objects of all live entries."""
-        statement = select(_objects).join(_entries, _entries.c.entry_id == _objects.c.entry_id).where(IS_LIVE)
+        statement = select(*REFERENCE).join(_entries, _entries.c.entry_id == _objects.c.entry_id).where(IS_LIVE)
         with self._reading() as connection:
             return [reference(row) for row in connection.execute(statement)]
 
-    def kept_by_pins(self) -> list[ObjectReference]:
-        """Return the objects that stay for a pin alone: without it they would be deleted."""
+    def kept_by_pins(self, key: str | None = None) -> list[ObjectReference]:
+        """Return the objects that stay for a pin alone: without it they would be deleted. `key`: of that one alone."""
+        statement = pins.kept_by_pins(REFERENCE, self._clock.wall())
         with self._reading() as connection:
-            return [reference(row) for row in connection.execute(pins.kept_by_pins(self._clock.wall()))]
+            of_key = statement if key is None else statement.where(_objects.c.key == key)
+            return [reference(row) for row in connection.execute(of_key)]
+
+    def pinned_totals(self) -> tuple[int, int]:
+        """Return how many objects stay for a pin alone, and their bytes."""
+        columns = (func.count(), func.coalesce(func.sum(_objects.c.size_bytes), 0))
+        with self._reading() as connection:
+            count, size_bytes = connection.execute(pins.kept_by_pins(columns, self._clock.wall())).one()
+        return count, int(size_bytes)
 
     def totals(self) -> CacheTotals:
         """Return the totals, which are kept up to date with every change."""

@@ -4,7 +4,8 @@ A pin changes nothing about what the cache takes, finds or evicts. It holds back
 take the lock of the cache's one row first, so that no object is pinned while it is being deleted.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, insert, or_, select, update
 
@@ -72,9 +73,8 @@ def claim_deletion(connection: Connection, keys: Collection[str], now: float) ->
     )
 
 
-def kept_by_pins(now: float) -> Select[tuple[str, str, int]]:
-    """Select the objects that are doomed and stay for a pin alone."""
-    columns = (_objects.c.key, _objects.c.digest, _objects.c.size_bytes)
+def kept_by_pins(columns: Iterable[ColumnElement[Any]], now: float) -> Select[Any]:
+    """Select these of the objects that are doomed and stay for a pin alone."""
     return select(*columns).where(_objects.c.delete_after.is_not(None), _is_pinned(now))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Engine, Row, bindparam, select
+from sqlalchemy import Column, Engine, Row, bindparam, select
 
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger import cache_tables as tables
@@ -14,6 +14,8 @@ from pentimento.stores.ledger.prepared_read import PreparedRead
 _entries = tables.entries
 _objects = tables.objects
 IS_LIVE = _entries.c.doomed_at.is_(None)
+# What `reference` reads of a row.
+REFERENCE: tuple[Column[Any], ...] = (_objects.c.key, _objects.c.digest, _objects.c.size_bytes)
 # For so many entries at once as a lookup found.
 _LIVE_ENTRIES = (
     select(
@@ -23,10 +25,8 @@ _LIVE_ENTRIES = (
         _entries.c.ancestor_depth,
         _entries.c.tenant,
         _entries.c.request_id,
-        _objects.c.key,
+        *REFERENCE,
         _objects.c.compatibility_key,
-        _objects.c.digest,
-        _objects.c.size_bytes,
         _objects.c.resume_step,
         _objects.c.sigma,
     )

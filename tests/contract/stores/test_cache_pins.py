@@ -59,9 +59,12 @@ def test_a_pinned_object_stays_until_the_pin_ends(ledger: CacheLedger, clock: Se
 
     assert ledger.live_entry("entry") is None and ledger.totals().size_bytes == 0
     assert delete_what_is_due(ledger) == []
-    assert ledger.kept_by_pins() == [LATENT]
+    assert ledger.kept_by_pins() == ledger.kept_by_pins("a/5") == [LATENT]
+    assert ledger.kept_by_pins("a/6") == []
+    assert ledger.pinned_totals() == (1, LATENT.size_bytes)
     assert ledger.check_integrity() == []
     clock.wall_s = 2000.0
+    assert ledger.pinned_totals() == (0, 0)
     assert ledger.kept_by_pins() == []
     assert delete_what_is_due(ledger) == ["a/5"]
     assert ledger.check_integrity() == []

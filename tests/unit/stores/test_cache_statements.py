@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import Engine, event
 
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from tests.contract.stores.cache_records import add, commit, grant
+from pentimento.stores.ledger.cache_records import ObjectPin
+from tests.contract.stores.cache_records import add, commit, grant, reference
 
 
 class Steps:
@@ -58,6 +59,26 @@ def test_a_full_cache_takes_as_many_steps_as_an_empty_one(
     in_a_full_one = steps_in(asked, open_cache_ledger(f"sqlite:///{tmp_path}/full.sqlite"), 200, steps)
 
     assert 0 < in_a_full_one < 1.2 * in_an_empty_one
+
+
+def test_to_look_at_one_object_that_a_pin_keeps_takes_as_many_steps_among_many(steps: Steps, tmp_path: Path) -> None:
+    """Readers that meet a broken disk report one after the other."""
+    among_few = steps_among_pins(open_cache_ledger(f"sqlite:///{tmp_path}/few.sqlite"), 2, steps)
+    among_many = steps_among_pins(open_cache_ledger(f"sqlite:///{tmp_path}/many.sqlite"), 200, steps)
+
+    assert 0 < among_many < 1.2 * among_few
+
+
+def steps_among_pins(ledger: CacheLedger, pin_count: int, steps: Steps) -> int:
+    for number in range(pin_count):
+        entry_id, kept = add(ledger, f"g{number}", (5,)), reference(f"cache/g{number}/5")
+        ledger.pin(ObjectPin("tenant", f"r{number}", kept, 1e12), "*shared*").result()
+        ledger.doom([entry_id], 0).result()
+    steps.count = 0
+    assert ledger.kept_by_pins("cache/g1/5") == [reference("cache/g1/5")]
+    count = steps.count
+    ledger.close()
+    return count
 
 
 def steps_in(asked: Callable[[CacheLedger], object], ledger: CacheLedger, entry_count: int, steps: Steps) -> int:

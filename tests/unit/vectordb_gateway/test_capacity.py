@@ -49,8 +49,8 @@ class FilledLedger:
     def newest_number(self) -> int:
         return 0
 
-    def kept_by_pins(self) -> list[Any]:
-        return [SimpleNamespace(size_bytes=self._pinned_bytes)]
+    def pinned_totals(self) -> tuple[int, int]:
+        return 1, self._pinned_bytes
 
     def holdings(self) -> dict[str, Any]:
         return {}
