@@ -148,8 +148,15 @@ class CacheLedger:
         return self._submit(lambda connection: writes.release(connection, [grant_id], self._clock.wall()) == 1)
 
     def expire_grants(self) -> "Future[int]":
-        """Release the open grants that ran out, forget committed ones of that age, and return the number released."""
-        return self._submit(lambda connection: writes.expire(connection, self._clock.wall()))
+        """Release the open grants that ran out, forget committed ones of that age and pins that have ended, and return
+        the number released."""
+        now = self._clock.wall()
+
+        def work(connection: Connection) -> int:
+            pins.let_go_of_ended(connection, now)
+            return writes.expire(connection, now)
+
+        return self._submit(work)
 
     def mark_indexed(self, taken: Sequence[EntryVectors]) -> "Future[None]":
         """Record that the index holds the entries as they were read; one that lost a key since stays to be indexed."""

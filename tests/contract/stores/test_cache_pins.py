@@ -3,9 +3,11 @@
 import struct
 
 import pytest
+from sqlalchemy import select
 
 from pentimento.domain.errors import NotFound
 from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
+from pentimento.stores.ledger import cache_tables
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord, ObjectPin
 from pentimento.stores.objects.store import refer_to
@@ -86,6 +88,20 @@ def test_what_is_evicted_may_be_pinned_until_it_is_being_deleted(ledger: CacheLe
     # The process ended before it forgot the row: the next one claims it again.
     assert ledger.deletable_keys(10) == ["a/5"]
     assert delete_what_is_due(ledger) == ["a/5"]
+
+
+def test_a_pin_that_has_ended_is_no_row_any_more_though_nothing_is_deleted(
+    ledger: CacheLedger, clock: SetClock
+) -> None:
+    add(ledger)
+    pin(ledger, until=1500.0, request_id="r1")
+    pin(ledger, until=2500.0, request_id="r2")
+    clock.wall_s = 1500.0
+
+    ledger.expire_grants().result()
+
+    with ledger._reading() as connection:
+        assert connection.scalars(select(cache_tables.pins.c.request_id)).all() == ["r2"]
 
 
 def test_each_request_holds_it_for_itself(ledger: CacheLedger, clock: SetClock) -> None:
