@@ -98,9 +98,42 @@ def _open_sqlite(url: URL) -> Engine:
     arguments = {} if "timeout" in url.query else {"timeout": _BUSY_TIMEOUT_S}
     # The connection that was used last: it has the pages that are read again and again.
     engine = create_engine(url, connect_args=arguments, pool_size=4, pool_use_lifo=True)
+    file = _OneFile(Path(str(url.database)))
+    event.listen(engine, "connect", file.require)
     event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", file.require_of_writer)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+class _OneFile:
+    """The file that the first connection opened. Once another lies in its place, or none, what is committed goes where
+    nobody finds it again; connections to both at once would mix their logs."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened: tuple[int, int] | None = None
+
+    def require(self, *_connected: object) -> None:
+        """Check that it is there still. Raises StoreUnavailable."""
+        found = self._found()
+        self._opened = self._opened or found
+        if found != self._opened:
+            raise StoreUnavailable("ledger", "its file was taken away or replaced while it was open: start anew")
+
+    def require_of_writer(self, connection: Connection) -> None:
+        """Check it before a transaction that writes. Raises StoreUnavailable."""
+        if not _reads_only(connection):
+            self.require()
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return self._opened
+        return status.st_dev, status.st_ino
 
 
 def _make_private_file(path: Path) -> None:
@@ -129,9 +162,12 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    reads_only = connection.get_execution_options().get("reads_only", False)
     # A writer takes its lock at once: upgrading a read lock later could fail beside another process.
-    run_by_driver(connection, "BEGIN" if reads_only else "BEGIN IMMEDIATE", (), lambda cursor: None)
+    run_by_driver(connection, "BEGIN" if _reads_only(connection) else "BEGIN IMMEDIATE", (), lambda cursor: None)
+
+
+def _reads_only(connection: Connection) -> bool:
+    return bool(connection.get_execution_options().get("reads_only", False))
 
 
 def _typed(store: str, error: DBAPIError) -> PentimentoError:

@@ -1,7 +1,9 @@
 """How a ledger's database is opened, and what its errors become."""
 
 import errno
+import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -63,6 +65,23 @@ def test_sqlite_writes_ahead_and_syncs_every_commit(tmp_path: Path) -> None:
         "cache_size": -512,
         "busy_timeout": 5000,
     }
+
+
+@pytest.mark.parametrize("take_away", [Path.unlink, lambda path: Path(shutil.copy(path, f"{path}-new")).replace(path)])
+def test_nothing_is_written_into_a_file_that_is_not_there_any_more(
+    take_away: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """What such a commit made durable would be gone with the process."""
+    file = tmp_path / "ledger.sqlite"
+    engine = open_engine(f"sqlite:///{file}")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE t (x BIGINT)"))
+    take_away(file)
+
+    for _ in ("on the connection that is open", "on another one"):
+        with pytest.raises(StoreUnavailable, match="start anew"), typed_errors(), engine.begin() as connection:
+            connection.execute(text("INSERT INTO t (x) VALUES (1)"))
+        engine.dispose()
 
 
 def test_the_url_may_say_how_long_a_writer_waits(tmp_path: Path) -> None:
