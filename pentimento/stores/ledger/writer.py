@@ -166,8 +166,12 @@ class GroupCommitWriter:
         except LedgerContention:
             raise
         except StoreUnavailable as error:
-            # SQLite undoes what it cannot commit; a server may have, and its answer is lost.
-            if has_run and self._engine.dialect.name != "sqlite":
+            # SQLite undoes what it cannot commit; a server may have committed it, and its answer is lost.
+            if self._engine.dialect.name == "sqlite":
+                raise
+            # One that became a standby may keep its connections, on which nothing is written any more.
+            self._engine.dispose()
+            if has_run:
                 raise UnansweredCommit("ledger", "it went away in a commit") from error
             raise
 

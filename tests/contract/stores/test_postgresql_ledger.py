@@ -15,7 +15,7 @@ from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.stores.errors import StoreUnavailable, UnansweredCommit
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
-from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.database import open_engine, typed_errors
 from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.stores.ledger.writer import GroupCommitWriter
 from tests.contract.stores.cache_records import add, live
@@ -36,6 +36,27 @@ def test_a_broken_connection_costs_nothing_but_the_commit_it_broke(postgresql: P
 
     assert journal.get("r1", "tenant").result() is not None
     journal.close()
+
+
+def test_a_server_that_became_a_standby_is_left_for_the_one_that_took_over(postgresql: PostgresqlServer) -> None:
+    """Connections may outlive that: nothing is written on them any more."""
+    writer = GroupCommitWriter(open_engine(postgresql.new_database()), "test")
+    writer.submit(lambda connection: connection.execute(text("CREATE TABLE t (x BIGINT)"))).result()
+    writer.submit(lambda connection: connection.execute(text("SET default_transaction_read_only = on"))).result()
+
+    with pytest.raises(StoreUnavailable):
+        writer.submit(lambda connection: connection.execute(text("INSERT INTO t (x) VALUES (1)"))).result()
+
+    writer.submit(lambda connection: connection.execute(text("INSERT INTO t (x) VALUES (1)"))).result()
+    writer.close()
+
+
+def test_of_several_servers_a_standby_is_passed_over(postgresql: PostgresqlServer) -> None:
+    engine = open_engine(f"{postgresql.new_database()}%20-cdefault_transaction_read_only%3Don")
+
+    with pytest.raises(StoreUnavailable), typed_errors(), engine.connect():
+        pass
+    engine.dispose()
 
 
 def test_of_a_commit_that_was_not_answered_nobody_knows_whether_it_is_in(
