@@ -34,7 +34,8 @@ _POSTGRESQL_OPTIONS = "-c statement_timeout=10000 -c idle_in_transaction_session
 _POSTGRESQL_FULL = frozenset({"53100", "53200"})
 _POSTGRESQL_CONTENTION = frozenset({"40001", "40P01"})
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgresql_insert}
-_SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
+# The last one: there is no room for what its processes share, which lies beside the file.
+_SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
 
 
 class LedgerContention(StoreUnavailable):
