@@ -56,6 +56,9 @@ class Frontdoor(ServiceProcess):
         if not parts.identity.epoch:
             parts.identity.epoch = await self.lease.wait_and_take_over()
             parts.submit(TookOver(parts.identity.epoch))
+        # Recovery may take longer than a lease: whoever waits would take over in the middle of it, and from that one in
+        # turn.
+        self.run_until_closed(self.lease.hold(lambda: parts.identity.epoch, self._on_superseded), "lease")
         parts.identity.journal_id = await asyncio.wrap_future(parts.journal.identity())
         if profiles := read_profiles(self.settings.profiles):
             parts.submit(profiles)
@@ -108,7 +111,6 @@ class Frontdoor(ServiceProcess):
 
     def _start_background(self) -> None:
         parts = self.parts
-        self.run_until_closed(self.lease.hold(lambda: parts.identity.epoch, self._on_superseded), "lease")
         self.run_until_closed(publish_levels_forever(parts.dataplane, parts.links), "levels")
         self.run_until_closed(self.keeper.move_forever(), "objects")
         self.run_until_closed(parts.retention.run_forever(), "retention")

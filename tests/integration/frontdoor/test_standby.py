@@ -16,6 +16,7 @@ from pentimento.rpc import open_channel
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of, until
 from pentimento.testing.paced_worker import PacedWorker
+from services.frontdoor.journal.retention import Retention
 from services.frontdoor.process import Frontdoor
 from services.frontdoor.wiring import wire
 
@@ -80,6 +81,26 @@ async def test_a_standby_finishes_what_a_killed_frontdoor_had_accepted(folder: P
 
     assert isinstance(last, Completed) and last.request_id == request_id
     assert len(worker.executed) == 1
+
+
+async def test_who_takes_long_to_take_over_is_not_taken_over_from_meanwhile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over a journal with hundreds of thousands of finished requests."""
+    go_on = asyncio.Event()
+
+    async def recover_late(_: Retention) -> None:
+        await go_on.wait()
+
+    monkeypatch.setattr(Retention, "recover", recover_late)
+    async with running_standby(folder) as standby:
+        with closing(open_journal(f"sqlite:///{folder / 'journal.sqlite'}")) as journal:
+            async with asyncio.timeout(60):
+                while not (await asyncio.wrap_future(journal.lease())).beat:
+                    await asyncio.sleep(0.05)
+        assert not standby.active.done()
+        go_on.set()
+        await standby.active
 
 
 @asynccontextmanager
