@@ -128,8 +128,8 @@ class Journal(EpochLedger):
         """`pins_clock`: by which pins end, `clock` where there is none of their own."""
         super().__init__(GroupCommitWriter(engine, "journal"), _epoch)
         self.pins = JournalPins(self._writer, pins_clock or clock)
-        self.objects = JournalObjects(self._writer, engine.url, self.pins.clock)
         self._reader = LedgerReader(engine, "journal")
+        self.objects = JournalObjects(self._writer, self._reader, engine.url, self.pins.clock)
         self.listing = JournalListing(self._reader)
         self.webhooks = JournalWebhooks(self._writer, self._reader)
         self.tenants = TenantLedger(self._writer, clock)

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import URL, Connection, and_, bindparam, delete, func, select, update
+from sqlalchemy import URL, Connection, and_, bindparam, delete, func, literal_column, select, update
 
 from pentimento.domain.clock import Clock
 from pentimento.domain.generation import ObjectReference
@@ -14,6 +14,7 @@ from pentimento.stores.ledger import journal_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present_in
 from pentimento.stores.ledger.journal_pins import pinned_keys
 from pentimento.stores.ledger.prepared_write import PreparedWrite
+from pentimento.stores.ledger.reader import LedgerReader
 from pentimento.stores.ledger.records import KeptResults, SpooledObject
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
@@ -23,7 +24,7 @@ _requests = tables.requests
 _spool = tables.spool
 _columns = _requests.c
 # A forgotten picture leaves its row with an empty key.
-_HAS_PICTURE = and_(_columns.image_key.is_not(None), _columns.image_key != "")
+_HAS_PICTURE = and_(_columns.image_key.is_not(None), _columns.image_key != literal_column("''"))
 # While the store is away every picture passes through these.
 _IS_SPOOLED = _spool.c.key == bindparam("id")
 _SPOOL = PreparedWrite(lambda dialect: insert_unless_present_in(dialect, _spool), _spool.c.keys())
@@ -37,8 +38,9 @@ class JournalObjects:
     """The spool and the kept pictures of a journal. Its futures are as the journal's: each resolves after the commit,
     fails with StoreFull or StoreUnavailable, and its call may be repeated."""
 
-    def __init__(self, writer: GroupCommitWriter, url: URL, clock: Clock) -> None:
+    def __init__(self, writer: GroupCommitWriter, reader: LedgerReader, url: URL, clock: Clock) -> None:
         self._writer = writer
+        self._reader = reader
         self._clock = clock
         # By tenant, when the last request ended whose picture was forgotten: of those before none has one.
         self._forgotten_until: dict[str, float] = {}
@@ -79,16 +81,9 @@ class JournalObjects:
         return self._submit(lambda connection: _UNSPOOL.changed_count(connection, {"id": key}) == 1)
 
     def kept(self) -> "Future[list[KeptResults]]":
-        """Return what is kept of every tenant's requests that have ended."""
-        picture_bytes = func.coalesce(func.sum(_columns.image_size_bytes).filter(_HAS_PICTURE), 0)
-        of_tenant = select(_columns.tenant, func.count(), picture_bytes).where(_columns.finished_at.is_not(None))
-        statement = of_tenant.group_by(_columns.tenant)
-        return self._submit(
-            lambda connection: [
-                KeptResults(tenant, count, int(size_bytes))
-                for tenant, count, size_bytes in connection.execute(statement)
-            ]
-        )
+        """Return what is kept of every tenant's requests that have ended. Read beside the writer, from indexes alone:
+        they may be millions."""
+        return self._reader.submit(_kept)
 
     def forget_pictures(self, tenant: str, size_bytes: int) -> "Future[list[ObjectReference]]":
         """Forget the tenant's oldest pictures, of so many bytes at least or up to a limit of their number, and return
@@ -129,6 +124,14 @@ class JournalObjects:
 
     def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
         return self._writer.submit(work)
+
+
+def _kept(connection: Connection) -> list[KeptResults]:
+    have_ended = select(_columns.tenant, func.count()).where(_columns.finished_at.is_not(None))
+    of_pictures = select(_columns.tenant, func.sum(_columns.image_size_bytes)).where(_HAS_PICTURE)
+    picture_bytes = {tenant: int(total) for tenant, total in connection.execute(of_pictures.group_by(_columns.tenant))}
+    counted = connection.execute(have_ended.group_by(_columns.tenant))
+    return [KeptResults(tenant, count, picture_bytes.get(tenant, 0)) for tenant, count in counted]
 
 
 def _forget_pictures(

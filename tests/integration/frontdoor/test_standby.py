@@ -95,9 +95,7 @@ async def test_who_takes_long_to_take_over_is_not_taken_over_from_meanwhile(
     monkeypatch.setattr(Retention, "recover", recover_late)
     async with running_standby(folder) as standby:
         with closing(open_journal(f"sqlite:///{folder / 'journal.sqlite'}")) as journal:
-            async with asyncio.timeout(60):
-                while not (await asyncio.wrap_future(journal.lease())).beat:
-                    await asyncio.sleep(0.05)
+            await asyncio.wait_for(until(lambda: journal.lease().result().beat > 0), 60)
         assert not standby.active.done()
         go_on.set()
         await standby.active

@@ -33,6 +33,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 SEARCHES: dict[str, tuple[str, Callable[[Journal], "Future[Any]"], object]] = {
     "a list": ("accepted_at DESC", lambda journal: journal.listing.page("acme", EVERY, True, 10), []),
     "due webhooks": ("journal_webhooks", lambda journal: journal.webhooks.due(1.0, 10), []),
+    "what is kept": ("sum(", lambda journal: journal.objects.kept(), []),
     "the next webhook": ("journal_webhooks", lambda journal: journal.webhooks.next_at(1.0), None),
 }
 
@@ -57,6 +58,18 @@ def test_what_takes_long_to_find_keeps_no_commit_waiting(
         go_on.set()
 
     assert searched.result(60) == found
+
+
+def test_what_is_kept_is_summed_from_indexes_alone(journal: Journal) -> None:
+    """Every start waits for it, and rows are large."""
+    engine, sent = journal._reader._engine, list[tuple[str, Any]]()
+    event.listen(engine, "before_cursor_execute", lambda *of: sent.append((of[2], of[3])))
+    journal.objects.kept().result()
+    with engine.connect() as connection:
+        plans = [connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values).all() for text, values in tuple(sent)]
+
+    assert len(plans) == 2
+    assert [row[3] for plan in plans for row in plan if "COVERING INDEX" not in row[3]] == []
 
 
 def test_a_list_of_a_closed_journal_is_unavailable(journal: Journal) -> None:
