@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutation import drawn, known_equivalents
+from benchmarks.mutation import SUITES, drawn, known_equivalents
 from benchmarks.mutation_operators import Mutant, Source
 from benchmarks.mutation_runs import Measured
 from pentimento.testing.machine import ROOT
@@ -129,6 +129,18 @@ def test_the_same_seed_draws_the_same_mutants_and_every_file_has_its_share() -> 
     assert [mutant.identity for mutant in once] != [mutant.identity for mutant in other]
     for path, size in sizes.items():
         assert sum(mutant.path == path for mutant in once) == pytest.approx(size / 2, abs=2)
+
+
+def test_every_test_of_the_stores_that_knows_the_ledger_is_asked_about_it() -> None:
+    """What is not asked lets mutants live that it would notice."""
+    knowing = {
+        str(path.relative_to(ROOT))
+        for tier in ("contract", "unit")
+        for path in (ROOT / "tests" / tier / "stores").glob("test_*.py")
+        if "stores.ledger" in path.read_text() and "postgresql" not in path.name
+    }
+
+    assert knowing - {test for suite in SUITES if suite.name == "ledger" for test in suite.tests} == set()
 
 
 def test_every_mutant_that_is_listed_as_equivalent_can_still_be_made() -> None:
