@@ -7,14 +7,23 @@ import pytest
 
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
 from pentimento.domain.image_request import ImageRequest
+from pentimento.policies import cache_worth
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.testing.paced_worker import PacedWorker
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
-ASKED = ImageRequest(prompt="a red circle", num_inference_steps=50)
-HIT = FromLatent(ObjectReference("latents/x", "sha256:0", 2048), 15, 50, 4.5, Donor("entry", "sha256:1", 0.91))
+ASKED = ImageRequest(prompt="a red circle", num_inference_steps=10)
+HIT = FromLatent(ObjectReference("latents/x", "sha256:0", 2048), 3, 10, 4.5, Donor("entry", "sha256:1", 0.91))
 # Generous on a busy machine.
 WAITS = {"embed_timeout_ms": 20_000, "lookup_timeout_ms": 20_000, "reserve_timeout_ms": 20_000}
+
+# Lookups before any is left out; that it is 256 of them is tests/unit/policies/test_cache_worth.py's.
+NEEDED = 32
+
+
+@pytest.fixture(autouse=True)
+def few_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_worth, "_NEEDED_COUNT", NEEDED)
 
 
 @pytest.fixture
@@ -37,16 +46,16 @@ async def test_where_hits_spare_nothing_most_requests_leave_it_alone(
     async with running_suite(
         folder, embedder_address=address, gateway_address=address, cache_cost_ms=5.0, **WAITS
     ) as suite:
-        first = await painted(suite, 256)
+        first = await painted(suite, NEEDED)
         later = await painted(suite, 32)
         explained = await suite.client.explain(ASKED)
     await server.stop()
 
     told = "one request in 16 asks the cache: a lookup spares 0.0 ms and takes 5"
-    assert first == ["as the test chose"] * 256
+    assert first == ["as the test chose"] * NEEDED
     assert later == 2 * [*15 * [told], "as the test chose"]
     # The last one is the explanation's.
-    assert (len(gateway.lookups), len(gateway.reserved)) == (256 + 2 + 1, 256 + 2)
+    assert (len(gateway.lookups), len(gateway.reserved)) == (NEEDED + 2 + 1, NEEDED + 2)
     assert f"start: {told}" in explained.reasons
 
 
@@ -58,8 +67,8 @@ async def test_else_all_ask(folder: Path, worker: PacedWorker, embedder: ChosenE
     async with running_suite(
         folder, embedder_address=address, gateway_address=address, cache_cost_ms=cost_ms, **WAITS
     ) as suite:
-        reasons = await painted(suite, 290)
+        reasons = await painted(suite, NEEDED + 34)
     await server.stop()
 
     assert set(reasons) == {"as the test chose"}
-    assert len(gateway.lookups) == 290
+    assert len(gateway.lookups) == NEEDED + 34
