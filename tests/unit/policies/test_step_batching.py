@@ -34,19 +34,21 @@ class Request:
         return (due_at(self.arrived_at, self.deadline, AGING_LIMIT_S), self.number)
 
 
-@st.composite
-def arrivals(draw: st.DrawFn) -> list[Request]:
-    count = draw(st.integers(1, 25))
-    times = sorted(draw(st.lists(st.integers(0, 60), min_size=count, max_size=count)))
+# When it arrives, its group, how long after that it is due, and its steps. Made once: a strategy that is made anew for
+# each request costs more than all that is played.
+_DRAWN = st.tuples(st.integers(0, 60), st.sampled_from("abc"), st.none() | st.integers(1, 100), st.integers(1, 8))
+
+
+def arrivals() -> st.SearchStrategy[list[Request]]:
+    """As often of many as of few."""
+    return st.integers(1, 25).flatmap(lambda count: st.lists(_DRAWN, min_size=count, max_size=count)).map(_in_order)
+
+
+def _in_order(drawn: list[tuple[int, str, int | None, int]]) -> list[Request]:
+    arriving = sorted(drawn, key=lambda request: request[0])
     return [
-        Request(
-            number,
-            draw(st.sampled_from("abc")),
-            time,
-            draw(st.none() | st.integers(1, 100).map(lambda after, time=time: float(time + after))),
-            draw(st.integers(1, 8)),
-        )
-        for number, time in enumerate(times)
+        Request(number, key, time, None if after is None else float(time + after), steps)
+        for number, (time, key, after, steps) in enumerate(arriving)
     ]
 
 
