@@ -12,6 +12,7 @@ from sqlalchemy import text
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError
 from pentimento.domain.generation import CapturedEntries, CapturedLatent
+from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import (
     CachedEntry,
@@ -156,6 +157,17 @@ def test_caches_keep_their_id_and_two_have_different_ones(
 
     other = f"sqlite:///{tmp_path_factory.mktemp('other')}/ledger.sqlite"
     assert cache_id(ledger_url) == cache_id(ledger_url) != cache_id(other)
+
+
+def test_what_was_asked_before_it_was_closed_is_committed_and_nothing_is_taken_after(ledger_url: str) -> None:
+    closed = open_cache_ledger(ledger_url)
+    asked = closed.reserve(grant())
+
+    closed.close()
+
+    assert asked.done() and asked.exception() is None
+    with pytest.raises(StoreUnavailable, match="it is closed"):
+        closed.doom(["any"], 0.0)
 
 
 def test_rows_and_references_are_told_of_live_and_doomed_entries(ledger: CacheLedger) -> None:
