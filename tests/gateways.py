@@ -19,6 +19,7 @@ from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, C
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.settings import load_settings
+from pentimento.testing.laid_ledgers import lay_tables
 from services.vectordb_gateway.integrity import check_integrity
 from services.vectordb_gateway.settings import GatewaySettings
 from services.vectordb_gateway.wiring import GatewayProcess, wire
@@ -158,7 +159,9 @@ async def running_gateway(directory: Path, *flags: str, clock: Clock | None = No
     its machine's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        process = wire(gateway_settings(directory, *flags), clock)
+        settings = gateway_settings(directory, *flags)
+        lay_tables(settings.ledger_url)
+        process = wire(settings, clock)
         await process.server.start()
         try:
             await process.warm()

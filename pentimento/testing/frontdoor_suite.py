@@ -11,6 +11,7 @@ from pentimento.clients.image import ImageClient
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageRequest
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.ledger import open_journal
+from pentimento.testing.laid_ledgers import lay_tables
 from services.frontdoor.process import Frontdoor
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.wiring import wire
@@ -83,6 +84,7 @@ def settings_of(
 async def running_suite(folder: Path, **changes: Any) -> AsyncIterator[FrontdoorSuite]:
     """Left as a killed process would leave it: without a drain."""
     settings = settings_of(folder, **changes)
+    lay_tables(settings.ledger_url)
     journal = open_journal(settings.ledger_url)
     frontdoor = wire(settings, journal, await asyncio.wrap_future(journal.claim_epoch(settings.frontdoor_id)))
     await frontdoor.server.start()

@@ -1,6 +1,7 @@
 """Who this frontdoor is to workers and to the journal."""
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from pentimento.domain.generation import Attempt
@@ -20,6 +21,7 @@ class Identity:
         return Attempt(request_id, number, token, self.frontdoor_id, self.epoch, tenant)
 
 
+@cache
 def build_version() -> str:
     """Return the version of the installed package; "source" for a bare source tree."""
     try:
