@@ -236,13 +236,14 @@ def _oracle_pools(problem: JointProblem) -> list[_OraclePool]:
 
 
 def every_choice(problem: JointProblem) -> Iterator[dict[_OraclePool, int]]:
-    """Every way to give each device of every kind to a pool, or to none."""
+    """Every way to give each device of every kind to a pool. One that is given to none is never worth more: nobody need
+    use it."""
     by_kind = []
     for kind, count in problem.devices.items():
         pools = [pool for pool in _oracle_pools(problem) if pool.kind == kind]
-        by_kind.append(list(itertools.combinations_with_replacement([None, *pools], count)))
+        by_kind.append(list(itertools.combinations_with_replacement(pools, count)))
     for choice in itertools.product(*by_kind):
-        given = [pool for devices in choice for pool in devices if pool is not None]
+        given = [pool for devices in choice for pool in devices]
         yield {pool: given.count(pool) for pool in given}
 
 
