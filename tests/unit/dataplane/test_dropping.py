@@ -65,6 +65,7 @@ def test_what_would_be_late_is_dropped_when_it_is_its_turn(busy: Driver) -> None
     drop = only(effects.Drop, after)
     assert (drop.request_id, drop.reason) == ("r1", "PREDICTED_LATE")
     assert drop.predicted_wait_s == pytest.approx(28.0 + 18.0 / 5.0)
+    assert drop.message == "predicted to take 31.6 s from now, 17 s were left"
     assert only(effects.PersistAttempt, after).request_id == "waiting-1"
     end = only(effects.DeliverEnd, busy.send(events.EndPersisted("r1", True)))
     assert (end.end, end.reason, end.retry_after_ms) == (End.DROPPED, "PREDICTED_LATE", drop.retry_after_ms)

@@ -58,6 +58,13 @@ def test_where_every_hit_fell_short_only_repeats_of_a_prompt_are_left() -> None:
     assert moved(several(30, BAD), ThresholdPosition(PROFILED)) == ThresholdPosition(HIGHEST, 30)
 
 
+def test_a_threshold_that_cannot_rise_any_more_has_not_moved() -> None:
+    """Samples count from the last move on: a promise that goes on being broken up there would never be kept again."""
+    highest = ThresholdPosition(HIGHEST, 7)
+
+    assert moved(several(30, BAD, HIGHEST), highest) == highest
+
+
 def test_a_few_failures_raise_nothing() -> None:
     start = ThresholdPosition(PROFILED)
     assert moved(several(9, BAD), start) == start

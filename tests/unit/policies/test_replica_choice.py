@@ -103,6 +103,13 @@ def test_streams_on_their_way_and_controlnets_beside_count_where_nothing_is_hear
     assert best_replica([ReplicaCandidate("a", opening_count=1), *away], EDGES) == "a"
 
 
+def test_what_one_told_that_is_not_heard_from_any_more_does_not_count() -> None:
+    busy = ReplicaCandidate("busy", Hearing.LOST, ReplicaLoad(8, 7))
+    idle = ReplicaCandidate("idle", Hearing.LOST, ReplicaLoad(8, 0, resident=frozenset({EDGES})))
+
+    assert best_replica([busy, idle], EDGES) == "busy"
+
+
 def test_without_a_candidate_there_is_no_choice() -> None:
     with pytest.raises(ValueError, match="empty"):
         best_replica([], EDGES)

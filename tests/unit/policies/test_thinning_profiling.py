@@ -31,6 +31,10 @@ def test_the_mean_lets_better_pictures_pay_for_worse_ones() -> None:
     assert mean_share([BETTER, KEPT]) == pytest.approx(1.05)
 
 
+def test_of_pictures_without_any_quality_no_share_is_left() -> None:
+    assert mean_share([ThinnedSample(0.2, 0.0)]) == 0.0
+
+
 def test_fewer_steps_behind_a_number_that_does_not_hold_are_luck() -> None:
     holds = {(0, 40): True, (0, 30): False, (0, 20): True, (20, 20): True, (20, 10): True}
 

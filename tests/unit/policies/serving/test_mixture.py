@@ -47,6 +47,10 @@ def test_throughput_mode_divides_by_the_work() -> None:
     assert large_count(MixtureMode.THROUGHPUT, load, 13, 1.0, 5.0) == 10
 
 
+def test_without_any_work_throughput_mode_has_large_models_alone() -> None:
+    assert large_count(MixtureMode.THROUGHPUT, MixtureLoad.of(0.0, []), 4, 1.0, 5.0) == 4
+
+
 def test_more_load_means_fewer_large_models() -> None:
     found = [counts(decide(MixtureAllocator(SETTINGS), asked(rate)))["sd35"] for rate in (6, 12, 18, 22)]
 
