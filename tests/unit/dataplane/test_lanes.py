@@ -225,6 +225,17 @@ def test_nothing_is_hedged_while_others_wait() -> None:
     assert driver.send(events.TimePassed()) == []
 
 
+def test_nothing_is_hedged_on_a_worker_that_runs_another() -> None:
+    driver = hedging_driver()
+    driver.run("slow")
+    driver.worker("w2", credit_count=2)
+    driver.now += 5.0
+    driver.run("other")
+    driver.now += 16.0
+
+    assert driver.send(events.TimePassed()) == []
+
+
 def test_a_standby_takes_nothing_before_it_took_over() -> None:
     driver = Driver(epoch=0)
     assert only(effects.Reject, driver.arrive("r1")).reason == "STANDBY"

@@ -276,3 +276,9 @@ def test_a_place_in_a_full_batch_takes_its_share_of_the_device(
 
     assert driver.dataplane.device_s("m", 10.0, offer) == pytest.approx(device_s)
     assert driver.dataplane.device_s("unknown", 10.0, offer) is None
+
+
+def test_of_a_pool_whose_speed_nobody_knows_no_place_is_told(driver: Driver) -> None:
+    driver.worker()
+
+    assert driver.dataplane.device_s("m", 10.0, OFFER) is None

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import WorkerAssignment
-from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
 from pentimento.policies.serving import joint
 from pentimento.policies.serving.costs import BatchCost
 from pentimento.policies.serving.joint import JointAllocator
@@ -15,6 +16,7 @@ from pentimento.policies.serving.joint_demand import JointDemand
 from pentimento.policies.serving.joint_problem import Component, JointProblem, JointSolution, PaintingRoute, Use
 from pentimento.policies.serving.joint_routes import PlannedRoute
 from pentimento.policies.serving.settings import ServingSettings
+from tests.unit.policies.serving.fleets import SD15, context, profiles
 
 ALLOCATOR = JointAllocator(ServingSettings(heavy="heavy"))
 # Four requests a second, at best worth the weight of one that is served and its quality: 4 * (10 + 1).
@@ -146,6 +148,24 @@ def test_demand_is_planned_for_as_it_will_be_after_the_longest_load() -> None:
     assert found.demand["noise"] == pytest.approx(5.5)
 
 
+@pytest.mark.parametrize(
+    ("seconds_ago", "is_enough", "may_move"), [(60.0, True, True), (60.0, False, False), (5.0, True, False)]
+)
+def test_devices_that_nobody_needs_move_after_the_dwell_time_where_what_is_held_is_enough(
+    seconds_ago: float, is_enough: bool, may_move: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(joint, "decision_of", lambda *given: told.append(given[-1]) or AllocationDecision())
+    monkeypatch.setattr(JointAllocator, "_solve", lambda allocator, problem, may_load: (plan(BEST), is_enough))
+    slow = tuple(replace(profile, load_s=10.0) for profile in profiles(sd15=SD15))
+    last = AllocationDecision(memory=JointDemand(rate=4.0, moved_at_s=100.0 - seconds_ago, at_s=95.0).values())
+    asked = replace(context(4, ModelDemand("sd15", 4.0), now_s=100.0), profiles=slow, last=last)
+
+    JointAllocator(ServingSettings(heavy="sd15"))(asked)
+
+    assert told == [may_move]
+
+
 def test_devices_moved_when_any_of_them_is_to_hold_another_model_than_before() -> None:
     def assigned(*models: str) -> AllocationDecision:
         return AllocationDecision(
@@ -153,9 +173,9 @@ def test_devices_moved_when_any_of_them_is_to_hold_another_model_than_before() -
         )
 
     demand = JointDemand(moved_at_s=3.0)
-    context = AllocationContext(9.0, (), last=assigned("a", "b"))
+    held = AllocationContext(9.0, (), last=assigned("a", "b"))
     found = [
-        ALLOCATOR._moved_at_s(context, decision, demand)
+        ALLOCATOR._moved_at_s(held, decision, demand)
         for decision in (assigned("a", "b"), assigned("a"), assigned("a", "b", "c"), assigned("a", "c"))
     ]
 
