@@ -5,7 +5,7 @@ and is not made. Left alone is what no caller can hold us to: calls of a logger,
 imports.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,11 +101,11 @@ _OPERATORS = (
 class _Finder(cst.CSTVisitor):
     METADATA_DEPENDENCIES = (PositionProvider,)
 
-    def __init__(self, module: cst.Module) -> None:
+    def __init__(self, module: cst.Module, scopes: Collection[str] | None) -> None:
         super().__init__()
         self.changes: list[Change] = []
-        self._module = module
-        self._names: list[str] = []
+        self._module, self._wanted = module, scopes
+        self._scopes: list[cst.FunctionDef | cst.ClassDef] = []
         self._statements: list[cst.CSTNode] = []
         # What has a place in the text: expressions and statements of a line.
         self._anchors: list[cst.CSTNode] = []
@@ -114,7 +114,7 @@ class _Finder(cst.CSTVisitor):
         if self._is_skipped(node):
             return False
         if isinstance(node, cst.FunctionDef | cst.ClassDef):
-            self._names.append(node.name.value)
+            self._scopes.append(node)
         if isinstance(node, cst.BaseStatement):
             self._statements.append(node)
         if isinstance(node, cst.BaseExpression | cst.BaseSmallStatement):
@@ -124,23 +124,30 @@ class _Finder(cst.CSTVisitor):
 
     def _is_skipped(self, node: cst.CSTNode) -> bool:
         match node:
+            case cst.FunctionDef() | cst.ClassDef():
+                return self._wanted is not None and not self._holds_wanted(node)
             case cst.Call():
                 return m.matches(node, _LOG_CALL | _TYPE_CALL)
             case cst.SimpleStatementLine():
                 return m.matches(node, _DOCSTRING | _EXPORTS)
             case cst.BinaryOperation():
-                return not self._names and m.matches(node, _UNION)
+                return not self._scopes and m.matches(node, _UNION)
             case cst.SimpleString():
                 # A part of a sentence that has several lines.
                 return bool(self._anchors) and isinstance(self._anchors[-1], cst.ConcatenatedString)
         return isinstance(node, _SKIPPED)
 
+    def _holds_wanted(self, node: cst.FunctionDef | cst.ClassDef) -> bool:
+        name = self._scope(node)
+        return any(scope == name or scope.startswith(f"{name}.") for scope in self._wanted or ())
+
+    def _scope(self, *within: cst.FunctionDef | cst.ClassDef) -> str:
+        return ".".join(scope.name.value for scope in (*self._scopes, *within))
+
     def on_leave(self, original_node: cst.CSTNode) -> None:
-        for stack in (self._statements, self._anchors):
+        for stack in (self._statements, self._anchors, self._scopes):
             if stack and stack[-1] is original_node:
                 stack.pop()
-        if isinstance(original_node, cst.FunctionDef | cst.ClassDef):
-            self._names.pop()
 
     def _changes(self, node: cst.CSTNode) -> Iterator[Change]:
         for kind, operator in _OPERATORS:
@@ -165,17 +172,18 @@ class _Finder(cst.CSTVisitor):
     def _change(self, operator: str, anchor: cst.CSTNode, text: str) -> Change:
         first = self.get_metadata(PositionProvider, self._statements[-1]).start.line
         place = self.get_metadata(PositionProvider, anchor)
-        return Change(".".join(self._names), operator.removeprefix("operator_"), first, place, text)
+        return Change(self._scope(), operator.removeprefix("operator_"), first, place, text)
 
 
 class Source:
-    """A file, and what may be changed in it."""
+    """A file, and what may be changed in it; where `scopes` are given, in these functions and classes and those that
+    they stand in."""
 
-    def __init__(self, root: Path, path: str) -> None:
+    def __init__(self, root: Path, path: str, scopes: Collection[str] | None = None) -> None:
         self._path = path
         # Every node of a module that was just parsed stands in one place: none has to be copied before it is visited.
         wrapper = MetadataWrapper(cst.parse_module((root / path).read_text()), unsafe_skip_copy=True)
-        finder = _Finder(wrapper.module)
+        finder = _Finder(wrapper.module, scopes)
         wrapper.visit(finder)
         self.changes = finder.changes
         self._text = wrapper.module.code
