@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from random import Random
 from typing import Any
 
@@ -18,6 +18,7 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_tables import MIGRATIONS
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import migrate
+from pentimento.testing.clocks import SetClock
 from tests.contract.stores.access_records import SIZE, STEPS, VECTOR, add, down_to, steps_of, uses
 
 
@@ -181,6 +182,17 @@ def test_a_batch_counts_once_however_often_it_is_given(ledger: CacheLedger) -> N
 
     assert counted == [2, 0, 2, 0]
     assert use_counts(ledger) == {"a/5": 4, "a/10": 0, "a/15": 0}
+
+
+def test_the_last_number_of_a_source_is_remembered_for_a_day(ledger_url: str) -> None:
+    clock, counted = SetClock(), list[int]()
+    with closing(open_cache_ledger(ledger_url, clock)) as ledger:
+        add(ledger, "a")
+        for seconds in (0.0, 86_400.0, 0.5):
+            clock.wall_s += seconds
+            counted.append(ledger.note_uses(uses(1, "a/5")).result())
+
+    assert counted == [1, 0, 1]
 
 
 def use_counts(ledger: CacheLedger) -> dict[str, int]:

@@ -170,6 +170,18 @@ def test_what_was_asked_before_it_was_closed_is_committed_and_nothing_is_taken_a
         closed.doom(["any"], 0.0)
 
 
+def test_vectors_are_read_by_the_numbers_of_their_entries_so_many_at_a_time(ledger: CacheLedger) -> None:
+    for name in ("g1", "g2", "g3"):
+        add(ledger, name, (5,))
+
+    first = ledger.vectors_after(0, 2)
+    rest = ledger.vectors_after(first[-1].sequence, 2)
+
+    assert [entry.sequence for entry in (*first, *rest)] == ledger.live_sequences()
+    assert (len(first), len(rest)) == (2, 1)
+    assert {(entry.pool, entry.text) for entry in first} == {("pool", VECTOR)}
+
+
 def test_rows_and_references_are_told_of_live_and_doomed_entries(ledger: CacheLedger) -> None:
     kept, doomed = add(ledger, "g1", (5,)), add(ledger, "g2", (5,))
     ledger.doom([doomed], 10.0).result()
