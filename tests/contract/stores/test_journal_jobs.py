@@ -140,6 +140,16 @@ def test_a_job_is_kept_until_somebody_was_told(journal: Journal) -> None:
     assert journal.webhooks.delivery("job").result() is None
 
 
+def test_a_host_that_is_left_out_is_no_pattern_for_others(journal: Journal) -> None:
+    for request_id, host in (("left-out", "a_b.test"), ("another", "axb.test")):
+        accept(journal, request_id, 1.0, webhook=AskedWebhook(f"https://{host}/told"))
+        journal.finish(request_id, RequestState.CANCELLED, "", "").result()
+
+    due = journal.webhooks.due(9e9, 5, ("a_b.test",)).result()
+
+    assert [webhook.request_id for webhook in due] == ["another"]
+
+
 def test_a_key_that_is_held_already_adds_no_webhook(journal: Journal) -> None:
     for request_id in ("first", "second"):
         record = AcceptedRequest(request_id, "acme", b"", "hash", 1.0, idempotency_key="key", detached=True)
