@@ -195,6 +195,21 @@ def test_the_last_number_of_a_source_is_remembered_for_a_day(ledger_url: str) ->
     assert counted == [1, 0, 1]
 
 
+def test_entries_that_the_index_takes_take_no_tick(ledger: CacheLedger) -> None:
+    """Uses fade by the ticks that have passed."""
+    add(ledger, "a")
+    before = last_tick(ledger)
+
+    ledger.mark_indexed(ledger.unindexed(10)).result()
+
+    assert last_tick(ledger) == before
+
+
+def last_tick(ledger: CacheLedger) -> int:
+    with ledger._engine.connect() as connection:
+        return int(connection.execute(text("SELECT tick FROM cache_state")).scalar_one())
+
+
 def use_counts(ledger: CacheLedger) -> dict[str, int]:
     with ledger._engine.connect() as connection:
         rows = connection.execute(text("SELECT key, use_count FROM cache_objects WHERE entry_id IS NOT NULL"))
