@@ -65,6 +65,7 @@ SUITES = (
             "tests/contract/stores/test_journal_objects.py",
             "tests/contract/stores/test_journal_pins.py",
             "tests/contract/stores/test_migrations.py",
+            "tests/contract/stores/test_older_ledgers.py",
             "tests/contract/stores/test_tenant_ledger.py",
             "tests/unit/stores/test_cache_statements.py",
             "tests/unit/stores/test_forgotten_pictures.py",

@@ -11,6 +11,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 VALIDITY = datetime.timedelta(days=1)
+# Python 3.13 believes no authority that does not say so, and nobody who does not name the key of his.
+SIGNS_CERTIFICATES = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=False,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +41,8 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = named(name)
         own = builder(self._name, self._name, self._key).add_extension(x509.BasicConstraints(True, None), True)
+        own = own.add_extension(SIGNS_CERTIFICATES, True)
+        own = own.add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), False)
         self.certificate = folder / f"{name}.pem"
         self._write_certificate(self.certificate, own)
 
@@ -36,7 +50,9 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         pair = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
-        self._write_certificate(pair.certificate, builder(named(name), self._name, key).add_extension(address, False))
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        unsigned = builder(named(name), self._name, key).add_extension(address, False).add_extension(signer, False)
+        self._write_certificate(pair.certificate, unsigned)
         pair.key.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

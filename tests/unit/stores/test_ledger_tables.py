@@ -1,7 +1,9 @@
 """The tables as statements know them are those that the migrations make."""
 
+from collections.abc import Iterator
+
 import pytest
-from sqlalchemy import MetaData, create_engine, inspect
+from sqlalchemy import Engine, MetaData, create_engine, inspect
 
 from pentimento.stores.ledger import cache_tables, fleet_tables, journal_tables, tenant_tables
 from pentimento.stores.ledger.migrations import Migration, migrate
@@ -14,12 +16,18 @@ LEDGERS = {
 }
 
 
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = create_engine("sqlite://")
+    yield engine
+    engine.dispose()
+
+
 @pytest.mark.parametrize("name", LEDGERS)
-def test_columns_keys_and_what_may_be_empty_are_as_in_the_database(name: str) -> None:
+def test_columns_keys_and_what_may_be_empty_are_as_in_the_database(name: str, engine: Engine) -> None:
     metadata: MetaData
     migrations: tuple[Migration, ...]
     metadata, migrations = LEDGERS[name]
-    engine = create_engine("sqlite://")
     migrate(engine, name, migrations)
     found = inspect(engine)
 

@@ -1,5 +1,6 @@
 """A statement that the driver runs: its rows, and its errors as ours."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ _STATE = tables.state.c
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
+def engine(tmp_path: Path) -> Iterator[Engine]:
     url = f"sqlite:///{tmp_path}/ledger.sqlite"
     open_cache_ledger(url).close()
-    return open_engine(url)
+    engine = open_engine(url)
+    yield engine
+    engine.dispose()
 
 
 def read(engine: Engine) -> PreparedRead:

@@ -27,10 +27,11 @@ READ = PreparedWrite(lambda _: _PARTS.select().where(_PARTS.c.name == bindparam(
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
+def engine(tmp_path: Path) -> Iterator[Engine]:
     engine = open_engine(f"sqlite:///{tmp_path}/ledger.sqlite")
     _METADATA.create_all(engine)
-    return engine
+    yield engine
+    engine.dispose()
 
 
 @pytest.fixture
