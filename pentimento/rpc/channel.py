@@ -7,7 +7,6 @@ made; work that shall outlive that call is started with `context.spawn_detached`
 The channel wraps gRPC's own instead of using its interceptors, which would put a task around every call.
 """
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -18,15 +17,13 @@ import grpc
 from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc.context import remaining_s
 from pentimento.rpc.credentials import ClientCredentials
+from pentimento.rpc.kept_reading import KeptReading
 from pentimento.rpc.metadata import AUTHORIZATION, BEARER, REQUEST_ID
 from pentimento.rpc.renewed_channel import RenewedChannel
 from pentimento.rpc.settings import RpcChannelSettings, is_unix
 from pentimento.rpc.transport import channel_options
-from pentimento.rpc.watched_file import WatchedFile
 from pentimento.settings import SettingsError
 from pentimento.telemetry.request_id import request_id
-
-logger = logging.getLogger(__name__)
 
 Serializer = Callable[[Any], bytes]
 Deserializer = Callable[[bytes], Any]
@@ -81,30 +78,24 @@ class NoToken:
 
 
 class FileToken:
-    """The token in a file, read again when the file changes. One that cannot be read changes nothing: whoever replaces
-    the file's content leaves it empty for a moment."""
+    """The token in a file, read again when the file changes."""
 
     def __init__(self, path: Path) -> None:
-        self._file = WatchedFile(path)
-        self._value = self._read()
+        not_reloaded = "token not reloaded, the one before is shown on"
+        self._reading = KeptReading([path], lambda: read_token(path), not_reloaded)
 
     def authorization(self) -> str | None:
-        if self._file.changed():
-            try:
-                self._value = self._read()
-            except SettingsError as error:
-                self._file.read_in_vain(error)
-                logger.error("token not reloaded, the one before is shown on", extra={"problem": str(error)})
-        return self._value
+        return self._reading.current()
 
-    def _read(self) -> str:
-        try:
-            token = self._file.path.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"{self._file.path}: cannot be read: {error}") from error
-        if not token or not token.isascii() or not token.isprintable():
-            raise SettingsError(f"{self._file.path}: must hold one token of printable ASCII characters")
-        return BEARER + token
+
+def read_token(path: Path) -> str:
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from error
+    if not token or not token.isascii() or not token.isprintable():
+        raise SettingsError(f"{path}: must hold one token of printable ASCII characters")
+    return BEARER + token
 
 
 Token = GivenToken | FileToken | NoToken

@@ -1,19 +1,16 @@
 """TLS and mTLS from PEM files. Unix sockets are never wrapped: they are guarded by their file mode."""
 
 import functools
-import logging
 import ssl
 from typing import Any
 
 import grpc
 
+from pentimento.rpc.kept_reading import KeptReading
 from pentimento.rpc.pem_files import PemFiles, Pems, load
 from pentimento.rpc.settings import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.shown_certificate import CurrentContext, ShownCertificate
-from pentimento.rpc.watched_file import Version, WatchedFile, version_of
-from pentimento.settings import SettingsError
-
-logger = logging.getLogger(__name__)
+from pentimento.rpc.watched_file import Version, version_of
 
 # What one process calls others by: each set of files as it is now and as it was before.
 KEPT_COUNT = 8
@@ -43,28 +40,17 @@ def served_files(settings: RpcServerSettings) -> PemFiles:
 
 
 class ClientCredentials:
-    """By what servers at host:port are called; read again when the files change, looked at once a second at most. Where
-    these do not hold what they should, as between the writing of one and of the next, what was read before counts.
-
-    SettingsError where it is so at first.
-    """
+    """By what servers at host:port are called; read again when the files change. SettingsError where they do not hold
+    what they should at first."""
 
     def __init__(self, settings: RpcChannelSettings) -> None:
-        self._settings = settings
-        self._watched = [WatchedFile(path) for path in called_files(settings).paths]
-        self._credentials = channel_credentials(settings)
+        not_reloaded = "certificates not reloaded, those before are called with"
+        paths = called_files(settings).paths
+        self._reading = KeptReading(paths, lambda: channel_credentials(settings), not_reloaded)
 
     def current(self) -> grpc.ChannelCredentials | None:
         """Return what to call with now: the same for as long as the files hold the same; None for no TLS."""
-        # All are asked: each tells of a change once.
-        if any([file.changed() for file in self._watched]):
-            try:
-                self._credentials = channel_credentials(self._settings)
-            except SettingsError as error:
-                for file in self._watched:
-                    file.read_in_vain(error)
-                logger.error("certificates not reloaded, those before are called with", extra={"problem": str(error)})
-        return self._credentials
+        return self._reading.current()
 
 
 def channel_credentials(settings: RpcChannelSettings) -> grpc.ChannelCredentials | None:

@@ -1,14 +1,11 @@
 """The keys of cache grants, in a file that gateways and workers share; it may be replaced while they run."""
 
-import logging
 from pathlib import Path
 
-from pentimento.rpc.watched_file import WatchedFile
+from pentimento.rpc.kept_reading import KeptReading
 from pentimento.settings import SettingsError
 
 MIN_KEY_CHARS = 32
-
-logger = logging.getLogger(__name__)
 
 
 class GrantKeys:
@@ -16,8 +13,7 @@ class GrantKeys:
     with a short one; later the keys that were read last stay."""
 
     def __init__(self, path: Path) -> None:
-        self._file = WatchedFile(path)
-        self._keys = read_keys(path)
+        self._reading = KeptReading([path], lambda: read_keys(path), "the keys of grants stay as they were")
 
     @property
     def signing(self) -> bytes:
@@ -25,13 +21,7 @@ class GrantKeys:
 
     @property
     def believed(self) -> tuple[bytes, ...]:
-        if self._file.changed():
-            try:
-                self._keys = read_keys(self._file.path)
-            except SettingsError as error:
-                self._file.read_in_vain(error)
-                logger.error("the keys of grants stay as they were: %s", error)
-        return self._keys
+        return self._reading.current()
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:

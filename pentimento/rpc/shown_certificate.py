@@ -1,6 +1,5 @@
 """The certificate that a server shows: read again when its files change, so that a renewed one needs no restart."""
 
-import logging
 import ssl
 from collections.abc import Sequence
 from threading import Lock
@@ -8,11 +7,8 @@ from typing import Any, Self
 
 import grpc
 
+from pentimento.rpc.kept_reading import KeptReading
 from pentimento.rpc.pem_files import PemFiles, load
-from pentimento.rpc.watched_file import WatchedFile
-from pentimento.settings import SettingsError
-
-logger = logging.getLogger(__name__)
 
 
 class ShownCertificate:
@@ -26,36 +22,22 @@ class ShownCertificate:
     def __init__(self, files: PemFiles, protocols: Sequence[str] = ()) -> None:
         """`protocols`: what connections may agree on (ALPN); nothing is said of that without any."""
         self._files, self._protocols = files, list(protocols)
-        self._watched = [WatchedFile(path) for path in files.paths]
         self._lock = Lock()
-        self._context, self._configuration = self._read()
-        self.first_configuration = self._told = self._configuration
+        self._reading = KeptReading(files.paths, self._read, "certificate not reloaded, the one before is shown on")
+        _, self.first_configuration = self._reading.current()
+        self._told = self.first_configuration
 
     def context(self) -> ssl.SSLContext:
         """Return what a connection is to be made with that is made now."""
         with self._lock:
-            self._renew()
-            return self._context
+            context, _ = self._reading.current()
+            return context
 
     def new_configuration(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the same as gRPC has it, where it is another than at the call before, or than the first; else None."""
         with self._lock:
-            self._renew()
-            before, self._told = self._told, self._configuration
+            before, (_, self._told) = self._told, self._reading.current()
             return None if self._told is before else self._told
-
-    def _renew(self) -> None:
-        # All are asked: each tells of a change once.
-        if not any([file.changed() for file in self._watched]):
-            return
-        try:
-            self._context, self._configuration = self._read()
-        except SettingsError as error:
-            for file in self._watched:
-                file.read_in_vain(error)
-            logger.error("certificate not reloaded, the one before is shown on", extra={"problem": str(error)})
-        else:
-            logger.info("certificate reloaded", extra={"file": str(self._files.certificate)})
 
     def _read(self) -> tuple[ssl.SSLContext, grpc.ServerCertificateConfiguration]:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
