@@ -45,8 +45,10 @@ def test_other_users_may_read_nothing_that_the_suite_keeps_but_the_picture_that_
     run(suite, "generate", "a yellow star", "--steps", "4", "-o", str(output))
 
     os.umask(before)
-    kept = [suite.state.path, *suite.state.path.rglob("*")]
-    assert [path for path in kept if is_open_to_others(path)] == []
+    # Walks over folders that are gone by the time they are come to: an index is being built.
+    kept = [Path(folder, name) for folder, folders, files in os.walk(suite.state.path) for name in (*folders, *files)]
+    assert [path for path in (suite.state.path, *kept) if is_open_to_others(path)] == []
+    assert any(path.suffix == ".sqlite" for path in kept)
     assert output.stat().st_mode & 0o777 == 0o644
 
 

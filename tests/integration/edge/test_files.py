@@ -156,6 +156,7 @@ async def test_a_reader_that_stops_keeps_nobody_from_reading(
 ) -> None:
     """Its place is the next one's, and nothing of it is logged."""
     monkeypatch.setattr("services.edge.files.GRACE_S", 0.0)
+    monkeypatch.setattr("services.edge.files.LEAST_READ_BYTES_PER_S", 2**30)
     large = b"x" * 2**24  # more than sockets take by themselves
     signer = PathSigner(*read_signing_keys(files.folder / "keys"))
     reference = open_objects(f"file://{files.folder / 'objects'}").put("results/large", large)

@@ -93,7 +93,7 @@ async def test_who_takes_long_to_take_over_is_not_taken_over_from_meanwhile(
         await go_on.wait()
 
     monkeypatch.setattr(Retention, "recover", recover_late)
-    async with running_standby(folder) as standby:
+    async with running_standby(folder, worker_wait_s=0) as standby:
         with closing(open_journal(f"sqlite:///{folder / 'journal.sqlite'}")) as journal:
             await asyncio.wait_for(until(lambda: journal.lease().result().beat > 0), 60)
         assert not standby.active.done()
