@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import torch
+
 from pentimento.diffusion.engine.listening import FinishedPainting, PaintingTicket
 from pentimento.diffusion.families.model import (
     BatchKey,
@@ -34,6 +36,8 @@ class EngineJob:
         self.prepared_at = 0.0
         self.device_s = 0.0
         self.residuals: ControlResiduals | None = None
+        # The same where they came.
+        self._taken: ControlResiduals | None = None
         # Of the next step, while its residuals are awaited.
         self.encoding: DenoiserEncoding | None = None
         self._asked_step: int | None = None
@@ -160,8 +164,13 @@ class EngineJob:
             return True
         self.ask_residuals(model)
         if self.awaits_residuals:
-            self.residuals = source.take(self.painting.state.step_index)
+            self._take_residuals(source.take(self.painting.state.step_index), model.device)
         return not self.awaits_residuals
+
+    def _take_residuals(self, taken: ControlResiduals | None, device: torch.device) -> None:
+        """From host memory they are copied to the device once: a source gives the same ones until more have come."""
+        if taken is not self._taken:
+            self._taken, self.residuals = taken, None if taken is None else taken.on(device)
 
     def ask_residuals(self, model: DiffusionModel) -> None:
         """Ask for the next step's residuals, where they were not asked for and there is such a step."""
@@ -194,7 +203,7 @@ class EngineJob:
 
     def forget_step(self) -> None:
         """Drop what belonged to the step just taken."""
-        self.residuals = self.encoding = None
+        self.residuals = self._taken = self.encoding = None
 
     def tell_step(self) -> None:
         """Report the step just taken to the listener; what the listener raises is its own."""

@@ -104,6 +104,16 @@ class ControlResiduals:
         mid = () if self.mid_block_residual is None else (self.mid_block_residual,)
         return (*self.down_block_residuals, *mid, *self.block_residuals)
 
+    def on(self, device: torch.device) -> "ControlResiduals":
+        """Return the same on a device, over the very tensors where they lie there."""
+        mid = self.mid_block_residual
+        return replace(
+            self,
+            down_block_residuals=tuple(tensor.to(device) for tensor in self.down_block_residuals),
+            mid_block_residual=None if mid is None else mid.to(device),
+            block_residuals=tuple(tensor.to(device) for tensor in self.block_residuals),
+        )
+
 
 # Nothing is controlled at this step: it lies outside the share of the schedule in which the ControlNets act.
 NO_CONTROL = ControlResiduals()

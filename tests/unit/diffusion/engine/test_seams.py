@@ -1,11 +1,15 @@
 """What single requests bring into a batch: residuals of ControlNets, on time and late, and LoRAs."""
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.engine import PaintingTicket
+from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.engine.seams import stack_residuals
 from pentimento.diffusion.families import (
     ControlResiduals,
@@ -18,6 +22,7 @@ from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.painting import model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Internal, Unavailable
+from tests.unit.diffusion.engine.listeners import Listener
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
 
@@ -214,6 +219,19 @@ def test_adapters_of_different_ranks_and_layers_share_a_batch() -> None:
     assert applied["a"][:, 0, 0].tolist() == [2.0, 2.0, 0.0, 0.0, 16.0, 16.0]
     assert applied["b"][:, 0, 0].tolist() == [9.0, 9.0]
     assert [stacked.updates[name].rows for name in ("a", "b")] == [slice(0, 6), slice(4, 6)]
+
+
+def test_residuals_from_host_memory_go_to_the_models_device(model: DiffusionModel) -> None:
+    """`meta` stands for a GPU: it has no values, and says where a tensor is."""
+    asked, gpu = replace(request(1), control=Source()), SimpleNamespace(device=torch.device("meta"))
+    job = EngineJob(0, PaintingTicket(asked, Listener(), 0.0), 0.0)
+    job.painting = prepare(model, PromptMemo(model, 8), asked)
+    job.ask_residuals(model)
+
+    assert job.has_residuals(cast("DiffusionModel", gpu))
+
+    assert job.residuals is not None
+    assert [tensor.device.type for tensor in job.residuals.tensors] == ["meta"] * (len(DOWN_SHAPES) + 1)
 
 
 def test_residuals_of_one_request_alone_are_not_copied() -> None:
