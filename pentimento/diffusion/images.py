@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from pentimento.diffusion.png_rows import filtered_rows, png_of_rows
 from pentimento.domain.errors import InvalidArgument
 from pentimento.pictures import read_header
 from pentimento.pictures.decoding import decode, resized
@@ -25,9 +26,17 @@ def encode_pixels(
 
     Raises ValueError when a pixel is not finite.
     """
-    if not torch.isfinite(pixels).all():
-        raise ValueError("pixels that are not finite")
-    image = Image.fromarray(_to_bytes(pixels))
+    own = pixel_bytes(pixels)
+    if image_format == "png" and max_side_px is None:
+        return png_of_rows(filtered_rows(own).cpu())
+    return encode_bytes(own.cpu(), image_format, max_side_px, quality)
+
+
+def encode_bytes(
+    pixels: Tensor, image_format: str, max_side_px: int | None = None, quality: int | None = None
+) -> bytes:
+    """Return what `encode_pixels` does of bytes (height, width, 3) in host memory, by Pillow."""
+    image = Image.fromarray(pixels.numpy())
     if max_side_px is not None:
         image.thumbnail((max_side_px, max_side_px))
     buffer = io.BytesIO()
@@ -35,10 +44,13 @@ def encode_pixels(
     return buffer.getvalue()
 
 
-def _to_bytes(pixels: Tensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-    """As diffusers' VaeImageProcessor rounds."""
-    unit = (pixels[0].float() * 0.5 + 0.5).clamp(0, 1)
-    return (unit.permute(1, 2, 0).cpu().numpy() * 255).round().astype(np.uint8)
+def pixel_bytes(pixels: Tensor) -> Tensor:
+    """Return pixels (1, 3, height, width) in -1..1 as bytes (height, width, 3), on their device, rounded as diffusers'
+    VaeImageProcessor rounds. Raises ValueError when one is not finite."""
+    if not torch.isfinite(pixels).all():
+        raise ValueError("pixels that are not finite")
+    unit = (pixels[0].float() * 0.5 + 0.5).clamp_(0, 1)
+    return unit.mul_(255).round_().to(torch.uint8).permute(1, 2, 0).contiguous()
 
 
 def decode_pixels(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:

@@ -200,10 +200,8 @@ class EngineModelRunner:
                 control.close()
         if uploads is not None and painting.lora_patch_step is not None:
             uploads.adapters_from_step = painting.lora_patch_step
-        picture = await asyncio.wrap_future(
-            self._finisher.finish(
-                painting.latent, order.image_format, uploads is not None, encoding_quality=order.encoding_quality
-            )
+        picture = await self._finisher.finish(
+            painting.latent, order.image_format, uploads is not None, encoding_quality=order.encoding_quality
         )
         truncated = TRUNCATED_NOTE if painting.prompt_truncated else ""
         notes = (start.note, truncated, _pair_note(order, painting), _thinned_note(order, painting))

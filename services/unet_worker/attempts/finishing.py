@@ -1,7 +1,9 @@
-"""From latents to encoded pictures, on a thread of its own: decoding and PNG work never hold up the event loop, nor the
-next picture's steps."""
+"""From latents to encoded pictures, on threads of their own: neither the event loop nor the next picture's steps wait,
+and while one picture is encoded the next one is decoded."""
 
+import asyncio
 import hashlib
+import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,8 +13,12 @@ from torch import Tensor
 
 from pentimento.diffusion.engine.faults import is_out_of_memory, not_finite, out_of_memory
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.images import encode_pixels
+from pentimento.diffusion.images import encode_bytes, encode_pixels, pixel_bytes
+from pentimento.diffusion.png_rows import filtered_rows, png_of_rows
 from pentimento.domain.errors import Internal
+
+# A file takes longer than the decoder on a GPU does.
+MOST_ENCODERS = 4
 
 
 @dataclass(frozen=True)
@@ -27,50 +33,52 @@ class FinishedPicture:
     encoded_at: float
 
 
+@dataclass(frozen=True)
+class _Decoded:
+    """A picture in host memory: its bytes (height, width, 3), and its rows as a PNG has them; None what nobody asked
+    for."""
+
+    pixels: Tensor | None
+    rows: Tensor | None
+    started_at: float
+    decoded_at: float
+
+
 class Finisher:
     def __init__(self, model: DiffusionModel, preview_side_px: int, threads: int = 1) -> None:
         self._model = model
         self._preview_side_px = preview_side_px
-        self._executor = ThreadPoolExecutor(
-            1, thread_name_prefix="finisher", initializer=torch.set_num_threads, initargs=(threads,)
-        )
+        self._threads = threads
+        self._decoding = self._pool(1, "decoder")
+        self._encoding = self._pool(min(len(os.sched_getaffinity(0)), MOST_ENCODERS), "encoder")
 
-    def finish(
+    async def finish(
         self, latent: Tensor, image_format: str, keep_png: bool, encoding_quality: int | None = None
-    ) -> "Future[FinishedPicture]":
+    ) -> FinishedPicture:
         """The picture of a final latent; Internal NON_FINITE_LATENT when it holds NaN or infinities, ResourceExhausted
         when the device has no memory to decode it."""
-        return self._executor.submit(self._finish, latent, image_format, keep_png, encoding_quality)
+        loop = asyncio.get_running_loop()
+        decoded = await loop.run_in_executor(self._decoding, self._decoded, latent, image_format, keep_png)
+        return await loop.run_in_executor(self._encoding, _encoded, decoded, image_format, encoding_quality)
 
     def preview(self, predicted_clean: Tensor) -> "Future[bytes]":
         """A small PNG of what the model now expects; empty when that is not finite."""
-        return self._executor.submit(self._preview, predicted_clean)
+        return self._decoding.submit(self._preview, predicted_clean)
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._decoding, self._encoding):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _pool(self, size: int, name: str) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(size, name, initializer=torch.set_num_threads, initargs=(self._threads,))
 
     @torch.inference_mode()
-    def _finish(
-        self, latent: Tensor, image_format: str, keep_png: bool, encoding_quality: int | None
-    ) -> FinishedPicture:
+    def _decoded(self, latent: Tensor, image_format: str, keep_png: bool) -> _Decoded:
         started_at = time.monotonic()
-        pixels = self._decode(latent)
-        decoded_at = time.monotonic()
-        try:
-            image = encode_pixels(pixels, image_format, quality=encoding_quality)
-            png = image if image_format == "png" or not keep_png else encode_pixels(pixels, "png")
-        except ValueError:
-            raise Internal("NON_FINITE_PIXELS", "the autoencoder produced values that are not finite") from None
-        digest = f"sha256:{hashlib.sha256(image).hexdigest()}"
-        return FinishedPicture(image, digest, png, started_at, decoded_at, time.monotonic())
-
-    def _decode(self, latent: Tensor) -> Tensor:
         if not torch.isfinite(latent).all():
             raise not_finite()
         try:
-            return (
-                self._model.decode_latent(latent).float().cpu()
-            )  # waits for the device: the seconds are the decoder's
+            return _fetched(self._model.decode_latent(latent), image_format, keep_png, started_at)
         except (RuntimeError, MemoryError) as error:
             raise out_of_memory() if is_out_of_memory(error) else error from None
 
@@ -80,3 +88,21 @@ class Finisher:
             return encode_pixels(self._model.decode_latent(predicted_clean), "png", self._preview_side_px)
         except ValueError:
             return b""
+
+
+def _fetched(pixels: Tensor, image_format: str, keep_png: bool, started_at: float) -> _Decoded:
+    """Off the device, which is waited for: the seconds are the decoder's."""
+    try:
+        found = pixel_bytes(pixels)
+    except ValueError:
+        raise Internal("NON_FINITE_PIXELS", "the autoencoder produced values that are not finite") from None
+    is_png = image_format == "png"
+    rows = filtered_rows(found).cpu() if is_png or keep_png else None
+    return _Decoded(None if is_png else found.cpu(), rows, started_at, time.monotonic())
+
+
+def _encoded(decoded: _Decoded, image_format: str, quality: int | None) -> FinishedPicture:
+    png = b"" if decoded.rows is None else png_of_rows(decoded.rows)
+    image = png if decoded.pixels is None else encode_bytes(decoded.pixels, image_format, quality=quality)
+    digest = f"sha256:{hashlib.sha256(image).hexdigest()}"
+    return FinishedPicture(image, digest, png or image, decoded.started_at, decoded.decoded_at, time.monotonic())
