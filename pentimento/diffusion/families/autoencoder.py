@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.families.decoder_pass import decoder_pass
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Autoencoder:
             # Pictures take a fifth less time so; latents of pictures keep diffusers' bits.
             module.decoder.to(memory_format=torch.channels_last)
         self._module = module
+        self._pass = decoder_pass(module.decoder)
         self._scale = scale
         self._device = device
         self._dtype = dtype
@@ -63,8 +65,17 @@ class Autoencoder:
         """Return the pixels (1, 3, height, width), about -1..1, of a latent."""
         scale = self._scale
         own = latent.to(self._module.dtype) * scale.deviation / scale.scale + scale.shift
+        if self._pass is not None and self._pass.is_fused:
+            behind = self._module.post_quant_conv
+            return self._pass(own if behind is None else behind(own))
         pixels: Tensor = self._module.decode(own, return_dict=False)[0]
         return pixels
+
+    @property
+    def decoder(self) -> torch.nn.Module:
+        """The network behind `decode`."""
+        decoder: torch.nn.Module = self._module.decoder
+        return decoder
 
     def check_channels(self, directory: object, denoiser_config: Any, *, may_see_mask: bool = False) -> bool:
         """Return whether the denoiser takes a mask and what stays under it, beside latents. Raise BadCheckpoint when it

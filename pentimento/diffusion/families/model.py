@@ -298,6 +298,11 @@ class DiffusionModel(Protocol):
         ...
 
     @property
+    def picture_decoder(self) -> torch.nn.Module:
+        """The network behind `decode_latent`, for what works on its layers."""
+        ...
+
+    @property
     def adaptable(self) -> Mapping[str, torch.nn.Module]:
         """The networks that a LoRA may change, by the pipeline's name of the component; the denoiser first."""
         ...

@@ -141,6 +141,11 @@ class StableDiffusion:
         """Return the pixels: ControlNets of this family are told just these."""
         return pixels.to(self.device, self.dtype)
 
+    @property
+    def picture_decoder(self) -> torch.nn.Module:
+        """The network behind `decode_latent`."""
+        return self._autoencoder.decoder
+
     def decode_latent(self, latent: Tensor) -> Tensor:
         """Return the pixels of a clean latent."""
         return self._autoencoder.decode(latent)

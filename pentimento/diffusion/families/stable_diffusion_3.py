@@ -182,6 +182,11 @@ class StableDiffusion3:
         rows = (2.0 * pixels - 1.0).expand(row_count, -1, -1, -1)
         return self._autoencoder.encode(rows, generator, unshifted=unshifted)
 
+    @property
+    def picture_decoder(self) -> torch.nn.Module:
+        """The network behind `decode_latent`."""
+        return self._autoencoder.decoder
+
     def decode_latent(self, latent: Tensor) -> Tensor:
         """Return the pixels of a clean latent."""
         return self._autoencoder.decode(latent)

@@ -120,4 +120,6 @@ def _fuse_layer_norms(fused: FusedLayers, owner: nn.Module, kernels: Kernels) ->
 
 
 def _activates_what_it_normalises(block: Any) -> bool:
-    return isinstance(block.nonlinearity, nn.SiLU) and block.time_embedding_norm == "default"
+    """Autoencoders' blocks have no timestep, and say so by another name of the same norm."""
+    kinds = ("default",) if block.time_emb_proj is not None else ("default", "group")
+    return isinstance(block.nonlinearity, nn.SiLU) and block.time_embedding_norm in kinds

@@ -23,10 +23,11 @@ class Kernels:
 
 
 REFERENCE = Kernels()
+MOST_ELEMENTS = 2**31
 
 
 class FusedNorm(nn.GroupNorm):
-    """Group normalisation, with SiLU behind it where `activates`. Inputs that do not lie channels last go the
+    """Group normalisation, with SiLU behind it where `activates`. What the kernels do not take goes the
     reference's way."""
 
     def __init__(self, norm: nn.GroupNorm, kernels: Kernels, *, activates: bool) -> None:
@@ -37,7 +38,7 @@ class FusedNorm(nn.GroupNorm):
 
     def forward(self, inputs: Tensor, shifts: Tensor | None = None) -> Tensor:
         """Return the normalised inputs (rows, channels, height, width), `shifts` (rows, channels) added before."""
-        kernels = self.kernels if lies_channels_last(inputs) else REFERENCE
+        kernels = self.kernels if takes(inputs) else REFERENCE
         given = (inputs, self.weight, self.bias, self.num_groups, self.eps)
         return kernels.group_norm(*given, shifts=shifts, activated=self.activates)
 
@@ -77,24 +78,36 @@ class FusedGeglu(nn.Module):
         return self._kernels.geglu(self.proj(inputs))
 
 
+def takes(inputs: Tensor) -> bool:
+    """Return whether the kernels take pictures as they lie; they count elements in 32 bits."""
+    return lies_channels_last(inputs) and inputs.numel() < MOST_ELEMENTS
+
+
 def lies_channels_last(inputs: Tensor) -> bool:
     """Return whether the values of a pixel of pictures (rows, channels, height, width) are neighbours."""
     return inputs.is_contiguous(memory_format=torch.channels_last)
 
 
-def residual_block(resnet: Any, inputs: Tensor, terms: Tensor) -> Tensor:
+def residual_block(resnet: Any, inputs: Tensor, terms: Tensor | None = None) -> Tensor:
     """Return what a residual block of fused norms makes of inputs (rows, channels, height, width) and of its timestep's
-    `terms` (rows, channels). Biases of its convolutions are added inside the kernels behind them."""
+    `terms` (rows, channels), if it has any. Biases of its convolutions are added inside the kernels behind them."""
     hidden, bias = _convolved(resnet.conv1, resnet.norm1(inputs))
-    hidden, bias = _convolved(resnet.conv2, resnet.norm2(hidden, terms if bias is None else terms + bias))
+    hidden, bias = _convolved(resnet.conv2, resnet.norm2(hidden, _shifts(terms, bias, inputs.shape[0])))
     shortcut = inputs
     if resnet.conv_shortcut is not None:
         shortcut, beside = _convolved(resnet.conv_shortcut, inputs)
         bias = beside if bias is None else bias if beside is None else bias + beside
-    fits = lies_channels_last(hidden) and lies_channels_last(shortcut)
+    fits = takes(hidden) and takes(shortcut)
     kernels: Kernels = resnet.norm2.kernels if fits else REFERENCE
     hidden = kernels.join(hidden, shortcut, bias)
     return hidden if resnet.output_scale_factor == 1.0 else hidden.div_(resnet.output_scale_factor)
+
+
+def _shifts(terms: Tensor | None, bias: Tensor | None, rows: int) -> Tensor | None:
+    """What is added to a picture's channels (rows, channels); None for nothing."""
+    if terms is None:
+        return None if bias is None else bias.expand(rows, -1)
+    return terms if bias is None else terms + bias
 
 
 def _convolved(layer: nn.Conv2d, inputs: Tensor) -> tuple[Tensor, Tensor | None]:

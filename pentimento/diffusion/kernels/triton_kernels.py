@@ -10,8 +10,10 @@ from torch import Tensor
 
 # Elements of a program of the kernels that only move and map; a power of two.
 _BLOCK = 4096
-# What a program of the normalisation's looks at; powers of two.
-_PIXELS = 64
+# What a program of the normalisation's looks at, powers of two; of pictures as an autoencoder has them more, so that
+# few parts are left to merge.
+_PIXELS, _MANY_PIXELS = 64, 256
+_MOST_PARTS = 1024
 _CHANNELS = 64
 _HALF_ROOT = tl.constexpr(0.7071067811865476)
 
@@ -214,19 +216,20 @@ def group_norm(
     """Return normalised inputs (rows, channels, height, width), which must lie channels last, as the result does."""
     rows, channels, height, width = inputs.shape
     pixels, group_channels = height * width, channels // group_count
-    parts = triton.cdiv(pixels, _PIXELS)
+    at_once = _PIXELS if pixels <= _MOST_PARTS * _PIXELS else _MANY_PIXELS
+    parts = triton.cdiv(pixels, at_once)
     found = torch.empty((2, rows, parts, channels), dtype=torch.float32, device=inputs.device)
     merged = torch.empty((2, rows, group_count), dtype=torch.float32, device=inputs.device)
     outputs = torch.empty_like(inputs)
     shifted = shifts is not None
     given = inputs if shifts is None else shifts.contiguous()
     grid = (parts, triton.cdiv(channels, _CHANNELS), rows)
-    tile: dict[str, Any] = {"PIXELS": _PIXELS, "CHANNELS": _CHANNELS}
+    tile: dict[str, Any] = {"PIXELS": at_once, "CHANNELS": _CHANNELS, "num_warps": 4 if at_once == _PIXELS else 8}
     _moments[grid](inputs, given, found[0], found[1], pixels, channels, parts, SHIFTED=shifted, **tile)
     sizes: dict[str, Any] = {
         "PARTS": min(max(triton.next_power_of_2(parts), 2), 64),
         "MEMBERS": max(triton.next_power_of_2(group_channels), 2),
-        "PIXELS": _PIXELS,
+        "PIXELS": at_once,
     }
     counts = (pixels, channels, parts, group_channels)
     _merged[(group_count, rows)](found[0], found[1], merged[0], merged[1], epsilon, *counts, **sizes)

@@ -29,7 +29,8 @@ def load_checkpoint(settings: UnetWorkerSettings | ProfileSettings) -> Diffusion
     kernels = kernels_for(kernel_mode(settings.kernels, device), device)
     model = load_model(settings.model, device, choose_dtype(settings.dtype, device))
     if kernels is not None:
-        logger.info("%d layers replaced by fused ones", len(fuse(model.denoiser, kernels)))
+        replaced = sum(len(fuse(network, kernels)) for network in (model.denoiser, model.picture_decoder))
+        logger.info("%d layers replaced by fused ones", replaced)
     return model
 
 

@@ -40,6 +40,7 @@ class PacedModel:
         self._adapted = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(self._adapted.weight)
         self.denoiser.add_module(ADAPTED_LAYER, self._adapted.to(dtype))
+        self.picture_decoder = nn.Identity()
         self.adaptable: Mapping[str, nn.Module] = {"unet": self.denoiser}
         self.info = _info(pace)
 

@@ -57,6 +57,17 @@ def test_normalisation_alone() -> None:
     assert_rounded(got, torch.nn.functional.group_norm(inputs.double(), 3, weight.double(), bias.double()), got.dtype)
 
 
+def test_normalisation_of_a_picture_as_an_autoencoder_has_them() -> None:
+    """In larger parts."""
+    inputs = pictures(1, 4, 280, 260, dtype=torch.float16)
+    weight, bias = random(4, dtype=torch.float16, seed=1), random(4, dtype=torch.float16, seed=2)
+
+    got = triton_kernels.group_norm(inputs, weight, bias, 2, 1e-6, activated=True)
+
+    exact = reference.group_norm(inputs.double(), weight.double(), bias.double(), 2, 1e-6, activated=True)
+    assert_rounded(got, exact, torch.float16)
+
+
 def test_a_mean_far_from_zero_costs_no_precision() -> None:
     """Squares summed up would lose all of a deviation of one about a mean of a thousand."""
     inputs = pictures(1, 4, 80, 70, dtype=torch.float32) + 1000
@@ -117,3 +128,19 @@ def test_a_network_predicts_the_same_with_them(model: DiffusionModel) -> None:
 
     assert not torch.equal(prediction, before), "the kernels were not run"
     torch.testing.assert_close(prediction, before, rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_decoder_makes_the_same_pixels_with_them(xl_model: DiffusionModel) -> None:
+    latent = random(*xl_model.latent_shape(32, 32), dtype=torch.float32)
+    before, kernels = xl_model.decode_latent(latent), kernels_for(KernelMode.FUSED, CPU)
+    assert kernels is not None
+
+    fused = fuse(xl_model.picture_decoder, kernels)
+    try:
+        pixels = xl_model.decode_latent(latent)
+    finally:
+        fused.restore()
+
+    assert not torch.equal(pixels, before), "the kernels were not run"
+    torch.testing.assert_close(pixels, before, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
-from pentimento.diffusion.kernels import REFERENCE, KernelMode, Kernels, fuse, fusing, kernels_for, runs_kernels
+from pentimento.diffusion.kernels import (
+    REFERENCE,
+    KernelMode,
+    Kernels,
+    fuse,
+    fusing,
+    kernels_for,
+    layers,
+    runs_kernels,
+)
 from pentimento.diffusion.kernels.layers import FusedNorm
 from pentimento.diffusion.loras import WeightedLora, layers_of
 from pentimento.diffusion.loras.bypass import row_updates, stack_adapters
@@ -195,3 +204,53 @@ def test_where_triton_cannot_compile_kernels_are_left_out_and_the_log_says_why(
 
     (record,) = caplog.records
     assert "C compiler" in record.getMessage() and getattr(record, "reason", "") == "NO_KERNELS"
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("loaded", ["xl_model", "flow_model"])
+def test_a_fused_decoder_makes_the_same_pixels(loaded: str, request: pytest.FixtureRequest) -> None:
+    found: DiffusionModel = request.getfixturevalue(loaded)
+    decoder, counted = found.picture_decoder, Counted()
+    latent = torch.randn(found.latent_shape(32, 24), generator=torch.Generator().manual_seed(1))
+    plain = found.decode_latent(latent)
+    blocks = kinds(decoder).count("ResnetBlock2D")
+
+    fused = fuse(decoder, counted.kernels)
+    try:
+        pixels = found.decode_latent(latent)
+    finally:
+        fused.restore()
+
+    assert_same(pixels, plain)
+    assert counted.calls == {"group_norm": 2 * blocks + 1, "join": blocks}
+    assert torch.equal(found.decode_latent(latent), plain)
+
+
+@torch.inference_mode()
+def test_pictures_of_more_elements_than_the_kernels_count_go_torchs_way(
+    xl_model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted()
+    monkeypatch.setattr(layers, "MOST_ELEMENTS", 8)
+
+    fused = fuse(xl_model.picture_decoder, counted.kernels)
+    try:
+        xl_model.decode_latent(torch.zeros(xl_model.latent_shape(32, 32)))
+    finally:
+        fused.restore()
+
+    assert counted.calls == {}
+
+
+@torch.inference_mode()
+def test_a_decoder_of_another_kind_keeps_its_own_forward(model: DiffusionModel) -> None:
+    latent, counted = torch.ones(model.latent_shape(32, 32)), Counted()
+    plain = model.decode_latent(latent)
+
+    fused = fuse(model.picture_decoder, counted.kernels)
+    try:
+        assert_same(model.decode_latent(latent), plain)
+    finally:
+        fused.restore()
+
+    assert counted.calls == {}
