@@ -14,7 +14,12 @@ from pentimento.domain.errors import PentimentoError
 
 Operation = Callable[..., Tensor]
 # Channels and side of what is normalised; rows are those of a guided picture.
-NORMS = {"SD 1.5, 64 x 64": (320, 64), "SDXL, 128 x 128": (320, 128), "SDXL's decoder, 128 x 128": (960, 128)}
+NORMS = {
+    "SD 1.5, 64 x 64": (320, 64),
+    "SDXL, 128 x 128": (320, 128),
+    "SDXL's decoder, 128 x 128": (960, 128),
+    "an autoencoder, 512 x 512": (128, 512),
+}
 # Tokens and width of what a feed-forward layer takes.
 LAYERS = {"SD 1.5, 64 x 64": (4096, 320), "SDXL, 64 x 64": (4096, 640), "SDXL, 32 x 32": (1024, 1280)}
 TINY_NORMS, TINY_LAYERS = {"tiny": (32, 8)}, {"tiny": (64, 16)}

@@ -10,10 +10,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from diffusers import DDIMScheduler, StableDiffusionPipeline, StableDiffusionXLPipeline, UNet2DConditionModel
+from diffusers import StableDiffusionXLPipeline
 from torch import Tensor
-from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
+from benchmarks.gpu_checkpoints import saved_pipeline
 from benchmarks.gpu_networks import SIZES, NetworkSize
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
 from benchmarks.report import Figure, Target, at_most, informative, measured
@@ -32,7 +32,6 @@ from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
-from pentimento.testing.checkpoints import kl_autoencoder, text_config, tokenizer
 from pentimento.testing.latent_listener import painted_together
 from services.unet_worker.device.energy import open_counter
 
@@ -54,12 +53,12 @@ def picture_row(setup: GpuSetup, network: str, count: str = "1") -> RowResult:
     pictures = int(count)
     name = f"{size.name}, {pictures} at once, {name_of(dtype)}"
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
-        pipeline = _pipeline(setup, size, dtype, Path(folder))
+        pipeline = saved_pipeline(setup, size, dtype, Path(folder))
         painters: dict[str, Painter] = {PEER: _painted_by_diffusers(setup, pipeline, pictures)}
         painters[EAGER] = _painted_by_engine(setup, _loaded(setup, folder, dtype), size, pictures, captures=False)
         ways: dict[str, Callable[[], Painter]] = {
             OURS: lambda: _ours(setup, folder, dtype, size, pictures),
-            COMPILED_PEER: lambda: _compiled_peer(setup, pipeline, pictures),
+            COMPILED_PEER: lambda: _painted_by_diffusers(setup, compiled_peer(setup, pipeline), pictures),
         }
         for way, make in ways.items():
             try:
@@ -132,39 +131,6 @@ def _distance(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.float().cpu() - theirs).norm() / theirs.norm())
 
 
-def _pipeline(setup: GpuSetup, size: NetworkSize, dtype: torch.dtype, folder: Path) -> Any:
-    """Saved, and as it was saved. Text encoders and autoencoder are tiny: no side gains by its own."""
-    torch.manual_seed(0)
-    with setup.device:
-        unet = UNet2DConditionModel(**size.config, sample_size=size.side_px // 8)
-    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
-    parts: dict[str, Any] = {
-        "vae": kl_autoencoder(block_out_channels=(8, 8, 8, 8), **blocks),
-        "unet": unet,
-        "scheduler": DDIMScheduler(beta_schedule="scaled_linear"),
-        "tokenizer": tokenizer(folder / "tokenizer"),
-    }
-    width = size.config["cross_attention_dim"]
-    if size.pooled_width:
-        second = min(size.pooled_width, width // 2)
-        config = text_config(hidden_size=second, projection_dim=size.pooled_width)
-        pipeline = StableDiffusionXLPipeline(
-            **parts,
-            text_encoder=CLIPTextModel(text_config(hidden_size=width - second)),
-            text_encoder_2=CLIPTextModelWithProjection(config),
-            tokenizer_2=tokenizer(folder / "tokenizer_2"),
-            add_watermarker=False,
-        )
-    else:
-        unguarded = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
-        text_encoder = CLIPTextModel(text_config(hidden_size=width))
-        pipeline = StableDiffusionPipeline(**parts, text_encoder=text_encoder, **unguarded)
-    pipeline.to(dtype=dtype)
-    pipeline.save_pretrained(folder)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(setup.device)
-
-
 def _steps(setup: GpuSetup) -> int:
     return TINY_STEPS if setup.tiny else STEPS
 
@@ -192,19 +158,24 @@ def _painted_by_diffusers(setup: GpuSetup, pipeline: Any, pictures: int) -> Pain
     return paint
 
 
-def _compiled_peer(setup: GpuSetup, pipeline: Any, pictures: int) -> Painter:
-    """With all that diffusers advises: weights that lie channels last, one graph, CUDA graphs, over weights of its
-    own."""
+def compiled_peer(setup: GpuSetup, pipeline: Any) -> Any:
+    """Return a pipeline over weights of its own with all that diffusers advises: network and decoder channels last, one
+    graph each, replayed as CUDA graphs."""
     if setup.device.type != "cuda":
         raise RuntimeError("CUDA graphs need a CUDA device")
-    with setup.device:
-        unet = UNet2DConditionModel.from_config(pipeline.unet.config)
-    unet.to(pipeline.unet.dtype).load_state_dict(pipeline.unet.state_dict())
-    unet.eval().requires_grad_(False).to(memory_format=torch.channels_last)
-    compiled = type(pipeline)(**{**pipeline.components, "unet": unet}, **_unsaved(pipeline))
+    unet, vae = (_twin(setup, part).to(memory_format=torch.channels_last) for part in (pipeline.unet, pipeline.vae))
+    compiled = type(pipeline)(**{**pipeline.components, "unet": unet, "vae": vae}, **_unsaved(pipeline))
     compiled.unet = torch.compile(unet, mode="reduce-overhead", fullgraph=True, dynamic=False)
+    vae.decode = torch.compile(vae.decode, mode="reduce-overhead", fullgraph=True, dynamic=False)
     compiled.set_progress_bar_config(disable=True)
-    return _painted_by_diffusers(setup, compiled, pictures)
+    return compiled
+
+
+def _twin(setup: GpuSetup, network: Any) -> Any:
+    with setup.device:
+        twin = type(network).from_config(network.config)
+    twin.to(network.dtype).load_state_dict(network.state_dict())
+    return twin.eval().requires_grad_(False)
 
 
 def _unsaved(pipeline: Any) -> dict[str, Any]:

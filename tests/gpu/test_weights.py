@@ -8,10 +8,11 @@ import torch
 from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, cuda_recorder, replaying
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, load_model
+from pentimento.diffusion.images import encode_pixels
 from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for, runs_kernels
 from pentimento.diffusion.loras import WeightedLora, layers_of, read_lora
 from pentimento.diffusion.loras.patching import WeightPatch
-from pentimento.testing.checkpoints import write_checkpoint
+from pentimento.testing.checkpoints import write_checkpoint, write_xl_checkpoint
 from pentimento.testing.lora_files import EVERYWHERE, random_factors, write_diffusers_lora
 
 pytestmark = pytest.mark.gpu
@@ -67,3 +68,24 @@ def test_a_lora_in_the_weights_of_a_gpu_is_what_it_is_on_a_cpu(tmp_path: Path) -
     on_cpu, on_gpu = (model.denoiser.state_dict() for model in models)
     for name, value in on_cpu.items():
         torch.testing.assert_close(on_gpu[name].cpu(), value, rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_decoder_with_kernels_makes_the_pixels_that_it_makes_without(tmp_path: Path) -> None:
+    """512 pixels wide, where a picture has more parts than are merged at once."""
+    model = load_model(write_xl_checkpoint(tmp_path / "model"), torch.device("cuda"), torch.float32)
+    latent = torch.randn(model.latent_shape(512, 520), generator=torch.Generator().manual_seed(1)).to("cuda")
+    plain = model.decode_latent(latent)
+    kernels = kernels_for(KernelMode.FUSED, torch.device("cuda"))
+    assert kernels is not None
+
+    replaced = fuse(model.picture_decoder, kernels)
+
+    assert len(replaced) > 0
+    torch.testing.assert_close(model.decode_latent(latent), plain, rtol=1e-3, atol=1e-3)
+
+
+def test_a_file_made_of_pixels_on_a_gpu_is_the_one_made_of_them_on_a_cpu() -> None:
+    pixels = torch.randn(1, 3, 130, 70, generator=torch.Generator().manual_seed(1))
+
+    assert encode_pixels(pixels.to("cuda"), "png") == encode_pixels(pixels, "png")

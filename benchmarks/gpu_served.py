@@ -1,0 +1,166 @@
+"""Rows of `gpu_rows` that ask the whole suite over gRPC, whose worker is on the GPU, for pictures of whole models of
+random weights; beside it diffusers' own pipelines in this process, which nobody has to call."""
+
+import asyncio
+import io
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from PIL import Image
+
+from benchmarks.gpu_checkpoints import saved_pipeline
+from benchmarks.gpu_networks import SIZES
+from benchmarks.gpu_pictures import COMPILED_PEER, GUIDANCE_SCALE, PEER, TINY_STEPS, compiled_peer
+from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
+from benchmarks.report import Figure, at_most, informative, measured
+from pentimento.domain.image_request import CacheMode, ImageRequest
+from pentimento.sdk import AsyncClient, Picture
+from pentimento.supervisor.local import local_suite
+
+OURS = "ours, served"
+LONE_ROUNDS, BUSY_ROUNDS = 10, 3
+# As many as the compiled pipeline takes at once; the suite is asked for twice as many at a time.
+BATCH = 8
+STAGES = tuple(f"worker.{stage}" for stage in ("queue", "prepare", "denoise", "decode", "encode"))
+# As a large model takes them, and as one that was distilled does.
+STEPS = (30, 4)
+
+# Paints so many pictures, and returns when all are files of PNG.
+Painter = Callable[[int], object]
+
+
+def served_row(setup: GpuSetup, network: str) -> RowResult:
+    """One picture at a time, and as many as go: a whole suite against a bare pipeline at its best."""
+    result, size, dtype = RowResult(), SIZES[network, setup.tiny], setup.dtypes()[0]
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder, ThreadPoolExecutor(BATCH) as files:
+        pipeline = saved_pipeline(setup, size, dtype, Path(folder) / "model", whole=True)
+        pipelines = {PEER: pipeline}
+        try:
+            pipelines[COMPILED_PEER] = compiled_peer(setup, pipeline)
+        except RuntimeError as error:
+            result.not_run[f"{size.name}: {COMPILED_PEER}"] = reason_of(error)
+        with _served(setup, Path(folder) / "model") as ours:
+            for steps in (TINY_STEPS,) if setup.tiny else STEPS:
+                name = f"{size.name}, {steps} steps, {name_of(dtype)}"
+                ways: dict[str, Painter] = {OURS: partial(ours.paint, steps=steps)}
+                for peer, piped in pipelines.items():
+                    ways[peer] = _piped(piped, steps, files)
+                result.figures += _figures(setup, f"{name}, one alone", ours, ways, 1, LONE_ROUNDS)
+                result.figures += _figures(setup, f"{name}, as many as go", ours, ways, 4 * BATCH, BUSY_ROUNDS)
+    return result
+
+
+def _figures(
+    setup: GpuSetup, name: str, ours: "ServedPictures", ways: Mapping[str, Painter], pictures: int, rounds: int
+) -> list[Figure]:
+    """So many pictures, by every way in turn."""
+    ours.seen.clear()
+    limited = replace(setup, rounds=min(setup.rounds, rounds))
+    times = limited.interleaved({way: partial(paint, pictures) for way, paint in ways.items()})
+    figures = []
+    for peer in times.keys() - {OURS}:
+        ratios = [mine / theirs for mine, theirs in zip(times[OURS], times[peer], strict=True)]
+        target = at_most(1.0, "x") if peer == COMPILED_PEER else informative("x")
+        figures.append(measured(f"{name}: {OURS} / {peer}", ratios, median, target))
+    for way, taken in times.items():
+        each = [one / pictures for one in taken]
+        figures.append(measured(f"{name}: {way}, each", each, median, informative("ms")))
+    stages = ours.stages()
+    figures += [measured(f"{name}: {OURS}: {stage}", stages[stage], median, informative("ms")) for stage in stages]
+    return figures
+
+
+class ServedPictures:
+    """Pictures of a running suite; `seen` are those that were painted."""
+
+    def __init__(self, runner: asyncio.Runner, client: AsyncClient) -> None:
+        self._runner = runner
+        self._client = client
+        self._numbers = count()
+        self.seen: list[Picture] = []
+
+    def paint(self, pictures: int, *, steps: int) -> None:
+        self.seen += self._runner.run(self._painted(pictures, steps))
+
+    async def _painted(self, pictures: int, steps: int) -> list[Picture]:
+        places = asyncio.Semaphore(2 * BATCH)
+
+        async def one() -> Picture:
+            async with places:
+                return await self._client.generate(self._request(steps))
+
+        return await asyncio.gather(*(one() for _ in range(pictures)))
+
+    def _request(self, steps: int) -> ImageRequest:
+        number = next(self._numbers)
+        return ImageRequest(
+            f"a red circle, number {number}",
+            num_inference_steps=steps,
+            guidance_scale=GUIDANCE_SCALE,
+            seed=number,
+            cache=CacheMode.OFF,
+        )
+
+    def stages(self) -> dict[str, list[float]]:
+        """Milliseconds of each picture that was seen, by the stage of its worker."""
+        found: dict[str, list[float]] = {stage: [] for stage in STAGES}
+        for picture in self.seen:
+            for timing in picture.provenance.timings:
+                if timing.stage in found:
+                    found[timing.stage].append(timing.duration_ms)
+        return {stage: taken for stage, taken in found.items() if taken}
+
+
+@contextmanager
+def _served(setup: GpuSetup, model: Path) -> Iterator[ServedPictures]:
+    flags = ("--model", str(model), "--device", setup.device.type)
+    with local_suite(flags) as suite, asyncio.Runner() as runner:
+        client = runner.run(_client(suite.endpoint.public))
+        try:
+            yield ServedPictures(runner, client)
+        finally:
+            runner.run(client.close())
+
+
+async def _client(address: str) -> AsyncClient:
+    """On the loop that it will be used on."""
+    return AsyncClient(address)
+
+
+def _piped(pipeline: Any, step_count: int, files: ThreadPoolExecutor) -> Painter:
+    """A pipeline in batches of the same size; files are made beside the next batch."""
+    numbers = count()
+
+    def batch(pictures: int) -> Sequence[Any]:
+        found = [next(numbers) for _ in range(pictures)]
+        images: torch.Tensor = pipeline(
+            [f"a red circle, number {number}" for number in found],
+            num_inference_steps=step_count,
+            guidance_scale=GUIDANCE_SCALE,
+            generator=[torch.Generator().manual_seed(number) for number in found],
+            output_type="pt",
+        ).images
+        rows = (images.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).cpu().numpy()
+        return [files.submit(_file, row) for row in rows]
+
+    def paint(pictures: int) -> None:
+        made = [one for first in range(0, pictures, BATCH) for one in batch(min(BATCH, pictures - first))]
+        for one in made:
+            one.result()
+
+    return paint
+
+
+def _file(pixels: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
