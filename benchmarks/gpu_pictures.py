@@ -201,7 +201,9 @@ def _painted_by_engine(
 ) -> Painter:
     denoiser: Denoiser = EagerDenoiser(model)
     if captures:
-        denoiser = CompiledDenoiser(model, CompileMode.CAPTURE, replaying(cuda_recorder(setup.device)), halves=True)
+        compiler = replaying(cuda_recorder(setup.device))
+        model.record_texts(compiler)
+        denoiser = CompiledDenoiser(model, CompileMode.CAPTURE, compiler, halves=True)
     engine = StepEngine(model, EngineSettings(), denoiser=denoiser)
     engine.start()
     if isinstance(denoiser, CompiledDenoiser):

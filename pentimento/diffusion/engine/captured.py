@@ -47,7 +47,7 @@ class ReplayedFunction:
         self._recorder = recorder
         self._after = after
         self._kept = kept
-        # By combination: how often it was called, or its recording, or None where the device has no memory for one.
+        # By combination: how often it was called, or its recording, or None where there can be none.
         self._known: OrderedDict[tuple[Any, ...], int | _Recorded | None] = OrderedDict()
 
     def __call__(self, *arguments: Any) -> Any:
@@ -76,7 +76,11 @@ class ReplayedFunction:
             return _Recorded(tuple(_tensors_in(buffered)), self._recorder(lambda: self._function(*buffered)))
         except torch.OutOfMemoryError:
             logger.warning("no memory to record a pass: it runs as it is", extra={"reason": "NO_MEMORY"})
-            return None
+        except RuntimeError as error:
+            # The class only: messages of libraries may quote their input.
+            message = "a pass cannot be recorded, and runs as it is: %s"
+            logger.warning(message, type(error).__name__, extra={"reason": "NOT_RECORDED"})
+        return None
 
 
 @dataclass(frozen=True)

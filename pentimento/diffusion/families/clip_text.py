@@ -1,12 +1,14 @@
 """CLIP text encoders as the families use them: a fixed number of tokens, the last or the last but one hidden states."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pentimento.diffusion.families.prompt_tokens import PromptTokenizer
+from pentimento.diffusion.kernels.layers import is_listened_to
 
 
 @dataclass(frozen=True)
@@ -25,20 +27,38 @@ class ClipText:
         self._tokenizer = PromptTokenizer(tokenizer)
         self._encoder = encoder
         self._device = device
+        self._recorded: Callable[..., tuple[Tensor, ...]] | None = None
+        self._layers = [layer for layer in encoder.modules() if isinstance(layer, nn.Linear)]
         self.token_limit = self._tokenizer.limit
+
+    def record(self, compiler: Callable[..., Any]) -> None:
+        """Have `compiler` make what runs from here on, as `CompiledDenoiser` has it make the denoiser's pass: a GPU
+        waits longer for an encoder's launches than it computes."""
+        self._recorded = compiler(self._outputs)
 
     def last_states(self, prompt: str) -> EncodedText:
         """Return the last hidden states, as Stable Diffusion 1.x and 2.x want them."""
         tokens, truncated = self._tokenizer.padded(prompt, self.token_limit)
         masked = getattr(self._encoder.config, "use_attention_mask", False)
         mask = tokens.attention_mask.to(self._device) if masked else None
-        states = self._encoder(tokens.input_ids.to(self._device), attention_mask=mask)[0]
-        return EncodedText(states, None, truncated)
+        return EncodedText(self._encoded(tokens.input_ids, mask)[0], None, truncated)
 
     def penultimate_states(self, prompt: str, token_limit: int) -> EncodedText:
         """Return the hidden states before the last layer, and the projection of an encoder that has one, as SDXL and
         SD3 want them."""
         tokens, truncated = self._tokenizer.padded(prompt, token_limit)
-        output = self._encoder(tokens.input_ids.to(self._device), output_hidden_states=True)
-        pooled = output[0] if output[0].ndim == 2 else None
-        return EncodedText(output.hidden_states[-2], pooled, truncated)
+        result, states = self._encoded(tokens.input_ids)
+        return EncodedText(states, result if result.ndim == 2 else None, truncated)
+
+    def _encoded(self, ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The encoder's result, and the states before its last layer."""
+        there = ids.to(self._device)
+        if self._recorded is None or mask is not None or any(map(is_listened_to, self._layers)):
+            return self._outputs(there, mask)
+        # A replay writes where the one before it did.
+        result, states = (part.clone() for part in self._recorded(there))
+        return result, states
+
+    def _outputs(self, ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        output = self._encoder(ids, attention_mask=mask, output_hidden_states=True)
+        return output[0], output.hidden_states[-2]

@@ -1,9 +1,9 @@
 """What a family offers to the step engine: prepare conditioning, predict, and both ways through the autoencoder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -321,6 +321,10 @@ class DiffusionModel(Protocol):
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
         """Return the prompt's text states, pooled text and truncation. An empty `negative` prompt is an absent one,
         which some families encode as zeros."""
+        ...
+
+    def record_texts(self, compiler: Callable[..., Any]) -> None:
+        """Have `compiler`, which `CompiledDenoiser` is given too, make what encodes prompts from here on."""
         ...
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:

@@ -1,7 +1,7 @@
 """Stable Diffusion 1.x and 2.x: a CLIP text encoder, a UNet of epsilon, v or sample prediction, and an autoencoder."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -96,6 +96,10 @@ class StableDiffusion:
         """Return the prompt's text states, as this family's encoders see it."""
         encoded = self._text.last_states(prompt)
         return PromptStates(Conditioning(encoded.states.to(self.dtype)), encoded.truncated)
+
+    def record_texts(self, compiler: Callable[..., Any]) -> None:
+        """Have `compiler` make what encodes prompts from here on."""
+        self._text.record(compiler)
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
         """Return one row with all that this family conditions on."""

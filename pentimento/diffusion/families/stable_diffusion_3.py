@@ -1,7 +1,7 @@
 """Stable Diffusion 3 (Esser et al. 2024): a transformer over latents and text trained by flow matching, two CLIP text
 encoders, and T5 where the checkpoint has it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -115,6 +115,11 @@ class StableDiffusion3:
         states = torch.cat([clip_states.to(self.dtype), t5.states.to(self.device, self.dtype)], dim=-2)
         pooled = torch.cat([first.pooled, second.pooled], dim=-1).to(self.dtype)
         return PromptStates(Conditioning(states, pooled), first.truncated and second.truncated and t5.truncated)
+
+    def record_texts(self, compiler: Callable[..., Any]) -> None:
+        """Have `compiler` make what encodes prompts from here on."""
+        for clip in self._clips:
+            clip.record(compiler)
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
         """Return one row with all that this family conditions on."""

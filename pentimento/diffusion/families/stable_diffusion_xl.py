@@ -1,7 +1,7 @@
 """SDXL (Podell et al. 2023): two CLIP text encoders side by side, and a UNet that also sees the second one's pooled
 text and the picture's size."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +95,11 @@ class StableDiffusionXl:
         if negative and not prompt and self._zeros_for_empty:
             conditioning = Conditioning(torch.zeros_like(states), torch.zeros_like(second.pooled, dtype=self.dtype))
         return PromptStates(conditioning, first.truncated and second.truncated)
+
+    def record_texts(self, compiler: Callable[..., Any]) -> None:
+        """Have `compiler` make what encodes prompts from here on."""
+        for text in self._texts:
+            text.record(compiler)
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
         """Return one row with all that this family conditions on."""

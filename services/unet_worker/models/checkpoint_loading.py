@@ -62,4 +62,5 @@ def denoiser_for(model: DiffusionModel, choice: CompileChoice, *, halves: bool =
     except FailedPrecondition as error:
         logger.warning("the forward pass runs eagerly: %s", error.message, extra={"reason": error.reason})
         return EagerDenoiser(model)
+    model.record_texts(replaying(recorder))
     return CompiledDenoiser(model, mode, replaying(recorder), halves=True)

@@ -3,8 +3,9 @@ a picture shows which residuals came, and in which step."""
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,9 @@ class PacedModel:
         states = torch.zeros(1, pace.text_tokens, pace.text_width, dtype=self.dtype)
         pooled = torch.zeros(1, pace.pooled_width, dtype=self.dtype) if pace.pooled_width else None
         return PromptStates(Conditioning(states, pooled), False)
+
+    def record_texts(self, compiler: Callable[..., Any]) -> None:
+        """Do nothing: no text is computed."""
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
         """Return one row, of SDXL with its sizes."""

@@ -14,6 +14,7 @@ from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, cuda_reco
 from pentimento.diffusion.engine.captured import ReplayedFunction
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
+from pentimento.diffusion.families.layer_forwards import replaced
 from pentimento.domain.errors import FailedPrecondition
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
@@ -245,3 +246,52 @@ def test_a_cpu_has_no_graphs_and_says_so() -> None:
         cuda_recorder(torch.device("cpu"))
 
     assert refusal.value.reason == "NO_CUDA"
+
+
+@pytest.mark.parametrize("loaded", ["model", "xl_model", "flow_model"])
+@torch.inference_mode()
+def test_prompts_are_encoded_by_a_recording_to_the_same_bits(
+    loaded: str, recordings: Recordings, request: pytest.FixtureRequest
+) -> None:
+    found: DiffusionModel = request.getfixturevalue(loaded)
+    prompts = [f"a red circle, number {number}" for number in range(6)]
+    plain = [found.encode_prompt(prompt).conditioning for prompt in prompts]
+
+    found.record_texts(replaying(recordings))
+    try:
+        texts = [found.encode_prompt(prompt).conditioning for prompt in prompts]
+    finally:
+        found.record_texts(lambda function: function)
+
+    assert len(recordings.made) == (1 if loaded == "model" else 2)
+    assert all(made.replays == 4 for made in recordings.made)
+    for one, other in zip(texts, plain, strict=True):
+        assert torch.equal(one.states, other.states)
+        assert one.pooled is other.pooled is None or torch.equal(one.pooled, other.pooled)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def test_text_encoders_with_a_lora_run_as_they_are(model: DiffusionModel, recordings: Recordings) -> None:
+    encoder = model.adaptable["text_encoder"]
+    model.record_texts(replaying(recordings))
+    try:
+        plain = [model.encode_prompt("a ring").conditioning.states for _ in range(4)][-1]
+        with replaced([encoder.get_submodule("encoder.layers.0.mlp.fc1")], lambda layer, own, inputs: own(inputs) + 1):
+            changed = model.encode_prompt("a ring").conditioning.states
+        after = model.encode_prompt("a ring").conditioning.states
+    finally:
+        model.record_texts(lambda function: function)
+
+    assert torch.equal(after, plain)
+    assert not torch.allclose(changed, plain, atol=1e-3)
+    assert [made.replays for made in recordings.made] == [3]  # a graph would compute as if there were none
+
+
+def test_what_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(function: Callable[[], Any]) -> Rerun:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    doubled = ReplayedFunction(lambda tensor: 2 * tensor, refuse)
+
+    assert [doubled(torch.tensor(value)).item() for value in (1, 2)] == [2, 4]
+    assert [record.__dict__["reason"] for record in caplog.records] == ["NOT_RECORDED"]
