@@ -1,5 +1,5 @@
 """Rows of `gpu_rows` that ask the whole suite over gRPC, whose worker is on the GPU, for pictures of whole models of
-random weights; beside it diffusers' own pipelines in this process, which nobody has to call."""
+random weights; beside it diffusers' own pipelines in the row's process, which nobody has to call."""
 
 import asyncio
 import io
