@@ -353,7 +353,7 @@ def _renoising_generator(seed: int) -> torch.Generator:
 
 
 def _noise(model: DiffusionModel, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=model.dtype).to(model.device)
+    return torch.randn(shape, generator=generator, dtype=model.dtype).to(model.device, non_blocking=True)
 
 
 def fill_model_input(painting: Painting, latents: Tensor, timesteps: Tensor) -> None:

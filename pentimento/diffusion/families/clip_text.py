@@ -52,7 +52,8 @@ class ClipText:
 
     def _encoded(self, ids: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The encoder's result, and the states before its last layer."""
-        there = ids.to(self._device)
+        # Not behind what else the device has to do, such as another picture's decoder.
+        there = ids.to(self._device, non_blocking=True)
         if self._recorded is None or mask is not None or any(map(is_listened_to, self._layers)):
             return self._outputs(there, mask)
         # A replay writes where the one before it did.
