@@ -27,7 +27,16 @@ def options(tmp_path: Path, **rest: object) -> Options:
 
 
 # Steps are taken by the tests below; what a row does for one network it does for the other.
-SHOWN = ("device", "kernel_accuracy", "kernel_speed", "transport", "seam_sd15", "overlap_sdxl", "latent_parallel_sd15")
+SHOWN = (
+    "device",
+    "kernel_accuracy",
+    "kernel_speed",
+    "transport",
+    "seam_sd15",
+    "overlap_sdxl",
+    "latent_parallel_sd15",
+    "decode_sdxl",
+)
 
 
 @pytest.mark.parametrize("name", SHOWN)
