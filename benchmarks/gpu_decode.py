@@ -64,8 +64,7 @@ def _ours(setup: GpuSetup, module: Any, latent: Tensor, dtype: torch.dtype) -> C
 
 def _compiled(setup: GpuSetup, module: Any, latent: Tensor) -> Callable[[], Tensor]:
     """With all that diffusers advises."""
-    if setup.device.type != "cuda":
-        raise RuntimeError("CUDA graphs need a CUDA device")
+    setup.check_graphs()
     module.to(memory_format=torch.channels_last)
     decode: Any = torch.compile(module.decode, mode="reduce-overhead", fullgraph=True, dynamic=False)
     for _ in range(3):

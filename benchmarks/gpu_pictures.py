@@ -161,8 +161,7 @@ def _painted_by_diffusers(setup: GpuSetup, pipeline: Any, pictures: int) -> Pain
 def compiled_peer(setup: GpuSetup, pipeline: Any) -> Any:
     """Return a pipeline over weights of its own with all that diffusers advises: network and decoder channels last, one
     graph each, replayed as CUDA graphs."""
-    if setup.device.type != "cuda":
-        raise RuntimeError("CUDA graphs need a CUDA device")
+    setup.check_graphs()
     unet, vae = (_twin(setup, part).to(memory_format=torch.channels_last) for part in (pipeline.unet, pipeline.vae))
     compiled = type(pipeline)(**{**pipeline.components, "unet": unet, "vae": vae}, **_unsaved(pipeline))
     compiled.unet = torch.compile(unet, mode="reduce-overhead", fullgraph=True, dynamic=False)

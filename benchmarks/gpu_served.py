@@ -22,6 +22,7 @@ from benchmarks.gpu_networks import SIZES
 from benchmarks.gpu_pictures import COMPILED_PEER, GUIDANCE_SCALE, PEER, TINY_STEPS, compiled_peer
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
 from benchmarks.report import Figure, at_most, informative, measured
+from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.sdk import AsyncClient, Picture
 from pentimento.supervisor.local import local_suite
@@ -46,7 +47,7 @@ def served_row(setup: GpuSetup, network: str) -> RowResult:
         pipelines = {PEER: pipeline}
         try:
             pipelines[COMPILED_PEER] = compiled_peer(setup, pipeline)
-        except RuntimeError as error:
+        except (PentimentoError, RuntimeError) as error:
             result.not_run[f"{size.name}: {COMPILED_PEER}"] = reason_of(error)
         with _served(setup, Path(folder) / "model") as ours:
             for steps in (TINY_STEPS,) if setup.tiny else STEPS:

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.report import Figure, Target, at_least, informative, measured
 from pentimento.diffusion.engine import cuda_recorder
+from pentimento.domain.errors import FailedPrecondition
 
 
 @dataclass
@@ -32,6 +33,11 @@ class GpuSetup:
         if self.device.type == "cuda":
             for index in range(torch.cuda.device_count()):
                 torch.cuda.synchronize(index)
+
+    def check_graphs(self) -> None:
+        """Raise FailedPrecondition (NO_CUDA) on a device that has no CUDA graphs."""
+        if self.device.type != "cuda":
+            raise FailedPrecondition("NO_CUDA", "CUDA graphs need a CUDA device")
 
     def replayed(self, act: Callable[[], object], repeats: int) -> Callable[[], object]:
         """Return `act` as a served pass runs it, so many times one after the other: by a CUDA graph, where there are
