@@ -7,6 +7,10 @@ but for the end of a heap that is not the first one's: eight threads that had ea
 MiB. So all threads of a service share one heap. It takes a few to sixty milliseconds, in which others wait for the
 heap: hence only when it pays, in a quiet moment.
 
+A service that carries pictures takes some ten times a picture's bytes for each, and frees them. glibc gives the end of
+its heap back as soon as that is twice its largest block so far, and the kernel clears the pages of the next picture
+anew: a third of a frontdoor's time for pictures of 2 MB (docs/adr/0096). So some tens of MiB stay until it rests.
+
 A process that computes with tensors on the CPU, or carries them, needs what it freed again in its next step. glibc
 would take each block above 32 MiB from the kernel anew, and give the end of its heap back as soon as 64 MiB of it are
 free. The kernel clears the pages each time: 450,000 of them in a pass of Stable Diffusion 1.5's UNet at 256 pixels,
@@ -25,6 +29,9 @@ STATM = Path("/proc/self/statm")
 LOOK_S = 1.0
 FREED_BYTES = 8 * MEBIBYTE
 QUIET_BYTES = MEBIBYTE
+# What a picture's message takes, and what a few of them do.
+PICTURE_BLOCK_BYTES = 32 * MEBIBYTE
+PICTURES_BYTES = 64 * MEBIBYTE
 # Larger blocks come from the kernel and go back to it: no network needs one in each of its passes.
 LARGEST_KEPT_BLOCK_BYTES = 256 * MEBIBYTE
 KEPT_BYTES = 512 * MEBIBYTE
@@ -92,14 +99,14 @@ async def give_back_freed_memory() -> None:
 
 
 def share_one_heap() -> bool:
-    """Let all threads share one heap; call it before there are other threads. Return whether the C library can: glibc
-    can."""
-    return _set((_M_ARENA_MAX, 1))
+    """Let all threads share one heap, and keep there what a few pictures take, until the process rests; call it before
+    there are other threads. Return whether the C library can: glibc can."""
+    return _set((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, PICTURE_BLOCK_BYTES), (_M_TRIM_THRESHOLD, PICTURES_BYTES))
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed blocks for later ones until the process rests, in one heap for all threads; call it before there are
-    other threads. Return whether the C library can: glibc can."""
+    """Keep freed blocks for later ones until the process rests, in one heap for all threads; call it behind
+    `share_one_heap`, and before there are other threads. Return whether the C library can: glibc can."""
     # A heap of another thread's own has no room for a block of more than 64 MiB, and goes as a whole.
     return _set((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, LARGEST_KEPT_BLOCK_BYTES), (_M_TRIM_THRESHOLD, KEPT_BYTES))
 

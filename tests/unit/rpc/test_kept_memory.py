@@ -8,13 +8,14 @@ import pytest
 
 from pentimento.rpc import freed_memory
 
-# Takes and frees two blocks again and again on a thread of its own, as the engine does; prints pages given anew.
+# Takes and frees blocks of so many MiB again and again on a thread of its own; prints pages given anew.
 BLOCKS = """
 import ctypes, resource, sys, threading
-from pentimento.rpc.freed_memory import keep_freed_memory, trim_heap
+from pentimento.rpc import freed_memory
+from pentimento.rpc.freed_memory import trim_heap
 
-if sys.argv[1] == "kept":
-    assert keep_freed_memory()
+if sys.argv[1] != "as ever":
+    assert getattr(freed_memory, sys.argv[1])()
 library = ctypes.CDLL(None)
 library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 library.free.argtypes = [ctypes.c_void_p]
@@ -23,9 +24,10 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 def turn():
-    for mebibytes in (100, 40):
-        block = library.malloc(mebibytes << 20)
-        ctypes.memset(block, 1, mebibytes << 20)
+    blocks = [library.malloc(int(mebibytes) << 20) for mebibytes in sys.argv[2:]]
+    for block, mebibytes in zip(blocks, sys.argv[2:]):
+        ctypes.memset(block, 1, int(mebibytes) << 20)
+    for block in blocks:
         library.free(block)
 
 def turns():
@@ -45,22 +47,29 @@ thread.join()
 """
 
 
-def pages_anew(how: str) -> list[int]:
+# What a pass of the engine takes, and a picture that a service carries.
+TENSORS, PICTURE = ("100", "40"), ("3", "3", "3", "3")
+KEPT = [("keep_freed_memory", TENSORS), ("share_one_heap", PICTURE)]
+
+
+def pages_anew(how: str, blocks: tuple[str, ...]) -> list[int]:
     """Of five turns, and of one after all was given back: pages are larger on some machines than on others."""
-    done = subprocess.run([sys.executable, "-c", BLOCKS, how], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", BLOCKS, how, *blocks], capture_output=True, text=True, check=True)
     return [int(line) for line in done.stdout.split()]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts pages of Linux")
-def test_blocks_that_are_kept_cost_no_page_until_they_are_given_back() -> None:
-    five_turns, after_giving_back = pages_anew("kept")
+@pytest.mark.parametrize(("how", "blocks"), KEPT)
+def test_blocks_that_are_kept_cost_no_page_until_they_are_given_back(how: str, blocks: tuple[str, ...]) -> None:
+    five_turns, after_giving_back = pages_anew(how, blocks)
 
     assert five_turns < after_giving_back / 10
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts pages of Linux")
-def test_without_it_each_turn_costs_its_pages() -> None:
-    five_turns, after_giving_back = pages_anew("as ever")
+@pytest.mark.parametrize("blocks", [TENSORS, PICTURE])
+def test_without_it_each_turn_costs_its_pages(blocks: tuple[str, ...]) -> None:
+    five_turns, after_giving_back = pages_anew("as ever", blocks)
 
     assert five_turns > 4 * after_giving_back
 
