@@ -60,7 +60,7 @@ def tell_study(path: Path, options: Mapping[str, Any]) -> None:
 
 
 def check_study_options(options: Mapping[str, Any]) -> None:
-    """Raise InvalidArgument for reports that cannot be written, and where vectors come from nowhere or twice."""
+    """Raise InvalidArgument for reports that cannot be written, UsageError where vectors come from nowhere or twice."""
     for file in options["reports"]:
         if file.suffix not in FORMS:
             raise InvalidArgument.of("report", f"must end in one of {', '.join(FORMS)}, got {file.name}")
@@ -68,10 +68,10 @@ def check_study_options(options: Mapping[str, Any]) -> None:
         if file.suffix == ".png":
             check_png()
     if (options["embeddings"] is None) == (options["embedder_address"] is None):
-        raise InvalidArgument.of("embeddings", "must be given, or else --embedder-address, and not both")
+        raise click.UsageError("--embeddings must be given, or else --embedder-address, and not both")
     if options["save_embeddings"] is not None:
         if options["embedder_address"] is None:
-            raise InvalidArgument.of("save-embeddings", "must come with --embedder-address")
+            raise click.UsageError("--save-embeddings must come with --embedder-address")
         check_folder("save-embeddings", options["save_embeddings"])
 
 

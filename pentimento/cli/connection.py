@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.rpc.settings import client_settings
 from pentimento.supervisor.state import DEFAULT_STATE, Endpoint, StateDirectory
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -40,14 +41,23 @@ TLS_FILES = {
 def tls_options(command: Command) -> Command:
     """Say whom a command believes, and what it shows."""
     for name, (variable, text) in reversed(TLS_FILES.items()):
-        flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, name, type=PRESENT, envvar=variable, help=text)(command)
+        command = click.option(flag_of(name), name, type=PRESENT, envvar=variable, help=text)(command)
     return command
 
 
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def tls_files(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was given of `tls_options`, by name."""
-    return {name: options[name] for name in TLS_FILES}
+    """Return what was given of `tls_options`, by name. UsageError for one that is of no use without another."""
+    given = {name: options[name] for name in TLS_FILES}
+    try:
+        client_settings(**given)
+    except InvalidArgument as error:
+        lacking = error.violations[0]
+        raise click.UsageError(f"{flag_of(lacking.field)} {lacking.description}") from None
+    return given
 
 
 def connection_options(command: Command) -> Command:

@@ -63,7 +63,7 @@ def status(
     """Shows who is up, the models they hold, queues, running work, the cache and the plan in force. Exits with 1 where
     nobody answers, unless it stays: with --watch --json every look is a line."""
     if record is not None and not watch:
-        raise InvalidArgument.of("record", "is written with --watch alone")
+        raise click.UsageError("--record is written with --watch alone")
     addresses = {name: options[name] for name in ADDRESSES}
     places = find_places(addresses, read_token(token), client_settings(**tls_files(options)), state_dir)
     if watch:

@@ -48,11 +48,8 @@ def test_a_log_with_its_embeddings_gives_all_forms(log, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        ([], "embeddings"),
-        (["--embeddings", "log.npy", "--embedder-address", "unix:x"], "embeddings"),
         (["--embeddings", "log.npy", "-r", "study.pdf"], "report"),
         (["--embeddings", "log.npy", "-r", "nowhere/study.json"], "report"),
-        (["--embeddings", "log.npy", "--save-embeddings", "x.npy"], "save-embeddings"),
         (["--embeddings", "log.npy", "--thresholds", "much"], "thresholds"),
         (["--embeddings", "log.npy", "--warm-up", "99"], "warm-up"),
     ],

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pentimento.cli import describe
+from pentimento.cli import cli, describe
 from pentimento.cli.adapters import list_all
 from pentimento.cli.calls import naming, own_token_file
 from pentimento.cli.detached import stopping
@@ -14,6 +14,7 @@ from pentimento.domain.errors import Unauthenticated, Unavailable
 from pentimento.supervisor.state import Endpoint
 
 NOBODY = "unix:/nonexistent/socket"
+NO_VECTORS = "--embeddings must be given, or else --embedder-address, and not both"
 
 
 def test_a_controller_that_cannot_be_reached_is_named() -> None:
@@ -54,3 +55,31 @@ def test_the_way_to_stop_a_suite_names_its_directory_where_it_is_another_than_us
 
 def test_one_process_serves_and_two_serve() -> None:
     assert (told(1), told(2)) == ("1 process serves", "2 processes serve")
+
+
+def test_a_certificate_without_its_key_is_wrong_usage_that_names_the_flag(tmp_path: Path) -> None:
+    there = tmp_path / "some.pem"
+    there.touch()
+
+    done = CliRunner().invoke(cli, ["jobs", "list", "--address", NOBODY, "--tls-client-cert-file", str(there)])
+
+    assert done.exit_code == 2
+    assert "Error: --tls-client-key-file must be given where a client's certificate or its key is" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["status", "--record", "looks.jsonl"], "--record is written with --watch alone"),
+        (["bench", "trace-study", __file__], NO_VECTORS),
+        (["bench", "trace-study", __file__, "--embeddings", __file__, "--embedder-address", "unix:x"], NO_VECTORS),
+        (
+            ["bench", "trace-study", __file__, "--embeddings", __file__, "--save-embeddings", "vectors.npy"],
+            "--save-embeddings must come with --embedder-address",
+        ),
+    ],
+)
+def test_an_option_that_lacks_another_or_excludes_it_is_wrong_usage(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(cli, arguments)
+
+    assert (done.exit_code, f"Error: {words}\n" in done.output) == (2, True)
