@@ -40,7 +40,10 @@ def read_signing_keys(path: Path) -> tuple[bytes, ...]:
     lines that begin with # are passed over. Raises InvalidArgument that names file and line, never a key."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InvalidArgument.of(str(path), f"cannot be read: {type(error).__name__}") from error
+    except UnicodeDecodeError as error:
+        # It has what was read in it.
         raise InvalidArgument.of(str(path), f"cannot be read: {type(error).__name__}") from None
     keys = []
     for number, line in enumerate(lines, start=1):

@@ -4,14 +4,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from pentimento.domain.errors import NotFound
+from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.files.signing_keys import read_signing_keys
+from pentimento.rpc.kept_reading import KeptReading
+from pentimento.settings import SettingsError
 from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner, SignedFile
@@ -32,15 +34,24 @@ def file_routes(parts: EdgeParts) -> list[BaseRoute]:
     settings = parts.settings
     if not settings.files_url or settings.signing_key_file is None:
         return []
-    signer = PathSigner(*read_signing_keys(settings.signing_key_file))
-    files = SignedFiles(open_objects(settings.files_url, read_only=True), signer)
+    path, not_reloaded = settings.signing_key_file, "signing keys not reloaded, those before are believed"
+    signers = KeptReading([path], lambda: read_signer(path), not_reloaded)
+    files = SignedFiles(open_objects(settings.files_url, read_only=True), signers.current)
     return [Route(f"{FILES_PATH}{{key:path}}", files, methods=["GET"])]
 
 
-class SignedFiles:
-    """An ASGI application over a store."""
+def read_signer(path: Path) -> PathSigner:
+    """Return what verifies by the keys of that file. SettingsError names it where it has none."""
+    try:
+        return PathSigner(*read_signing_keys(path))
+    except InvalidArgument as error:
+        raise SettingsError(error.message) from error.__cause__
 
-    def __init__(self, store: ObjectStore, signer: PathSigner) -> None:
+
+class SignedFiles:
+    """An ASGI application over a store; `signer` gives what verifies now."""
+
+    def __init__(self, store: ObjectStore, signer: Callable[[], PathSigner]) -> None:
         self._store = store
         self._signer = signer
         self._places = ReaderPlaces(AT_ONCE)
@@ -49,7 +60,7 @@ class SignedFiles:
         request = Request(scope)
         query = scope["query_string"].decode("latin-1")
         now = time.time()
-        file = self._signer.verify(request.path_params["key"], query, now)
+        file = self._signer().verify(request.path_params["key"], query, now)
         headers = headers_of(file, now)
         if headers["ETag"] in request.headers.get("if-none-match", ""):
             await Response(status_code=304, headers=headers)(scope, receive, send)

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from pentimento.files.signing_keys import new_signing_key, read_signing_keys
+from pentimento.rpc import watched_file
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.signed_paths import PathSigner, SignedFile
 from pentimento.testing.frontdoor_suite import running_suite
@@ -91,6 +92,27 @@ async def test_whatever_is_wrong_is_answered_alike(files: FilesUnderTest) -> Non
     assert {answer.status_code for answer in answers} == {403}
     assert len({answer.content for answer in answers}) == 1
     assert answers[0].json()["error"]["code"] == "URL_REFUSED"
+
+
+async def test_keys_that_change_are_believed_without_a_restart(
+    files: FilesUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
+    keys, old, new = files.folder / "keys", (files.folder / "keys").read_text(), new_signing_key()
+    key, _, query = files.url.removeprefix("/v1/files/").partition("?")
+    url = PathSigner(bytes.fromhex(new)).sign(PathSigner(bytes.fromhex(old)).verify(key, query, 0.0))
+
+    async def answered() -> tuple[int, int]:
+        return (await files.http.get(files.url)).status_code, (await files.http.get(url)).status_code
+
+    before = await answered()
+    keys.write_text(f"{new}\n{old}\n")
+    both = await answered()
+    keys.write_text("")
+    emptied = await answered()
+    keys.write_text(new)
+
+    assert (before, both, emptied, await answered()) == ((200, 403), (200, 200), (200, 200), (403, 200))
 
 
 async def test_a_picture_that_is_gone_is_not_found(files: FilesUnderTest) -> None:
