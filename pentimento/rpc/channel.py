@@ -27,6 +27,8 @@ from pentimento.telemetry.request_id import request_id
 
 Serializer = Callable[[Any], bytes]
 Deserializer = Callable[[bytes], Any]
+# Opens a channel to an address.
+ChannelOpener = Callable[[str], grpc.aio.Channel]
 
 
 # gRPC shares the connections of channels that are alike.
@@ -48,7 +50,27 @@ def open_channel(
     SettingsError when the token or the certificates cannot be read, InvalidArgument for a `token` that can be none.
     """
     bearer = GivenToken(token) if token is not None else open_token(settings.service_token_file)
-    options = channel_options(settings.channel_max_message_bytes) + ((OWN_CONNECTION,) if own_connection else ())
+    return _opened(address, settings, bearer, credentials, (OWN_CONNECTION,) if own_connection else ())
+
+
+def channel_opener(settings: RpcChannelSettings) -> ChannelOpener:
+    """Return what opens channels for as long as a process runs. The files of token and certificates are read now, and
+    again when they change: a channel that is opened while they are written is opened by what they held before.
+
+    SettingsError when one does not hold now what it should.
+    """
+    bearer, credentials = open_token(settings.service_token_file), ClientCredentials(settings)
+    return lambda address: _opened(address, settings, bearer, credentials)
+
+
+def _opened(
+    address: str,
+    settings: RpcChannelSettings,
+    bearer: "Token",
+    credentials: ClientCredentials | None,
+    own: tuple[tuple[str, int], ...] = (),
+) -> grpc.aio.Channel:
+    options = channel_options(settings.channel_max_message_bytes) + own
 
     def connect(shown: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
         if shown is None:

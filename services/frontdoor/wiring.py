@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
-
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
 from pentimento.api.tenants.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
@@ -24,7 +22,8 @@ from pentimento.policies.cache_worth import CacheWorth
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.residual_pipelining import PipeliningRule
 from pentimento.policies.thinning_profiles import ThinningProfiles, read_thinning_profiles
-from pentimento.rpc import RpcServer, open_channel
+from pentimento.rpc import RpcServer
+from pentimento.rpc.channel import ChannelOpener, channel_opener
 from pentimento.rpc.keyring import KeyRing
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.lease import LedgerLease
@@ -158,10 +157,11 @@ def _parts(
     adapters = AdapterCatalogue()
     inputs = Inputs(keeper, jobs.spawn_background)
     results = Results(keeper, clock, build_version())
-    gateway = _channel(settings, settings.gateway_address)
+    opening = channel_opener(settings.channels)
+    gateway = opening(settings.gateway_address) if settings.gateway_address else None
     cache = GatewayClient(gateway) if gateway is not None else None
-    texts_and_pictures = _embedders(settings)
-    links = _links(settings, catalogue, adapters, interpreter, identity)
+    texts_and_pictures = _embedders(settings, opening)
+    links = _links(settings, opening, catalogue, adapters, interpreter, identity)
     shadows = Shadows(
         settings=shadow_settings(settings),
         journal=journal,
@@ -189,7 +189,9 @@ def _parts(
         embedder=texts_and_pictures,
         gateway=cache,
         cache_worth=CacheWorth(settings.cache_cost_ms / 1000),
-        discriminators=_discriminators(settings),
+        discriminators=Discriminators(
+            lambda address: DiscriminatorClient(opening(address)), settings.discriminator_addresses
+        ),
         inputs=inputs,
         results=results,
         pins=Pins(journal, cache, keeper, journal.pins.clock, pin_limits(settings)),
@@ -204,13 +206,14 @@ def _parts(
 
 def _links(
     settings: FrontdoorSettings,
+    opening: ChannelOpener,
     catalogue: Catalogue,
     adapters: AdapterCatalogue,
     interpreter: Interpreter,
     identity: Identity,
 ) -> WorkerLinks:
     return WorkerLinks(
-        lambda address: open_channel(address, settings.channels),
+        opening,
         catalogue,
         adapters,
         interpreter.submit,
@@ -221,12 +224,6 @@ def _links(
 
 def _pipelining(settings: FrontdoorSettings, adapters: AdapterCatalogue) -> ControlPipelining:
     return ControlPipelining(PipeliningRule(settings.controlnet_pipelining, settings.controlnet_wait_share), adapters)
-
-
-def _discriminators(settings: FrontdoorSettings) -> Discriminators:
-    return Discriminators(
-        lambda address: DiscriminatorClient(open_channel(address, settings.channels)), settings.discriminator_addresses
-    )
 
 
 def _add_services(server: RpcServer, parts: FrontdoorParts, images: ImageServicer) -> None:
@@ -272,17 +269,11 @@ def _recorder(path: str, interpreter: Interpreter) -> EffectsRecorder | None:
     return recorder
 
 
-def _embedders(settings: FrontdoorSettings) -> Embedders | None:
+def _embedders(settings: FrontdoorSettings, opening: ChannelOpener) -> Embedders | None:
     """The plan's, and the configured one; without it there is no cache."""
     if not settings.embedder_address:
         return None
-    return Embedders(
-        lambda address: EmbedderClient(open_channel(address, settings.channels)), settings.embedder_address
-    )
-
-
-def _channel(settings: FrontdoorSettings, address: str) -> grpc.aio.Channel | None:
-    return open_channel(address, settings.channels) if address else None
+    return Embedders(lambda address: EmbedderClient(opening(address)), settings.embedder_address)
 
 
 def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -19,13 +18,11 @@ from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.latents import LatentFormat
 from pentimento.diffusion.loras import layers_of
 from pentimento.domain.fleet import Capability, HeldModel, ModelCost
-from pentimento.rpc import open_channel
+from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.telemetry.spans import SpanLog
 from pentimento.tensors.cuda import region_directory
-from pentimento.tensors.lines import LineListener
-from pentimento.tensors.regions import RegionDirectory
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
 from services.unet_worker.adapters.lora_shelf import KnownLoras, LoraShelf
@@ -121,6 +118,8 @@ class CheckpointLoader:
         self._source = source
         self._identity = identity
         self._loop = asyncio.get_running_loop()
+        # Of one process: all have the same.
+        self._open_channel = channel_opener(next(iter(models.values())).channels)
 
     def _changed_on_loop(self) -> None:
         if not self._loop.is_closed():
@@ -166,7 +165,8 @@ class CheckpointLoader:
         energy = _energy_meter(model.device)
         if energy is not None:
             begun.callback(energy.close)
-        replicas = _replicas(settings, self._source.summing, directory, engine.waiting)
+        lines = (settings.step_lines, engine.waiting)
+        replicas = ControlNetReplicas(self._open_channel, directory, self._source.summing, *lines)
         model_runner = EngineModelRunner(
             self._identity.instance_id,
             held,
@@ -179,7 +179,7 @@ class CheckpointLoader:
             replicas,
             loras,
             ConditionEncoder(model, engine, replicas),
-            _peers(settings, directory, engine.waiting),
+            PeerWorkers(self._open_channel, directory, *lines),
         )
         # What the engine does while nobody is here may go on.
         runner = AttemptRunner(model_runner, objects, store_threads, settings.upload_timeout_s, engine.wake)
@@ -239,17 +239,6 @@ def _uploaded_loras(model: DiffusionModel, objects: ObjectStore, settings: UnetW
         return None
     base, max_bytes = layers_of(model.info.family, model.adaptable), settings.lora_cache_mib * 2**20
     return UploadedLoras(objects, settings.lora_cache_dir, max_bytes, base, model.dtype)
-
-
-def _replicas(
-    settings: UnetWorkerSettings, summing: Summing, directory: RegionDirectory | None, listener: LineListener
-) -> ControlNetReplicas:
-    opening, lined = partial(open_channel, settings=settings.channels), settings.step_lines
-    return ControlNetReplicas(opening, directory, summing, lined, listener)
-
-
-def _peers(settings: UnetWorkerSettings, directory: RegionDirectory | None, listener: LineListener) -> PeerWorkers:
-    return PeerWorkers(partial(open_channel, settings=settings.channels), directory, settings.step_lines, listener)
 
 
 def _energy_meter(device: torch.device) -> EnergyMeter | None:

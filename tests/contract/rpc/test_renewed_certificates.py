@@ -12,6 +12,7 @@ import pytest
 
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel, watched_file
+from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.credentials import ClientCredentials
 from pentimento.rpc.pem_files import PemFiles, load
 from pentimento.rpc.settings import client_settings
@@ -259,6 +260,27 @@ async def test_a_channel_goes_on_while_its_files_do_not_fit_together(
         answers.append(await embed(channel, "3"))
 
     assert (answers, told) == (["0", "1", "2", "3"], 1)
+
+
+@pytest.mark.parametrize("mutual", [True])
+async def test_channels_are_opened_while_token_and_certificates_are_written(
+    served: Serving, authority: Authority, tmp_path: Path
+) -> None:
+    """Workers come while a process runs, and a channel to each is opened then."""
+    given, renew = client_of(authority, authority)
+    settings = replace(given, service_token_file=tmp_path / "token")
+    assert settings.service_token_file is not None and settings.tls_client_key_file is not None
+    settings.service_token_file.write_text("ours")
+    opening = channel_opener(settings)
+    settings.service_token_file.write_text("")
+    settings.tls_client_key_file.write_text("-----BEGIN ")
+    async with opening(served.target.address) as meanwhile:
+        answers = [await embed(meanwhile, "meanwhile")]
+        renew()
+        async with opening(served.target.address) as later:
+            answers += [await embed(meanwhile, "still"), await embed(later, "later")]
+
+    assert answers == ["meanwhile", "still", "later"]
 
 
 @pytest.mark.parametrize("side", ["server", "client"])

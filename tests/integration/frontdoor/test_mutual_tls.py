@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ from click.testing import CliRunner, Result
 
 from pentimento.cli import cli
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Unavailable
+from pentimento.rpc.settings import client_settings
 from pentimento.sdk import AsyncClient, Client, RetryPolicy
 from pentimento.settings import SettingsError
+from pentimento.stores.ledger import open_journal
 from pentimento.testing.certificates import Authority, Pair
-from pentimento.testing.frontdoor_suite import running_suite
+from pentimento.testing.frontdoor_suite import running_suite, settings_of
+from pentimento.testing.laid_ledgers import lay_tables
 from pentimento.testing.paced_worker import PacedWorker
+from services.frontdoor.wiring import wire
 
 ONCE = RetryPolicy(tries=1)
 
@@ -116,3 +121,19 @@ async def test_files_that_are_of_no_use_are_refused_by_name(authority: Authority
     for given, words in ((other, r"other\.key"), (missing, "nonexistent.key: cannot be read")):
         with pytest.raises(SettingsError, match=words):
             AsyncClient("127.0.0.1:1", **given)
+
+
+async def test_a_worker_that_comes_while_certificates_are_written_is_watched(
+    folder: Path, authority: Authority
+) -> None:
+    shown = authority.issue("frontdoor")
+    settings = replace(settings_of(folder), channels=client_settings(**files(authority, shown)))
+    lay_tables(settings.ledger_url)
+    journal = open_journal(settings.ledger_url)
+    frontdoor = wire(settings, journal, 1)
+    shown.key.write_text("-----BEGIN ")
+    try:
+        frontdoor.parts.links.follow({"127.0.0.1:1": False})
+    finally:
+        await frontdoor.close()
+        journal.close()
