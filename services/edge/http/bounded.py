@@ -142,6 +142,8 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if self._heard:
             return
+        # It was set again where this one follows the end of a body that came behind its answer.
+        self._unset_keepalive_if_required()
         super().on_message_begin()
         self.scope["extensions"] = {CUT_OFF_EXTENSION: self.cut_off}  # type: ignore[dict-item]
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -178,6 +180,13 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._refused and not (self.parser.should_upgrade() and self._lengths()):
             super().on_message_complete()
             self._enter(ConnectionPhase.ANSWER)
+            if self.cycle.response_complete:
+                # Its body ends behind its answer: uvicorn has begun to wait for another request before, and was
+                # disturbed.
+                self._idle[self] = None
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
