@@ -169,7 +169,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, unwanted_body(cycle, app) if cycle.waiting_for_100_continue else app)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -289,6 +289,21 @@ class BoundedHttp(HttpToolsProtocol):
         self._refused = True
         self._idle.pop(self, None)
         self.transport.abort()
+
+
+def unwanted_body(cycle: RequestResponseCycle, app: Any) -> Any:
+    """Return the application of a request whose sender keeps its body until it is asked for (Expect). Where it is
+    answered without, the connection ends: nobody knows whether a body is sent then, or the next request."""
+
+    async def ending(scope: Any, receive: Any, send: Any) -> None:
+        async def told(message: Any) -> None:
+            if cycle.waiting_for_100_continue and cycle.more_body:
+                cycle.keep_alive = False
+            await send(message)
+
+        await app(scope, receive, told)
+
+    return ending
 
 
 def end_longest_readers(connections: Iterable[BoundedHttp], max_unread_bytes: int) -> None:

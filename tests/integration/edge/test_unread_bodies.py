@@ -2,10 +2,39 @@
 
 from contextlib import suppress
 
-from tests.integration.edge.conftest import EdgeUnderTest
-from tests.integration.edge.sockets import GOOD, JSON_HEAD, connection, eventually, limited
+import pytest
 
+from tests.integration.edge.conftest import EdgeUnderTest
+from tests.integration.edge.sockets import GOOD, JSON_HEAD, answer_to, assert_paints, connection, eventually, limited
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 WRONG_TYPE = JSON_HEAD.replace(b"application/json", b"text/plain")
+
+
+def waiting(head: bytes) -> bytes:
+    """A head whose sender keeps the body until it hears that it is wanted."""
+    return head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(GOOD)
+
+
+async def test_a_connection_ends_with_the_refusal_of_a_body_that_its_sender_keeps(edge: EdgeUnderTest) -> None:
+    """It may be sent all the same, or the next request in its place: nobody knows what would be read next."""
+    answer = await answer_to(edge, waiting(WRONG_TYPE))
+
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"\r\nconnection: close\r\n" in answer
+    await assert_paints(edge)
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["when asked", "at once"])
+async def test_a_connection_goes_on_behind_a_body_that_was_wanted(edge: EdgeUnderTest, at_once: bool) -> None:
+    async with connection(edge) as (reader, writer):
+        writer.write(waiting(JSON_HEAD) + (GOOD if at_once else b""))
+        if not at_once:
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(GOOD)
+        writer.write(HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        answers = await reader.read()
+
+    assert answers.count(b"HTTP/1.1 200 OK\r\n") == 2
 
 
 @limited(idle_timeout_s=1.0)
