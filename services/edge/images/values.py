@@ -8,6 +8,7 @@ import binascii
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,10 +36,23 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def json_of(text: str | bytes) -> Any:
-    """Return what a JSON text says. ValueError for what is none or has too many values, RecursionError."""
+    """Return what a JSON text says, in UTF-8 where it is bytes. ValueError for what is none or has too many values,
+    RecursionError; InvalidArgument for a name that is there twice."""
     if (text.count(",") if isinstance(text, str) else text.count(b",")) > MOST_COMMAS:
         raise ValueError("too many values")
-    return json.loads(text, parse_constant=no_constant)
+    # Of bytes the parser itself takes UTF-16 and UTF-32, too. RFC 8259 lets it pass over a mark at the beginning.
+    whole = text if isinstance(text, str) else text.decode("utf-8-sig")
+    return json.loads(whole, parse_constant=no_constant, object_pairs_hook=object_of)
+
+
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. InvalidArgument for a name that is there twice: whoever judged the text before us may have gone
+    by the other value."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise InvalidArgument.of(shown(counts.most_common(1)[0][0]), "must be there once")
+    return found
 
 
 def no_constant(name: str) -> Any:

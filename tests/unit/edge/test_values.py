@@ -52,6 +52,28 @@ def test_a_body_of_more_values_than_any_request_has_is_refused_before_they_are_m
     assert len(read_json(b'{"prompt": "%s"}' % (b"," * 32_000))["prompt"]) == 32_000
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_body_is_of_no_other_encoding_than_utf_8(encoding: str) -> None:
+    text = '{"prompt": "a ring"}'
+
+    assert read_json(text.encode("utf-8-sig")) == read_json(text.encode()) == {"prompt": "a ring"}
+    with pytest.raises(InvalidArgument, match="body: must be a JSON object in UTF-8"):
+        read_json(text.encode(encoding))
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (b'{"prompt": "a ring", "prompt": "a cross"}', "prompt"),
+        (b'{"prompt": "a", "loras": [{"name": "a", "scale": 1, "scale": 2}]}', "scale"),
+        (b'{"prompt": "a", "n": 1, "\\u006e": 2}', "n"),
+    ],
+)
+def test_a_name_that_is_there_twice_is_refused(body: bytes, name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{name}: must be there once"):
+        read_json(body)
+
+
 def test_texts_of_a_form_are_what_json_says() -> None:
     texts = {"prompt": "123", "n": "1", "guidance_scale": "2.5", "stream": "true", "quality": "high", "size": "64x32"}
 
