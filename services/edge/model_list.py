@@ -33,7 +33,7 @@ def model_routes(parts: EdgeParts) -> list[BaseRoute]:
         for known in await models_of(request):
             if known.name == name:
                 return JSONResponse(model_document(known))
-        raise NotFound("UNKNOWN_MODEL", "there is no such model")
+        raise NotFound.of("UNKNOWN_MODEL", "model", "there is no such model")
 
     return [Route("/v1/models", models), Route("/v1/models/{model}", model)]
 

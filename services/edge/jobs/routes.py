@@ -41,8 +41,8 @@ def job_routes(parts: EdgeParts) -> list[BaseRoute]:
     """Return the routes of jobs."""
     calls = JobRoutes(parts)
     return [
-        Route("/v1/jobs", calls.submit, methods=["POST"]),
-        Route("/v1/jobs", calls.page),
+        # One route, so that a refusal of another method names both.
+        Route("/v1/jobs", calls.submit_or_page, methods=["GET", "POST"]),
         Route("/v1/jobs/{id}", calls.show),
         Route("/v1/jobs/{id}/cancel", calls.cancel, methods=["POST"]),
         Route("/v1/jobs/{id}/result", calls.result),
@@ -57,6 +57,10 @@ class JobRoutes:
     def __init__(self, parts: EdgeParts) -> None:
         self._parts = parts
         self._url_offers = UrlOffers(parts)
+
+    async def submit_or_page(self, request: Request) -> Response:
+        """Take a job, or list them, by the method."""
+        return await (self.submit(request) if request.method == "POST" else self.page(request))
 
     async def submit(self, request: Request) -> Response:
         """Take what `/v1/images/generations` or `/v1/images/edits` takes, and answer once it is accepted."""

@@ -159,9 +159,10 @@ async def test_models_are_listed_with_their_limits(edge: EdgeUnderTest) -> None:
     async with client(edge) as ai:
         listed = [model async for model in ai.models.list()]
         told = await ai.models.retrieve(listed[0].id)
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.NotFoundError) as unknown:
             await ai.models.retrieve("no-such-model")
 
+    assert (unknown.value.code, unknown.value.param) == ("UNKNOWN_MODEL", "model")
     assert told.id == edge.worker.held.model
     assert told.to_dict()["pentimento"]["max_steps"] == edge.worker.held.max_steps
 
@@ -189,14 +190,14 @@ async def test_an_unknown_path_is_not_found(edge: EdgeUnderTest) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "UNKNOWN_PATH"), path
 
 
-async def test_another_method_is_refused(edge: EdgeUnderTest) -> None:
-    answer = await edge.http.get("/v1/images/generations")
+@pytest.mark.parametrize(
+    ("path", "methods"), [("/v1/images/generations", {"POST"}), ("/v1/jobs", {"GET", "HEAD", "POST"})]
+)
+async def test_another_method_is_refused(edge: EdgeUnderTest, path: str, methods: set[str]) -> None:
+    answer = await edge.http.put(path)
 
-    assert (answer.status_code, answer.headers["allow"], answer.json()["error"]["code"]) == (
-        405,
-        "POST",
-        "WRONG_METHOD",
-    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "WRONG_METHOD")
+    assert set(answer.headers["allow"].split(", ")) == methods
 
 
 FOREIGN_PAGES = (
