@@ -17,6 +17,8 @@ from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 MAX_SEED = 2**64 - 1
 MAX_GUIDANCE_SCALE = 100.0
 _SHOWN_LENGTH = 80
+# Of a number: what is told as a limit is one, to its last digit.
+EXACT = ".15g"
 
 
 @dataclass(frozen=True)
@@ -209,19 +211,19 @@ def check_cost(cost: float, max_cost: float | None, limits: RequestLimits, image
     """Raises InvalidArgument for a cost, in pixel steps of all pictures, above the deployment's limit or the client's
     own."""
     if cost > limits.max_request_cost:
-        limit = f"must be at most {limits.max_request_cost:g} pixel steps, got {cost:g}"
+        limit = f"must be at most {limits.max_request_cost:{EXACT}} pixel steps, got {cost:{EXACT}}"
         factors = "width_px x height_px x num_inference_steps" + (" x image_count" if image_count > 1 else "")
         raise InvalidArgument.of(factors, limit)
     if max_cost is not None and not cost <= _in_range("max_cost", max_cost, 0.0, math.inf):
         raise InvalidArgument.of(
-            "max_cost", f"must be at least the request's cost, {cost:g} pixel steps, got {max_cost:g}"
+            "max_cost", f"must be at least the request's cost, {cost:{EXACT}} pixel steps, got {max_cost:{EXACT}}"
         )
 
 
 def _in_range(field: str, value: float, least: float, most: float) -> float:
     # NaN fails every comparison, hence this one; infinity is refused even where the limit is open.
     if not least <= value <= most or math.isinf(value):
-        raise InvalidArgument.of(field, f"must be between {least:g} and {most:g}, got {value:g}")
+        raise InvalidArgument.of(field, f"must be between {least:{EXACT}} and {most:{EXACT}}, got {value:{EXACT}}")
     return value
 
 

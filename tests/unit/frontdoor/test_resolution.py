@@ -1,5 +1,6 @@
 import io
 import math
+import re
 from typing import Any
 
 import pytest
@@ -17,7 +18,13 @@ from pentimento.domain.image_request import (
 )
 from pentimento.testing.held_models import HELD
 from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
-from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
+from services.frontdoor.requests.resolution import (
+    RequestLimits,
+    check_cost,
+    check_idempotency_key,
+    resolve,
+    resolve_limits,
+)
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
 LIMITS = RequestLimits(max_request_cost=64 * 64 * 100)
@@ -184,6 +191,17 @@ def test_the_cost_of_all_pictures_together_is_limited() -> None:
         resolved(width_px=64, height_px=64, num_inference_steps=11, image_count=10)
     with pytest.raises(InvalidArgument, match="max_cost"):
         resolved(image_count=2, max_cost=resolved().cost * 2 - 1)
+
+
+def test_a_limit_that_is_told_is_the_limit() -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        check_cost(14_548_942.0, 1.0, RequestLimits())
+
+    told = re.search(r"cost, ([0-9.e+]+) pixel steps", refused.value.message)
+    assert told is not None
+    check_cost(14_548_942.0, float(told[1]), RequestLimits())
+    with pytest.raises(InvalidArgument, match="deadline_ms: must be between 1 and 3600000, got 0"):
+        resolve_limits(0, 0, RequestLimits())
 
 
 def test_a_decompression_bomb_is_refused_by_its_header() -> None:
