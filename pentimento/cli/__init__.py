@@ -4,6 +4,7 @@ import codecs
 import importlib
 import io
 import json
+import os
 import sys
 
 import click
@@ -64,6 +65,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: what went wrong is one line on stderr, and the exit code 1 (2 for wrong usage, 130 for Ctrl-C)."""
+    open_closed_streams()
     print_any_text()
     try:
         code = cli.main(standalone_mode=False)
@@ -87,6 +89,15 @@ def main() -> None:
         click.echo(f"pentimento: {words_of(error)}", err=True)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def open_closed_streams() -> None:
+    """Let what was closed of standard input, output and error be the null device: whatever is opened next would get
+    its descriptor, and what a library prints would go there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest descriptor that is free is the one that was closed.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def print_any_text() -> None:
