@@ -44,20 +44,29 @@ class Picture:
 
     def save(self, path: str | Path) -> Path:
         """Write the file whole or not at all. A PNG carries its provenance; its pixels stay what they were. What is no
-        file but a device or a pipe is written to, and not replaced."""
+        file but a device or a pipe is written to, and not replaced. OSError names the file."""
         target = Path(path)
         data = with_provenance(self.data, self.provenance) if self.format is ImageFormat.PNG else self.data
-        if target.exists() and not target.is_file():
-            target.write_bytes(data)
-            return target
-        fresh = target.with_name(target.name + ".tmp")
         try:
-            fresh.write_bytes(data)
-            fresh.replace(target)
-        except OSError:
-            fresh.unlink(missing_ok=True)
-            raise
+            if target.exists() and not target.is_file():
+                target.write_bytes(data)
+            else:
+                _put(data, target)
+        except OSError as error:
+            # That of a write names none, and that of the draft another.
+            raise OSError(error.errno, error.strerror, str(target)) from error
         return target
+
+
+def _put(data: bytes, target: Path) -> None:
+    draft = target.with_name(target.name + ".tmp")
+    try:
+        draft.write_bytes(data)
+        draft.replace(target)
+    except BaseException:
+        # An interrupt, too.
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def with_provenance(png: bytes, provenance: Provenance) -> bytes:

@@ -115,10 +115,23 @@ def test_a_picture_for_which_there_is_no_room_leaves_nothing(tmp_path: Path) -> 
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(OSError, match=r"File too large: '.*/picture\.png'$"):
             picture.save(tmp_path / "picture.png")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = Picture(png(), ImageFormat.PNG, 16, 8, provenance())
+
+    def interrupted(path: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        picture.save(tmp_path / "picture.png")
 
     assert list(tmp_path.iterdir()) == []
 
