@@ -155,11 +155,14 @@ def paint_one(
 
 
 def all_prompts(given: tuple[str, ...], file: Iterable[str] | None) -> tuple[str, ...]:
-    """Return the prompts of the command line and then those of a file, a line each. Raises UsageError for none."""
-    lines = tuple(line.strip() for line in file or () if line.strip())
-    if not given and not lines:
+    """Return the prompts of the command line and then those of a file, a line each. Raises UsageError for none, and
+    InvalidArgument for one that is no text."""
+    prompts = (*given, *(line.strip() for line in file or () if line.strip()))
+    if not prompts:
         raise click.UsageError("say what to paint: PROMPT, or --prompts-file FILE")
-    return (*given, *lines)
+    for number, prompt in enumerate(prompts, start=1) if len(prompts) > 1 else ():
+        valid_text(prompt, f"prompt {number}")
+    return prompts
 
 
 def check_for_many(output: Path | None, options: dict[str, Any]) -> None:
@@ -234,12 +237,12 @@ def init_image_from(image: Path | None, mask: Path | None, strength: float) -> I
     return InitImage(read_image("init-image", image), strength, read_image("mask", mask) if mask is not None else b"")
 
 
-def valid_text(prompt: str) -> str:
+def valid_text(prompt: str, field: str = "prompt") -> str:
     """The shell may hand over bytes that are no UTF-8; Python keeps them as surrogates that nothing can encode."""
     try:
         prompt.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument.of("prompt", "must be UTF-8 text") from None
+        raise InvalidArgument.of(field, "must be UTF-8 text") from None
     return prompt
 
 

@@ -21,7 +21,7 @@ from pentimento.cli.contact_sheet import save_contact_sheet
 from pentimento.cli.generate import all_prompts, summary
 from pentimento.cli.many_pictures import Bars, Outcomes, Wish, paint_all, tell
 from pentimento.cli.terminal_pictures import PictureProtocol, escape_of, protocol_of
-from pentimento.domain.errors import Internal, PentimentoError, ResourceExhausted
+from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError, ResourceExhausted
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import (
     Accepted,
@@ -181,6 +181,11 @@ async def test_a_picture_that_cannot_be_saved_ends_all_by_the_system_s_own_word(
 
 def test_prompts_are_those_of_the_command_line_and_then_the_lines_of_a_file() -> None:
     assert all_prompts(("a",), ["  b  \n", "\n", "c"]) == ("a", "b", "c")
+
+
+def test_which_of_many_prompts_is_no_text_is_told() -> None:
+    with pytest.raises(InvalidArgument, match=r"^prompt 3: must be UTF-8 text"):
+        all_prompts(("a",), ["b\n", "\udcff\n"])
 
 
 @pytest.mark.parametrize(
