@@ -47,6 +47,7 @@ class Client:
         self._loop = asyncio.new_event_loop()
         # Whether no work is begun any more, and whether none of it is looked at.
         self._closed = self._stopped = False
+        self._ending: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="pentimento-client", daemon=True)
         self._thread.start()
         try:
@@ -133,7 +134,16 @@ class Client:
         finally:
             # With the client its streams have ended: whoever lets go of one afterwards hears nothing of it.
             if not self._closed:
-                self._call(events.aclose())
+                self._let_go(events)
+
+    def _let_go(self, events: AsyncGenerator[T, None]) -> None:
+        if threading.current_thread() is not self._thread:
+            self._call(events.aclose())
+            return
+        # Of a generator that nobody closed the garbage collector lets go, on whichever thread: ours waits for nobody.
+        ending = self._loop.create_task(events.aclose())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     def submit(self, request: ImageRequest, *, idempotency_key: str = "", webhook_url: str = "") -> Accepted:
         """Have the request painted as a job, which goes on without this client; as `AsyncClient.submit`."""

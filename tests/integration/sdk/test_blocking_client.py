@@ -2,6 +2,7 @@
 
 import _weakrefset
 import asyncio
+import gc
 import sys
 import threading
 from contextlib import closing, suppress
@@ -68,6 +69,32 @@ async def test_a_stream_that_is_let_go_of_after_its_client_says_nothing(tmp_path
     async with serving(service, tmp_path) as address:
         await asyncio.to_thread(outlive, address)
         await asyncio.wait_for(service.cancelled.wait(), 120)
+
+
+async def test_a_stream_that_the_collector_finds_is_cancelled_on_whichever_thread(tmp_path: Path) -> None:
+    service = ScriptedImageService([for_ever, plays(ACCEPTED, COMPLETED)])
+
+    def lose(client: Client) -> None:
+        events = client.stream(ImageRequest("a circle"))
+        next(events)
+        cycle: list[object] = [events]
+        cycle.append(cycle)
+
+    def lose_and_go_on(address: str) -> bytes:
+        with Client(address) as client:
+            gc.disable()
+            try:
+                lose(client)
+                client._loop.call_soon_threadsafe(gc.collect)
+                return client.generate(ImageRequest("a circle")).data
+            finally:
+                gc.enable()
+
+    async with serving(service, tmp_path) as address:
+        picture = await asyncio.to_thread(lose_and_go_on, address)
+        await asyncio.wait_for(service.cancelled.wait(), 120)
+
+    assert picture == b"image"
 
 
 async def test_blocking_client_returns_the_picture(tmp_path: Path) -> None:
