@@ -26,7 +26,7 @@ from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.suite_status import SuiteStatus, as_document, gathered
 from pentimento.domain.errors import InvalidArgument
 from pentimento.reports.allocations import AllocationSample, sample_line
-from pentimento.rpc.channel import open_channel
+from pentimento.rpc.channel import ChannelOpener, channel_opener
 from pentimento.rpc.settings import RpcChannelSettings, client_settings
 
 T = TypeVar("T")
@@ -83,8 +83,7 @@ class Places:
     controller: str
     frontdoor: str
     gateway: str
-    token: str | None
-    channels: RpcChannelSettings
+    opening: ChannelOpener
 
 
 def find_places(addresses: dict[str, str | None], token: str, channels: RpcChannelSettings, state_dir: Path) -> Places:
@@ -93,8 +92,8 @@ def find_places(addresses: dict[str, str | None], token: str, channels: RpcChann
         suite = running_suite(state_dir)
         found = {"controller": suite.controller, "frontdoor": suite.frontdoor, "gateway": suite.gateway}
         channels = dataclasses.replace(channels, service_token_file=own_token_file(suite, token))
-        return Places(**{**found, **given}, token=token or None, channels=channels)
-    return Places(**given, token=token or None, channels=channels)
+        given = {**found, **given}
+    return Places(**given, opening=channel_opener(channels, token or None))
 
 
 async def look(places: Places) -> SuiteStatus:
@@ -102,7 +101,7 @@ async def look(places: Places) -> SuiteStatus:
 
     async def ask(address: str, question: Callable[[Channel], Awaitable[T]]) -> T:
         with naming(address):
-            async with open_channel(address, places.channels, places.token) as channel:
+            async with places.opening(address) as channel:
                 return await question(channel)
 
     async def nothing() -> None:

@@ -49,18 +49,24 @@ def open_channel(
 
     SettingsError when the token or the certificates cannot be read, InvalidArgument for a `token` that can be none.
     """
-    bearer = GivenToken(token) if token is not None else open_token(settings.service_token_file)
-    return _opened(address, settings, bearer, credentials, (OWN_CONNECTION,) if own_connection else ())
+    return _opened(
+        address, settings, bearer_of(settings, token), credentials, (OWN_CONNECTION,) if own_connection else ()
+    )
 
 
-def channel_opener(settings: RpcChannelSettings) -> ChannelOpener:
-    """Return what opens channels for as long as a process runs. The files of token and certificates are read now, and
-    again when they change: a channel that is opened while they are written is opened by what they held before.
+def channel_opener(settings: RpcChannelSettings, token: str | None = None) -> ChannelOpener:
+    """Return what opens channels for as long as a process runs, with the `token` as in `open_channel`. The files of
+    token and certificates are read now, and again when they change: a channel that is opened while they are written is
+    opened by what they held before.
 
     SettingsError when one does not hold now what it should.
     """
-    bearer, credentials = open_token(settings.service_token_file), ClientCredentials(settings)
+    bearer, credentials = bearer_of(settings, token), ClientCredentials(settings)
     return lambda address: _opened(address, settings, bearer, credentials)
+
+
+def bearer_of(settings: RpcChannelSettings, token: str | None) -> "Token":
+    return GivenToken(token) if token is not None else open_token(settings.service_token_file)
 
 
 def _opened(

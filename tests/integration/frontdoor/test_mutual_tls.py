@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pentimento.cli import cli
+from pentimento.cli.status import find_places, look
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pentimento.rpc.settings import client_settings
 from pentimento.sdk import AsyncClient, Client, RetryPolicy
@@ -100,6 +101,15 @@ async def test_commands_show_theirs_to_whomever_they_call(address: str, authorit
     assert json.loads(seen.stdout)["frontdoor"] is not None
     assert [type(one.exception) for one in refused] == [Unavailable] * 3
     assert [type(one.exception) for one in reached] == [FailedPrecondition] * 2
+
+
+async def test_looks_go_on_while_certificates_are_written(address: str, authority: Authority, folder: Path) -> None:
+    shown = authority.issue("watcher")
+    addresses: dict[str, str | None] = {f"{name}_address": address for name in ("controller", "frontdoor", "gateway")}
+    places = find_places(addresses, "", client_settings(**files(authority, shown)), folder)
+    shown.key.write_text("-----BEGIN ")
+
+    assert (await look(places)).frontdoor is not None
 
 
 async def test_files_may_stand_in_the_environment(
