@@ -169,6 +169,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
+        # HTTP/1.0 knows no answer before the answer: who sends Expect there is not asked (RFC 9110, 10.1.1).
+        cycle.waiting_for_100_continue &= cycle.scope["http_version"] != "1.0"
         super()._start_asgi_task(cycle, unwanted_body(cycle, app) if cycle.waiting_for_100_continue else app)
 
     def on_body(self, body: bytes) -> None:

@@ -37,6 +37,12 @@ async def test_a_connection_goes_on_behind_a_body_that_was_wanted(edge: EdgeUnde
     assert answers.count(b"HTTP/1.1 200 OK\r\n") == 2
 
 
+async def test_nobody_is_asked_for_a_body_in_a_version_that_has_no_such_question(edge: EdgeUnderTest) -> None:
+    answer = await answer_to(edge, waiting(JSON_HEAD.replace(b"HTTP/1.1", b"HTTP/1.0")), GOOD)
+
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 @limited(idle_timeout_s=1.0)
 async def test_a_connection_whose_body_ends_behind_its_answer_does_not_idle_for_ever(edge: EdgeUnderTest) -> None:
     async with connection(edge) as (reader, writer):
