@@ -23,6 +23,7 @@ from pentimento.domain.image_request import (
 from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl, ResultUrlServer
 from pentimento.domain.requests import RequestState
 from pentimento.wire.adapters import adapter_from_proto
+from pentimento.wire.carried import carried_by
 from pentimento.wire.enumerations import REQUEST_STATES, RESULT_URL_SERVERS
 from pentimento.wire.image import (
     event_from_proto,
@@ -52,12 +53,8 @@ class ImageClient:
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed. `omit_progress`: not routed, and of the progress only what has a
         preview."""
-        message = pb.GenerateRequest(
-            request=request_to_proto(request),
-            idempotency_key=idempotency_key,
-            preview_interval_steps=preview_interval_steps,
-            omit_progress=omit_progress,
-        )
+        message = generate_to_proto(request, idempotency_key, preview_interval_steps)
+        message.omit_progress = omit_progress
         async with aclosing(_events(self._stub.Generate(message))) as events:
             async for event in events:
                 yield event
@@ -67,7 +64,9 @@ class ImageClient:
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed of a request's picture, painted again."""
         message = replay_to_proto(request)
-        message.idempotency_key, message.preview_interval_steps = idempotency_key, preview_interval_steps
+        values = {"idempotency_key": idempotency_key, "preview_interval_steps": preview_interval_steps}
+        with carried_by(pb.ReplayRequest, values):
+            message.idempotency_key, message.preview_interval_steps = idempotency_key, preview_interval_steps
         async with aclosing(_events(self._stub.Replay(message))) as events:
             async for event in events:
                 yield event
@@ -76,12 +75,9 @@ class ImageClient:
         self, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0, webhook_url: str = ""
     ) -> Accepted:
         """Have the request painted as a job, and return its id. `webhook_url` is called once it has ended."""
-        generate = pb.GenerateRequest(
-            request=request_to_proto(request),
-            idempotency_key=idempotency_key,
-            preview_interval_steps=preview_interval_steps,
-        )
-        webhook = pb.Webhook(url=webhook_url) if webhook_url else None
+        generate = generate_to_proto(request, idempotency_key, preview_interval_steps)
+        with carried_by(pb.Webhook, {"url": webhook_url}, "webhook."):
+            webhook = pb.Webhook(url=webhook_url) if webhook_url else None
         with domain_errors():
             answer = await self._stub.Submit(pb.SubmitRequest(generate=generate, webhook=webhook))
         return Accepted(answer.request_id, answer.replayed, tuple(answer.image_request_ids))
@@ -113,7 +109,8 @@ class ImageClient:
 
     async def pin(self, request_id: str, duration_ms: int, timeout_s: float | None = None) -> PinnedPicture:
         """Keep what a completed request's picture started from for so long from now, so that it can be replayed."""
-        message = pb.PinRequest(request_id=request_id, duration_ms=duration_ms)
+        with carried_by(pb.PinRequest, {"request_id": request_id, "duration_ms": duration_ms}):
+            message = pb.PinRequest(request_id=request_id, duration_ms=duration_ms)
         with domain_errors():
             return pinned_from_proto(await self._stub.Pin(message, timeout=timeout_s))
 
@@ -141,7 +138,8 @@ class ImageClient:
         self, request: ImageRequest, timeout_s: float | None = None, *, neighbour_count: int = 0
     ) -> Explanation:
         """Return the route that `generate` would take now, and so many of the cache's nearest entries."""
-        message = pb.ExplainRequest(request=request_to_proto(request), neighbour_count=neighbour_count)
+        with carried_by(pb.ExplainRequest, {"neighbour_count": neighbour_count}):
+            message = pb.ExplainRequest(request=request_to_proto(request), neighbour_count=neighbour_count)
         with domain_errors():
             return explanation_from_proto(await self._stub.Explain(message, timeout=timeout_s))
 
@@ -162,6 +160,17 @@ class ImageClient:
         with domain_errors():
             answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
         return RESULT_URL_SERVERS.from_proto(answer.result_url_server) if answer.result_url_server else None
+
+
+def generate_to_proto(request: ImageRequest, idempotency_key: str, preview_interval_steps: int) -> pb.GenerateRequest:
+    """Return a call for a picture. InvalidArgument names a value that no message carries."""
+    values = {"idempotency_key": idempotency_key, "preview_interval_steps": preview_interval_steps}
+    with carried_by(pb.GenerateRequest, values):
+        return pb.GenerateRequest(
+            request=request_to_proto(request),
+            idempotency_key=idempotency_key,
+            preview_interval_steps=preview_interval_steps,
+        )
 
 
 async def _events(call: Any) -> AsyncGenerator[GenerateEvent, None]:

@@ -22,6 +22,7 @@ from pentimento.domain.image_request import (
     RequestStatus,
     Routed,
 )
+from pentimento.wire.carried import carried_by
 from pentimento.wire.enumerations import CACHE_MODES, IMAGE_FORMATS, REQUEST_STATES
 from pentimento.wire.error_codes import code_number_of, error_class_of
 from pentimento.wire.generation import (
@@ -60,18 +61,32 @@ _OPTIONAL = (
 
 
 def request_to_proto(request: ImageRequest) -> pb.ImageRequest:
-    return pb.ImageRequest(
-        prompt=request.prompt,
-        negative_prompt=request.negative_prompt,
-        model=request.model,
-        scheduler=request.scheduler,
-        loras=[pb.AskedLora(**asdict(lora)) for lora in request.loras],
-        controlnets=[pb.AskedControlNet(**asdict(controlnet)) for controlnet in request.controlnets],
-        init_image=init_image_to_proto(request.init_image) if request.init_image else None,
-        cache=CACHE_MODES.to_proto(request.cache),
-        format=IMAGE_FORMATS.to_proto(request.format),
-        **{name: getattr(request, name) for name in _OPTIONAL},
-    )
+    """Return what is asked for. InvalidArgument names a value that no message carries."""
+    with carried_by(pb.ImageRequest, vars(request)):
+        return pb.ImageRequest(
+            prompt=request.prompt,
+            negative_prompt=request.negative_prompt,
+            model=request.model,
+            scheduler=request.scheduler,
+            loras=[asked_lora_to_proto(lora, index) for index, lora in enumerate(request.loras)],
+            controlnets=[asked_controlnet_to_proto(one, index) for index, one in enumerate(request.controlnets)],
+            init_image=init_image_to_proto(request.init_image) if request.init_image else None,
+            cache=CACHE_MODES.to_proto(request.cache),
+            format=IMAGE_FORMATS.to_proto(request.format),
+            **{name: getattr(request, name) for name in _OPTIONAL},
+        )
+
+
+def asked_lora_to_proto(lora: AskedLora, index: int) -> pb.AskedLora:
+    values = asdict(lora)
+    with carried_by(pb.AskedLora, values, f"loras[{index}]."):
+        return pb.AskedLora(**values)
+
+
+def asked_controlnet_to_proto(controlnet: AskedControlNet, index: int) -> pb.AskedControlNet:
+    values = asdict(controlnet)
+    with carried_by(pb.AskedControlNet, values, f"controlnets[{index}]."):
+        return pb.AskedControlNet(**values)
 
 
 def request_from_proto(message: pb.ImageRequest) -> ImageRequest:
@@ -119,11 +134,13 @@ def request_to_bytes(request: ImageRequest) -> bytes:
 
 
 def replay_to_proto(request: ReplayRequest) -> pb.ReplayRequest:
-    return pb.ReplayRequest(
-        request_id=request.request_id,
-        inputs=[pb.ReplayInput(field=place, data=data) for place, data in request.inputs],
-        deadline_ms=request.deadline_ms,
-    )
+    """Return what is asked for. InvalidArgument names a value that no message carries."""
+    with carried_by(pb.ReplayRequest, vars(request)):
+        return pb.ReplayRequest(
+            request_id=request.request_id,
+            inputs=[pb.ReplayInput(field=place, data=data) for place, data in request.inputs],
+            deadline_ms=request.deadline_ms,
+        )
 
 
 def replay_from_proto(message: pb.ReplayRequest) -> ReplayRequest:

@@ -1,0 +1,54 @@
+"""Values that no message carries are refused by name before they are sent."""
+
+from typing import Any
+
+import pytest
+
+from pentimento.api.image.v1 import image_service_pb2 as pb
+from pentimento.clients.image import generate_to_proto
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.image_request import AskedControlNet, AskedLora, ImageRequest, ReplayRequest
+from pentimento.wire.carried import carried_by
+from pentimento.wire.image import replay_to_proto, request_to_proto
+
+HALF = "canary\ud800"
+TEXT = "must be text that UTF-8 can carry"
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"seed": -1}, "seed: must be between 0 and 18446744073709551615"),
+        ({"seed": 2**64}, "seed: must be between 0 and 18446744073709551615"),
+        ({"seed": 10**5000}, "seed: must be between 0 and 18446744073709551615"),
+        ({"width_px": 2**63}, "width_px: must be between -9223372036854775808 and 9223372036854775807"),
+        ({"prompt": HALF}, f"prompt: {TEXT}"),
+        ({"model": HALF}, f"model: {TEXT}"),
+        ({"loras": (AskedLora("a"), AskedLora(HALF))}, rf"loras\[1\]\.name: {TEXT}"),
+        ({"controlnets": (AskedControlNet(HALF, b""),)}, rf"controlnets\[0\]\.name: {TEXT}"),
+    ],
+)
+def test_a_value_of_a_request_is_named(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{says}") as refused:
+        request_to_proto(ImageRequest(**{"prompt": "a circle", **values}))
+
+    assert "canary" not in str(refused.value)
+
+
+def test_what_goes_with_a_request_is_named() -> None:
+    with pytest.raises(InvalidArgument, match=r"^preview_interval_steps: must be between 0 and 4294967295"):
+        generate_to_proto(ImageRequest("a circle"), "", -1)
+    with pytest.raises(InvalidArgument, match=f"^idempotency_key: {TEXT}"):
+        generate_to_proto(ImageRequest("a circle"), HALF, 0)
+    with pytest.raises(InvalidArgument, match=r"^seed: "):
+        generate_to_proto(ImageRequest("a circle", seed=-1), "", 0)
+
+
+def test_a_value_of_a_replay_is_named() -> None:
+    with pytest.raises(InvalidArgument, match=f"^request_id: {TEXT}"):
+        replay_to_proto(ReplayRequest(HALF))
+
+
+def test_what_is_wrong_otherwise_stays_what_it_is() -> None:
+    with pytest.raises(ValueError, match="of another kind"), carried_by(pb.PinRequest, {"duration_ms": 1}):
+        raise ValueError("of another kind")
