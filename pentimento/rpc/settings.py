@@ -118,7 +118,9 @@ class RpcChannelSettings:
 
 
 def client_settings(
-    tls_ca_file: Path | None = None, tls_client_cert_file: Path | None = None, tls_client_key_file: Path | None = None
+    tls_ca_file: str | Path | None = None,
+    tls_client_cert_file: str | Path | None = None,
+    tls_client_key_file: str | Path | None = None,
 ) -> RpcChannelSettings:
     """Return how a client of ours calls. InvalidArgument names the file without which another is of no use."""
     shown = {"tls_client_cert_file": tls_client_cert_file, "tls_client_key_file": tls_client_key_file}
@@ -126,7 +128,10 @@ def client_settings(
         for name, file in {**shown, "tls_ca_file": tls_ca_file}.items():
             if file is None:
                 raise InvalidArgument.of(name, "must be given where a client's certificate or its key is")
-    return RpcChannelSettings(None, tls_ca_file, tls_client_cert_file, tls_client_key_file)
+    authorities, certificate, key = (
+        Path(file) if file is not None else None for file in (tls_ca_file, tls_client_cert_file, tls_client_key_file)
+    )
+    return RpcChannelSettings(None, authorities, certificate, key)
 
 
 def with_receiving_room(settings: RpcServerSettings, stream_count: int, message_bytes: int) -> RpcServerSettings:

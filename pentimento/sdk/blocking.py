@@ -38,9 +38,9 @@ class Client:
         address: str,
         *,
         token: str = "",
-        tls_ca_file: Path | None = None,
-        tls_client_cert_file: Path | None = None,
-        tls_client_key_file: Path | None = None,
+        tls_ca_file: str | Path | None = None,
+        tls_client_cert_file: str | Path | None = None,
+        tls_client_key_file: str | Path | None = None,
         retries: RetryPolicy | None = None,
     ) -> None:
         """As `AsyncClient`."""

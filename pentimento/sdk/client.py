@@ -44,9 +44,9 @@ class AsyncClient:
         address: str,
         *,
         token: str = "",
-        tls_ca_file: Path | None = None,
-        tls_client_cert_file: Path | None = None,
-        tls_client_key_file: Path | None = None,
+        tls_ca_file: str | Path | None = None,
+        tls_client_cert_file: str | Path | None = None,
+        tls_client_key_file: str | Path | None = None,
         retries: RetryPolicy | None = None,
     ) -> None:
         """`tls_ca_file`: PEM authorities of the server, which is called over TLS then; the other two are shown to one
