@@ -72,7 +72,7 @@ def quota_exceeded(tenant_bytes: int) -> ResourceExhausted:
 def _pin(connection: Connection, wanted: PicturePin, tenant_bytes: int, now: float) -> PicturePin | None:
     is_theirs = and_(_requests.c.request_id == wanted.request_id, _requests.c.tenant == wanted.tenant)
     if connection.execute(select(_requests.c.request_id).where(is_theirs)).first() is None:
-        raise NotFound("UNKNOWN_REQUEST", "request_id: there is no such request")
+        raise NotFound.of("UNKNOWN_REQUEST", "request_id", "there is no such request")
     former = _find(connection, wanted.tenant, wanted.request_id, now)
     others = _pinned_bytes(connection, wanted.tenant, now) - (former.size_bytes if former else 0)
     if others + wanted.size_bytes > tenant_bytes:

@@ -114,7 +114,7 @@ class TenantRequests:
 
 def unknown_request() -> NotFound:
     """Return what is raised for an id that the tenant has no request of."""
-    return NotFound("UNKNOWN_REQUEST", "request_id: there is no such request")
+    return NotFound.of("UNKNOWN_REQUEST", "request_id", "there is no such request")
 
 
 def statuses_by_index(ids: Sequence[str], found: Mapping[str, RequestStatus]) -> tuple[RequestStatus, ...]:

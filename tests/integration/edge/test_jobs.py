@@ -139,6 +139,8 @@ async def test_a_wrong_query_is_refused_by_name(shared_edge: EdgeUnderTest, quer
     answer = await shared_edge.http.get(f"/v1/jobs?{query}")
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    # The contract has another name for it.
+    assert "page_token" not in answer.text
 
 
 @IN_A_SHARED_LOOP
@@ -227,7 +229,10 @@ async def test_a_job_that_is_not_there_is_not_found(edge: EdgeUnderTest) -> None
     calls = [("GET", ""), ("GET", "/result"), ("GET", "/events"), ("POST", "/cancel"), ("POST", "/url")]
     answers = [await edge.http.request(method, f"/v1/jobs/r-unknown{path}") for method, path in calls]
 
-    assert {(answer.status_code, answer.json()["error"]["code"]) for answer in answers} == {(404, "UNKNOWN_REQUEST")}
+    errors = [(answer.status_code, answer.json()["error"]) for answer in answers]
+    assert {(status, error["code"], error["param"]) for status, error in errors} == {
+        (404, "UNKNOWN_REQUEST", "request_id")
+    }
 
 
 async def test_several_pictures_are_shown_and_fetched_together(edge: EdgeUnderTest) -> None:
