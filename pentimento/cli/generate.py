@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,13 +182,10 @@ def paint_many(
     prompts: Sequence[str], options: dict[str, Any], protocol: PictureProtocol | None, *, as_json: bool
 ) -> None:
     """Save and describe the pictures of all prompts. Exits with 1 where one failed; the others are there."""
-    key = options["idempotency_key"]
-    wishes = [
-        Wish(number, request_from(prompt, options), f"{key}-{number}" if key and len(prompts) > 1 else key)
-        for number, prompt in enumerate(prompts, start=1)
-    ]
+    wishes = wishes_of(prompts, options)
     options["output_dir"].mkdir(parents=True, exist_ok=True)
-    outcomes = Outcomes(options["output_dir"])
+    are_shown = options["contact_sheet"] is not None or protocol is not None
+    outcomes = Outcomes(options["output_dir"], keeps_data=are_shown)
     try:
         with Bars(sum(wish.count for wish in wishes), quiet=as_json) as bars:
             ask_frontdoor(options, lambda client: paint_all(client, wishes, options["parallel"], outcomes, bars))
@@ -202,6 +200,15 @@ def paint_many(
             show_picture(picture.data, protocol)
     if outcomes.errors:
         sys.exit(1)
+
+
+def wishes_of(prompts: Sequence[str], options: dict[str, Any]) -> list[Wish]:
+    """Return a wish for each prompt. What images they come with is read once, and held once."""
+    key, first = options["idempotency_key"], request_from(prompts[0], options)
+    return [
+        Wish(number, replace(first, prompt=prompt), f"{key}-{number}" if key and len(prompts) > 1 else key)
+        for number, prompt in enumerate(prompts, start=1)
+    ]
 
 
 def request_from(prompt: str, options: dict[str, Any]) -> ImageRequest:

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -40,9 +40,11 @@ class Wish:
 
 @dataclass
 class Outcomes:
-    """What became of wishes: files and pictures, or errors, by (number of the prompt, index of the picture)."""
+    """What became of wishes: files and pictures, or errors, by (number of the prompt, index of the picture).
+    `keeps_data`: the pictures have their data, too, and not the files alone: thousands are more than memory holds."""
 
     directory: Path
+    keeps_data: bool = False
     files: dict[tuple[int, int], Path] = field(default_factory=dict)
     pictures: dict[tuple[int, int], Picture] = field(default_factory=dict)
     errors: dict[tuple[int, int], PentimentoError] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class Outcomes:
             place, picture = (wish.number, event.image_index), Picture.of(event)
             name = f"{wish.number:03}-{event.image_index}-{picture.provenance.spec.seed}.png"
             self.files[place] = picture.save(self.directory / name)
-            self.pictures[place] = picture
+            self.pictures[place] = picture if self.keeps_data else replace(picture, data=b"")
         elif isinstance(event, PictureFailed):
             self.errors[wish.number, event.image_index] = event.error
 

@@ -76,6 +76,27 @@ FULL = ResourceExhausted("QUEUE_FULL", "the queue is full")
 BROKEN = PictureFailed("p2-x-1", 1, Internal("BROKEN", "the decoder broke"))
 
 
+async def test_data_of_pictures_that_nobody_is_shown_is_in_their_files_alone(tmp_path: Path) -> None:
+    outcomes = await painted(tmp_path, [B], b=[completed(0, 7)])
+
+    assert outcomes.pictures[2, 0].data == b"" and outcomes.files[2, 0].stat().st_size > len(png("red"))
+
+
+def test_an_image_that_many_start_from_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "start.png").write_bytes(png("blue"))
+    seen: list[bytes] = []
+
+    async def hear(client: object, wishes: list[Wish], *_: object) -> None:
+        seen.extend(wish.request.init_image.image for wish in wishes if wish.request.init_image is not None)
+
+    monkeypatch.setattr("pentimento.cli.generate.paint_all", hear)
+    arguments = ["generate", "a", "b", "--address", "unix:/none", "--output-dir", str(tmp_path)]
+    done = CliRunner().invoke(cli, [*arguments, "--init-image", str(tmp_path / "start.png")])
+
+    assert done.exit_code == 0, done.output
+    assert seen[0] is seen[1]
+
+
 class OnePicture:
     """Answers any request with one picture, and notes what was asked."""
 
