@@ -21,6 +21,8 @@ from services.edge.settings import HttpSettings
 LEAST_READ_BYTES_PER_S = 1024
 # What a sender has before it may have to make room for others.
 SENDING_GRACE_S = 1.0
+# For how long the rest of a body may be silent behind the last answer of its connection.
+LAST_BODY_S = 2.0
 MAX_PIPELINED = 8
 # Of a request's scope: a handler ends the connection by it, for a bound of its own.
 CUT_OFF_EXTENSION = "pentimento.cut_off"
@@ -69,6 +71,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._refused = False
         # The request that is answered now; `cycle` is the one that came last.
         self._answered: RequestResponseCycle | None = None
+        # Whether the last answer is there, and said so, but not yet its request's body.
+        self._ends_with_body = False
         # Whether what is parsed is a head that was heard before.
         self._heard = False
 
@@ -171,7 +175,31 @@ class BoundedHttp(HttpToolsProtocol):
         self._answered = cycle
         # HTTP/1.0 knows no answer before the answer: who sends Expect there is not asked (RFC 9110, 10.1.1).
         cycle.waiting_for_100_continue &= cycle.scope["http_version"] != "1.0"
-        super()._start_asgi_task(cycle, unwanted_body(cycle, app) if cycle.waiting_for_100_continue else app)
+        may_end = cycle.waiting_for_100_continue or not cycle.keep_alive
+        super()._start_asgi_task(cycle, self._ending(cycle, app) if may_end else app)
+
+    def _ending(self, cycle: RequestResponseCycle, app: Any) -> Any:
+        """Return the application of a request whose connection may end with its answer. Where the body is still coming
+        then, it is read to its end first: a client, or a proxy, that writes into a closed connection hears of that, and
+        nothing of the answer. Where the sender keeps the body until it is asked for (Expect) the connection ends at
+        once: nobody knows whether the body is sent then, or the next request."""
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            is_kept_back = False
+
+            async def told(message: Any) -> None:
+                nonlocal is_kept_back
+                if message["type"] == "http.response.start":
+                    is_kept_back = cycle.waiting_for_100_continue and cycle.more_body
+                    cycle.keep_alive &= not is_kept_back
+                elif not message.get("more_body") and cycle.more_body and not (cycle.keep_alive or is_kept_back):
+                    cycle.keep_alive = self._ends_with_body = True
+                    self._progress = time.monotonic()
+                await send(message)
+
+            await app(scope, receive, told)
+
+        return answer
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -182,7 +210,10 @@ class BoundedHttp(HttpToolsProtocol):
         if not self._refused and not (self.parser.should_upgrade() and self._lengths()):
             super().on_message_complete()
             self._enter(ConnectionPhase.ANSWER)
-            if self.cycle.response_complete:
+            if self._ends_with_body:
+                self._refused = True
+                self.transport.close()
+            elif self.cycle.response_complete:
                 # Its body ends behind its answer: uvicorn has begun to wait for another request before, and was
                 # disturbed.
                 self._idle[self] = None
@@ -210,7 +241,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(408, "header_timeout")
         elif self._phase is ConnectionPhase.BODY and not self.flow.read_paused:
             silent_s = now - self._progress
-            if taken_s > limits.body_timeout_s or silent_s > limits.idle_timeout_s:
+            if self._ends_with_body and silent_s > LAST_BODY_S:
+                self.transport.close()
+            elif taken_s > limits.body_timeout_s or silent_s > limits.idle_timeout_s:
                 self._refuse(408, "body_timeout")
 
     def _make_room(self) -> None:
@@ -291,21 +324,6 @@ class BoundedHttp(HttpToolsProtocol):
         self._refused = True
         self._idle.pop(self, None)
         self.transport.abort()
-
-
-def unwanted_body(cycle: RequestResponseCycle, app: Any) -> Any:
-    """Return the application of a request whose sender keeps its body until it is asked for (Expect). Where it is
-    answered without, the connection ends: nobody knows whether a body is sent then, or the next request."""
-
-    async def ending(scope: Any, receive: Any, send: Any) -> None:
-        async def told(message: Any) -> None:
-            if cycle.waiting_for_100_continue and cycle.more_body:
-                cycle.keep_alive = False
-            await send(message)
-
-        await app(scope, receive, told)
-
-    return ending
 
 
 def end_longest_readers(connections: Iterable[BoundedHttp], max_unread_bytes: int) -> None:

@@ -63,3 +63,25 @@ async def test_a_connection_whose_body_ended_behind_its_answer_makes_room(edge: 
         async with connection(edge), connection(edge):
             with suppress(ConnectionResetError):
                 await oldest.read()
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+async def test_who_closes_behind_a_refusal_may_send_the_whole_body_first(edge: EdgeUnderTest, version: bytes) -> None:
+    """As proxies do that speak HTTP/1.0: nginx answers for an edge that it cannot write to."""
+    chunk, count = b" " * 65536, 64
+    head = WRONG_TYPE.replace(b"HTTP/1.1", version)
+    async with connection(edge) as (reader, writer):
+        writer.write(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % (len(chunk) * count))
+        answer = await reader.readuntil(b"\r\n\r\n")
+        for _ in range(count):
+            writer.write(chunk)
+            await writer.drain()
+        await reader.read()
+
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"\r\nconnection: close\r\n" in answer
+
+
+async def test_a_body_that_does_not_come_behind_the_last_answer_is_not_waited_for(edge: EdgeUnderTest) -> None:
+    answer = await answer_to(edge, WRONG_TYPE + b"Connection: close\r\nContent-Length: 100\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
