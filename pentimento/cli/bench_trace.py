@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pentimento.cli.connection import read_token, tls_files
+from pentimento.cli.json_output import say
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.folders import check_folder
@@ -54,7 +56,11 @@ def tell_study(path: Path, options: Mapping[str, Any]) -> None:
     vectors, encoder = _vectors(log, options)
     provenance = {"log_sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "encoder": encoder}
     study = make_study(log, vectors, settings, provenance)
-    click.echo((study_as_json if options["as_json"] else study_as_text)(study), nl=False)
+    if options["as_json"]:
+        # A file has it in lines; whoever reads standard output has a line for a document.
+        say(json.loads(study_as_json(study)), "", as_json=True)
+    else:
+        click.echo(study_as_text(study), nl=False)
     for file in options["reports"]:
         write_study(study, file)
 

@@ -79,7 +79,7 @@ def list_registered(as_json: bool, **options: Any) -> None:
     """Lists what is registered."""
     registered = call(options, lambda client: client.registered(CALL_TIMEOUT_S))
     if as_json:
-        click.echo(json.dumps(to_json(registered), indent=1))
+        say(to_json(registered), "", as_json=True)
     else:
         Console().print(models_table(registered))
         for cascade in registered.cascades:

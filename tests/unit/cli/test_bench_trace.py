@@ -45,6 +45,13 @@ def test_a_log_with_its_embeddings_gives_all_forms(log, tmp_path):
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_study_for_a_program_is_one_line(log, tmp_path):
+    shown = run(log, "--embeddings", tmp_path / "log.npy", "--json")
+
+    assert json.loads(shown)["provenance"]["encoder"] == "log.npy"
+    assert shown.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [

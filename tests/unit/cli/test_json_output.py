@@ -13,6 +13,7 @@ from pentimento.cli import SUBCOMMANDS, adapters, bench_report, cli, detached, m
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.image_request import PinnedPicture
+from pentimento.domain.models import RegisteredModels
 from pentimento.reports import Run
 from pentimento.supervisor.state import Endpoint, StateDirectory
 
@@ -95,6 +96,14 @@ def test_reports_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     bench_report.show(reports, (), as_json=True)
 
     assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["one", "two"]
+
+
+def test_what_is_registered_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "call", lambda options, question: RegisteredModels(()))
+
+    done = CliRunner().invoke(models.list_registered, ["--json"])
+
+    assert done.output == '{"models": [], "cascades": []}\n'
 
 
 def test_a_model_that_is_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
