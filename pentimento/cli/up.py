@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
@@ -25,7 +26,7 @@ from pentimento.cli.numbers import FiniteRange
 from pentimento.devices.emulation import EmulatedFleet, read_fleet
 from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.files.private_files import keep_files_private
-from pentimento.rpc.settings import RpcServerSettings
+from pentimento.rpc.settings import RpcServerSettings, check_address, check_http_address, is_unix
 from pentimento.settings.loading import setting_of
 from pentimento.settings.sources import COMMON
 from pentimento.supervisor.access import SuiteTokens, keep_signing_key, write_grant_key
@@ -206,8 +207,8 @@ def up(
         cascade=cascade,
         encoder=encoder_path,
         copies=options["workers"],
-        public=with_free_port(options["listen"]),
-        http=with_free_port(served_http(options["http"])),
+        public=with_free_port("--listen", options["listen"]),
+        http=with_free_port("--http", served_http(options["http"]), check_http_address),
         admin=administered(options["admin_listen"], token_file),
         device=options["device"],
         threads=options["threads"],
@@ -260,7 +261,7 @@ def administered(listen: str, token_file: Path | None) -> str:
     """Return where tenants are administered, "" for nowhere. Raises click.UsageError where everybody could."""
     if listen and token_file is None:
         raise click.UsageError("--admin-listen needs --token-file: without one everybody is an administrator")
-    return listen if listen.startswith("unix:") else with_free_port(listen)
+    return with_free_port("--admin-listen", listen)
 
 
 def served_cascade(models: str, discriminators: tuple[str, ...], threshold: float) -> ServedCascade | None:
@@ -368,10 +369,17 @@ def announce(view: LogView, settings: SuiteSettings, state: StateDirectory, as_j
     view.note(f"the public API is at {settings.public or endpoint.frontdoor}; logs and stores are in {state.path}")
 
 
-def with_free_port(listen: str) -> str:
-    """Port 0 becomes a port that is free now, so that it can be told before the frontdoor has it."""
+def with_free_port(flag: str, listen: str, check: Callable[[str, str], None] = check_address) -> str:
+    """Port 0 becomes a port that is free now, so that it can be told before the frontdoor has it. UsageError for what
+    is no address, before anything is started for it."""
+    if not listen:
+        return ""
+    try:
+        check(flag, listen)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     host, _, port = listen.rpartition(":")
-    if port != "0":
+    if is_unix(listen) or port != "0":
         return listen
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host.strip("[]"), 0))

@@ -83,3 +83,11 @@ def test_an_option_that_lacks_another_or_excludes_it_is_wrong_usage(arguments: l
     done = CliRunner().invoke(cli, arguments)
 
     assert (done.exit_code, f"Error: {words}\n" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--listen=here", "--http=unix:/there", "--http=127.0.0.1:65536"])
+def test_an_address_that_is_none_is_refused_before_anything_is_started(option: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["up", option, "--state-dir", str(tmp_path / "state")])
+
+    assert (done.exit_code, f"Error: {option.partition('=')[0]} must be " in done.output) == (2, True)
+    assert not (tmp_path / "state").exists()
