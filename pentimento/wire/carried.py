@@ -19,8 +19,8 @@ BOUNDS = {
 
 @contextmanager
 def carried_by(kind: type[Message], values: Mapping[str, Any], place: str = "") -> Iterator[None]:
-    """A block that makes such a message of these values, by the names of its fields. InvalidArgument names the one that
-    it cannot carry, behind its `place`: a server, which has the limits that count, would never see it."""
+    """Make such a message of these values, by the names of its fields, within the block. InvalidArgument names the one
+    that it cannot carry, behind its `place`: a server, which has the limits that count, would never see it."""
     try:
         yield
     except ValueError:
