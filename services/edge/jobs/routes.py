@@ -138,6 +138,10 @@ class JobEvents:
             # What is wrong with the call is told by the answer's status.
             first = await anext(events)
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            if request.method == "HEAD":
+                # Its answer is whole: the connection is free for the next request, however long the job takes.
+                await send({"type": "http.response.body", "body": b""})
+                return
             await send_part(send, event_of(first))
             try:
                 async with aclosing(with_heartbeats(events)) as beating:

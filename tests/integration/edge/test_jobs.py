@@ -13,6 +13,7 @@ from PIL import Image
 from pentimento.domain.generation import InitImage
 from pentimento.testing.paced_worker import picture_of
 from tests.integration.edge.conftest import IN_A_SHARED_LOOP, EdgeUnderTest
+from tests.integration.edge.sockets import connection
 
 ASKED = {"prompt": "a red circle", "num_inference_steps": 3, "seed": 1}
 
@@ -64,6 +65,21 @@ async def test_events_tell_of_a_job_and_leaving_them_cancels_nothing(edge: EdgeU
     names = [line.removeprefix("event: ") for line in heard.text.splitlines() if line.startswith("event: ")]
     assert heard.headers["content-type"].startswith("text/event-stream")
     assert (names[0], names[-1]) == ("job.accepted", "job.completed")
+    assert (await ended(edge, job_id))["status"] == "completed"
+
+
+async def test_who_asks_for_the_head_of_events_alone_does_not_wait_for_the_job(edge: EdgeUnderTest) -> None:
+    edge.worker.hold.clear()
+    job_id = (await submit(edge)).json()["id"]
+    await edge.worker.wait_until(lambda: edge.worker.running)
+    async with connection(edge) as (reader, writer):
+        writer.write(f"HEAD /v1/jobs/{job_id}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        heads = [await reader.readuntil(b"\r\n\r\n")]
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+    edge.worker.hold.set()
+
+    assert b"text/event-stream" in heads[0] and b"application/json" in heads[1]
     assert (await ended(edge, job_id))["status"] == "completed"
 
 
