@@ -175,7 +175,7 @@ def test_of_two_gateways_that_evict_at_once_one_lets_go_of_what_is_too_much(
             if not others:
                 evict = theirs.evict_items if of_items else theirs.evict
                 others.append(evict(lambda held: gives_way(held, limits), grace_s=0))
-                while not (others[0].done() or somebody_waits(url)):
+                while not (others[0].done() or waiting_count(url)):
                     pass
             return gives_way(held, limits)
 
@@ -185,12 +185,13 @@ def test_of_two_gateways_that_evict_at_once_one_lets_go_of_what_is_too_much(
         assert len(live(ours, entry_ids)) == kept_count
 
 
-def somebody_waits(url: str) -> bool:
-    """Whether a transaction waits for another one's lock."""
+def waiting_count(url: str) -> int:
+    """How many transactions wait for another one's lock."""
     engine = open_engine(url)
     try:
         with engine.connect() as connection:
-            return connection.execute(text("SELECT 1 FROM pg_locks WHERE NOT granted")).first() is not None
+            waiting = text("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted")
+            return int(connection.execute(waiting).scalar_one())
     finally:
         engine.dispose()
 

@@ -1,0 +1,85 @@
+"""Pins and deletions of several processes at once, over one PostgreSQL server."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from pentimento.domain.errors import NotFound
+from pentimento.stores.ledger import cache_pins
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache_records import ObjectPin
+from pentimento.testing.clocks import SetClock
+from tests.contract.stores.test_cache_pins import LATENT, SHARED, add, evict
+from tests.contract.stores.test_postgresql_ledger import waiting_count
+from tests.postgresql import PostgresqlServer
+
+Begin = Callable[[], "Future[Any]"]
+WANTED = ObjectPin("t", "r1", LATENT, 2000.0)
+
+
+@pytest.fixture
+def url(postgresql: PostgresqlServer) -> str:
+    """A ledger with an evicted entry, whose one object is due."""
+    url = postgresql.new_database()
+    with closing(open_cache_ledger(url, SetClock())) as ledger:
+        add(ledger)
+        evict(ledger)
+    return url
+
+
+@pytest.fixture
+def ledgers(url: str) -> Iterator[list[CacheLedger]]:
+    """As three gateways have them open."""
+    with ExitStack() as opened:
+        yield [opened.enter_context(closing(open_cache_ledger(url, SetClock()))) for _ in range(3)]
+
+
+def begin_in_the_middle(patch: pytest.MonkeyPatch, url: str, *others: Begin) -> "list[Future[Any]]":
+    """Begin the others in the middle of the first pin or claim that comes: each has ended, or waits for a lock, before
+    that goes on. What they will answer is in the list from then on."""
+    begun: list[Future[Any]] = []
+    in_the_middle = cache_pins._let_go_of_old
+
+    def go_on(connection: Connection, now: float) -> None:
+        if not begun:
+            for begin in others:
+                begun.append(begin())
+                while sum(other.done() for other in begun) + waiting_count(url) < len(begun):
+                    pass
+        in_the_middle(connection, now)
+
+    patch.setattr(cache_pins, "_let_go_of_old", go_on)
+    return begun
+
+
+def test_what_is_being_claimed_is_not_pinned(
+    url: str, ledgers: list[CacheLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeping, one, another = ledgers
+    pins = begin_in_the_middle(monkeypatch, url, lambda: one.pin(WANTED, SHARED), lambda: another.pin(WANTED, SHARED))
+
+    assert sweeping.claim_deletion(["a/5"]).result() == ["a/5"]
+
+    for pin in pins:
+        with pytest.raises(NotFound):
+            pin.result()
+    assert sweeping.check_integrity() == []
+
+
+def test_what_two_pin_at_once_stays_and_is_pinned_once(
+    url: str, ledgers: list[CacheLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeping, one, another = ledgers
+    others = begin_in_the_middle(
+        monkeypatch, url, lambda: sweeping.claim_deletion(["a/5"]), lambda: another.pin(WANTED, SHARED)
+    )
+
+    one.pin(WANTED, SHARED).result()
+
+    assert [other.result() for other in others] == [[], None]
+    assert sweeping.kept_by_pins() == [LATENT]
+    assert one.unpin("t", "r1").result() == 1
