@@ -49,6 +49,8 @@ _LONGEST_URL_S = 7 * 24 * 3600
 _MISSING = frozenset({"NoSuchKey", "404"})
 _OTHER_REGION = "IllegalLocationConstraintException"
 _FULL = frozenset({"QuotaExceeded", "InsufficientStorage", "EntityTooLarge", "XMinioStorageFull", "507"})
+# What comes of it where a proxy or another server answers: a field that is not there, redirects without end.
+_STRANGE = (KeyError, RecursionError)
 # Retries cover a hiccup, not an outage: whoever waits for an object can do without it.
 _CONFIG = Config(
     connect_timeout=2,
@@ -255,11 +257,8 @@ class S3ObjectStore:
 
     def _create_bucket(self) -> None:
         there = (self._client.exceptions.BucketAlreadyOwnedByYou, self._client.exceptions.BucketAlreadyExists)
-        try:
-            with suppress(*there):
-                self._create_bucket_in({})
-        except (BotoCoreError, ClientError) as error:
-            raise StoreUnavailable("object store", type(error).__name__) from error
+        with _typed_errors(""), suppress(*there):
+            self._create_bucket_in({})
 
 
 def _address_server(options: Mapping[str, str], signer: PathSigner | None) -> ResultUrlServer:
@@ -301,3 +300,5 @@ def _typed_errors(key: str) -> Iterator[None]:
         raise StoreUnavailable("object store", words) from error
     except BotoCoreError as error:
         raise StoreUnavailable("object store", type(error).__name__) from error
+    except _STRANGE as error:
+        raise StoreUnavailable("object store", "what answers is no S3 store") from error

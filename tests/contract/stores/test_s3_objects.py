@@ -10,6 +10,7 @@ import pytest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.objects import open_objects, s3
+from pentimento.stores.objects.store import refer_to
 
 # Whoever asks whether to send the body waits a second for an answer that only this version gives.
 SPOKEN = "HTTP/1.1"
@@ -72,6 +73,50 @@ def test_a_store_that_fails_is_asked_three_times_and_then_unavailable() -> None:
         open_objects(f"s3://bucket?endpoint={endpoint}").put("a", b"bytes")
 
     assert asked == ["/bucket/a"] * 3
+
+
+class Redirected(FullStore):
+    """As what leads plain HTTP to another port."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        self.send_response(301)
+        self.send_header("Location", "https://elsewhere.invalid/")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD = do_POST = do_PUT
+
+
+class Greeting(FullStore):
+    """Answers everything by a page that ends with the connection, as a proxy before a store that is away."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(b"<html><body>Back soon.</body></html>")
+
+    do_GET = do_POST = do_PUT
+
+
+@pytest.mark.parametrize("handler", [Redirected, Greeting])
+def test_what_answers_as_no_store_does_is_unavailable(handler: type[BaseHTTPRequestHandler]) -> None:
+    large = bytes((5 << 20) + 1)
+
+    with serving(handler) as endpoint:
+        store = open_objects(f"s3://bucket?endpoint={endpoint}&part_mib=5")
+
+        with pytest.raises(StoreUnavailable):
+            store.put("a", large)
+        with pytest.raises(StoreUnavailable):
+            store.get(refer_to("a", large))
+
+
+def test_a_bucket_that_is_made_elsewhere_is_unavailable() -> None:
+    with serving(Redirected) as endpoint, pytest.raises(StoreUnavailable):
+        open_objects(f"s3://bucket?endpoint={endpoint}&create_bucket=true")
 
 
 def test_what_a_store_says_is_not_there_is_deleted() -> None:
