@@ -7,6 +7,7 @@ from pentimento.clients.gateway import GatewayClient
 from pentimento.dataplane.effects import CommitCacheEntries, ReleaseGrant
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.generation import CacheGrant, CapturedEntries, FromImage, FromLatent, Route, Start
 from pentimento.domain.image_request import CacheMode
 from pentimento.domain.replay import ancestor_of, taken_of
@@ -100,17 +101,28 @@ async def _commit(parts: FrontdoorParts, gateway: GatewayClient, pending: Pendin
     if captured is None or not (captured.latents or captured.image):
         await _release(gateway, pending.grant)
         return
-    call = gateway.commit(
-        pending.scope,
-        execution.attempt,
-        captured,
-        pending.embedding,
-        picture,
-        ancestor_depth=ancestor_depth(_start_taken(execution)),
-        timeout_s=COMMIT_TIMEOUT_S,
-    )
+    call = _committed(gateway, pending, captured, picture)
     if await bounded("commit", COMMIT_TIMEOUT_S, call) is not None:
         parts.usage.cached(pending.scope.tenant, _size_bytes(captured))
+
+
+async def _committed(
+    gateway: GatewayClient, pending: PendingEntries, captured: CapturedEntries, picture: Embedding | None
+) -> str:
+    """The entry's id. What is refused is given back: it would lie in the store, and count, until the grant ends."""
+    try:
+        return await gateway.commit(
+            pending.scope,
+            pending.execution.attempt,
+            captured,
+            pending.embedding,
+            picture,
+            ancestor_depth=ancestor_depth(_start_taken(pending.execution)),
+            timeout_s=COMMIT_TIMEOUT_S,
+        )
+    except (InvalidArgument, FailedPrecondition):
+        await _release(gateway, pending.grant)
+        raise
 
 
 def _keepable(captured: CapturedEntries, scope: CacheScope) -> CapturedEntries:

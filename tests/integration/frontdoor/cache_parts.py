@@ -72,7 +72,7 @@ class ChosenEmbedder(EmbedderServiceServicer, Mood):
 
 class ChosenGateway(VectordbGatewayServiceServicer, Mood):
     """`start` is what lookups answer, an image's step being one of `image_steps`; what is written is remembered by
-    grant."""
+    grant. `commit_error` is raised for commits alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,6 +84,7 @@ class ChosenGateway(VectordbGatewayServiceServicer, Mood):
         self.lookups: list[gateway_pb.LookupRequest] = []
         self.reserved: list[gateway_pb.ReserveRequest] = []
         self.committed: list[gateway_pb.CommitRequest] = []
+        self.commit_error: PentimentoError | None = None
         self.released: list[str] = []
         self.reported: list[gateway_pb.ReportStartRequest] = []
         self.bad: list[gateway_pb.ReportBadObjectRequest] = []
@@ -152,6 +153,8 @@ class ChosenGateway(VectordbGatewayServiceServicer, Mood):
     async def Commit(self, request: gateway_pb.CommitRequest, context: Any) -> gateway_pb.CommitResponse:
         self.committed.append(request)
         self.change()
+        if self.commit_error is not None:
+            raise self.commit_error
         return gateway_pb.CommitResponse(entry_id="entry")
 
     async def Release(self, request: gateway_pb.ReleaseRequest, context: Any) -> gateway_pb.ReleaseResponse:

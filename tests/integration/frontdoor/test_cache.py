@@ -1,3 +1,4 @@
+import asyncio
 import math
 import struct
 from collections.abc import AsyncIterator
@@ -215,6 +216,33 @@ async def test_a_failed_attempt_gives_its_grant_back(
 
     await gateway.wait_until(lambda: gateway.released)
     assert not gateway.committed
+
+
+OTHER_ENCODER = InvalidArgument.of("encoder_digest", "must be sha256:old, whose vectors the cache holds")
+
+
+async def test_a_grant_whose_commit_is_refused_is_given_back(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
+    gateway.commit_error = OTHER_ENCODER
+
+    await cached.paint(FIFTY)
+
+    await gateway.wait_until(lambda: gateway.released)
+    assert gateway.released == [gateway.committed[0].grant_id]
+
+
+async def test_a_grant_stays_where_nobody_knows_whether_it_was_committed(
+    cached: FrontdoorSuite, gateway: ChosenGateway
+) -> None:
+    gateway.commit_error = Unavailable("STORE_UNAVAILABLE", "the ledger went away in a commit")
+    skipped = {"stage": "commit", "reason": "unavailable"}
+    before = REGISTRY.get_sample_value("pentimento_frontdoor_cache_skips_total", skipped) or 0.0
+
+    await cached.paint(FIFTY)
+    async with asyncio.timeout(60):
+        while REGISTRY.get_sample_value("pentimento_frontdoor_cache_skips_total", skipped) == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    assert not gateway.released
 
 
 async def test_every_attempt_has_a_grant_of_its_own_and_one_is_committed(
