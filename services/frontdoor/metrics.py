@@ -23,7 +23,7 @@ CACHE_SKIPS = counter(
     ["stage", "reason"],
 )
 for _stage in ("embedder", "gateway", "reserve", "commit", "release", "report", "quality"):
-    for _reason in ("slow", "unavailable"):
+    for _reason in ("slow", "unavailable", "refused"):
         CACHE_SKIPS.labels(_stage, _reason)
 STARTS = counter(
     "pentimento_frontdoor_starts_total",

@@ -1,5 +1,6 @@
 """One cache, one encoder: vectors of two encoders are not comparable, however alike they look."""
 
+import logging
 import threading
 
 from pentimento.domain.embedding import Embedding
@@ -8,6 +9,8 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EncoderBinding
 from pentimento.stores.vectors import VectorIndex
 from pentimento.stores.vectors.unit_vectors import check_vector
+
+logger = logging.getLogger(__name__)
 
 MAX_DIMENSION_COUNT = 8192
 
@@ -21,6 +24,8 @@ class EncoderGuard:
         self._binding: EncoderBinding | None = None
         self._prepared = False
         self._lock = threading.Lock()
+        # The encoder that was told of last: whoever has another embedder sends nothing else.
+        self._told_of = ""
 
     @property
     def bound(self) -> bool:
@@ -67,8 +72,16 @@ class EncoderGuard:
                 f"{field}.dimension_count", f"must be between 1 and {MAX_DIMENSION_COUNT}, got {found}"
             )
         if self._binding is not None:
+            self._tell_of_another(self._binding, embedding.encoder_digest)
             _require_encoder(self._binding, embedding, field)
         check_vector(f"{field}.values", embedding.values, embedding.dimension_count)
+
+    def _tell_of_another(self, binding: EncoderBinding, encoder_digest: str) -> None:
+        """One line an encoder, not one a call: callers paint without the cache, and it is to be seen here why."""
+        if encoder_digest not in (binding.encoder_digest, self._told_of):
+            self._told_of = encoder_digest
+            told = (binding.encoder_digest, encoder_digest)
+            logger.warning("refused: the cache holds vectors of encoder %s, and is sent those of %.80s", *told)
 
     def check_encoder(self, encoder_digest: str) -> None:
         """Check that the cache holds that encoder's vectors. Raises InvalidArgument."""

@@ -5,13 +5,23 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from pentimento.domain.errors import DeadlineExceeded, PentimentoError
+from pentimento.domain.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PentimentoError,
+    PermissionDenied,
+    Unauthenticated,
+)
 from services.frontdoor.metrics import CACHE_SKIPS
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Note = Callable[[str], None]
+# Whoever answers so is there: a restart would change nothing.
+_REFUSALS = (InvalidArgument, NotFound, Unauthenticated, PermissionDenied, FailedPrecondition)
 
 
 async def bounded(
@@ -25,7 +35,7 @@ async def bounded(
     except (TimeoutError, DeadlineExceeded):
         reason = "slow"
     except PentimentoError as error:
-        reason = "unavailable"
+        reason = "refused" if isinstance(error, _REFUSALS) else "unavailable"
         logger.debug("%s skipped", loses, extra={"part": part, "reason": error.reason})
     if loses == "cache":
         CACHE_SKIPS.labels(part, reason).inc()

@@ -294,6 +294,16 @@ async def test_a_part_that_is_down_costs_the_cache_and_not_the_picture(
     assert f"cache skipped: {part} unavailable" in completed.provenance.notes
 
 
+async def test_what_the_gateway_refuses_is_told_apart_from_one_that_is_down(
+    cached: FrontdoorSuite, gateway: ChosenGateway
+) -> None:
+    gateway.error = OTHER_ENCODER
+
+    completed = await cached.paint(FIFTY)
+
+    assert completed.provenance.notes == ("cache skipped: gateway refused",)
+
+
 @pytest.mark.parametrize(
     ("part", "waits"),
     [("embedder", {"embed_timeout_ms": 50}), ("gateway", {"lookup_timeout_ms": 50, "reserve_timeout_ms": 50})],

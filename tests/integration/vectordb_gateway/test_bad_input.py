@@ -1,5 +1,6 @@
 """Bad input is named, touches nothing, and the next good call succeeds."""
 
+import logging
 import math
 import struct
 from collections.abc import AsyncIterator
@@ -61,6 +62,23 @@ async def empty_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
 async def still_serves(gateway: RunningGateway) -> None:
     assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
     assert (await gateway.client.statistics()).entry_count == 1
+
+
+async def test_that_another_encoder_embeds_prompts_is_told_once_and_the_entries_stay(
+    gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the embedder was given another model."""
+    await gateway.store(embedding(1))
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            with pytest.raises(InvalidArgument, match="encoder_digest"):
+                await gateway.lookup(embedding(1, encoder="sha256:swapped"))
+
+    assert [record.args for record in caplog.records if "sha256:swapped" in record.getMessage()] == [
+        (ENCODER, "sha256:swapped")
+    ]
+    await still_serves(gateway)
 
 
 async def test_incomplete_scopes_are_refused(gateway: RunningGateway) -> None:

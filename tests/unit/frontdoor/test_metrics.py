@@ -21,7 +21,7 @@ def test_requests_of_every_state_are_counted_from_nought(state: str, fresh: set[
     assert f'pentimento_frontdoor_requests_total{{state="{state}"}} 0.0' in fresh
 
 
-@pytest.mark.parametrize("reason", ["slow", "unavailable"])
+@pytest.mark.parametrize("reason", ["slow", "unavailable", "refused"])
 @pytest.mark.parametrize("stage", ["embedder", "gateway", "reserve", "commit", "release", "report", "quality"])
 def test_skips_of_the_cache_are_counted_from_nought(stage: str, reason: str, fresh: set[str]) -> None:
     assert f'pentimento_frontdoor_cache_skips_total{{reason="{reason}",stage="{stage}"}} 0.0' in fresh
