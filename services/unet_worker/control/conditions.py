@@ -66,16 +66,18 @@ class ConditionEncoder:
     async def _is_unshifted(self, controlnet: RemoteControlNet) -> bool:
         name, digest = controlnet.selection.name, controlnet.selection.digest
         if (name, digest) not in self._unshifted:
-            self._unshifted[(name, digest)] = await self._ask(name, controlnet.addresses)
+            self._unshifted[(name, digest)] = await self._ask(controlnet)
         return self._unshifted[(name, digest)]
 
-    async def _ask(self, name: str, addresses: Sequence[str]) -> bool:
-        for address in addresses:
+    async def _ask(self, controlnet: RemoteControlNet) -> bool:
+        name, digest = controlnet.selection.name, controlnet.selection.digest
+        for address in controlnet.addresses:
             try:
                 status = await self._replicas.watch(address).client.status(ASK_TIMEOUT_S)
             except PentimentoError:
                 continue  # the next one may know
-            found = [info.unshifted for info in status.controlnets if info.name == name]
+            # A replica that was started anew may have other weights under that name.
+            found = [info.unshifted for info in status.controlnets if info.name == name and digest in ("", info.digest)]
             if found:
                 return found[0]
         raise lost(name)
