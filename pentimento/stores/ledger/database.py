@@ -25,8 +25,16 @@ _BUSY_TIMEOUT_S = 5
 _WAL_BYTES = 16 << 20
 # Of each connection; the operating system has the file's pages as well. 2 MiB, as SQLite has, find rows no faster.
 _PAGE_CACHE_KIB = 512
-# Of several hosts the one that takes writes, which after a failover is another one.
-_POSTGRESQL_ARGUMENTS = {"connect_timeout": 5, "tcp_user_timeout": 10_000, "target_session_attrs": "read-write"}
+_POSTGRESQL_ARGUMENTS = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    # A host that dies while a statement is answered leaves nothing that could go unacknowledged: it is probed for.
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    # Of several hosts the one that takes writes, which after a failover is another one.
+    "target_session_attrs": "read-write",
+}
 # A process that stops in the middle of a transaction, as a frozen host does, holds its rows until the server ends it:
 # a standby could not take over.
 _POSTGRESQL_OPTIONS = "-c statement_timeout=10000 -c idle_in_transaction_session_timeout=10000"

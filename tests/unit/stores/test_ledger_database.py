@@ -1,13 +1,17 @@
 """How a ledger's database is opened, and what its errors become."""
 
 import errno
+import os
 import shutil
+import socket
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import make_conninfo
+from psycopg.pq import PGconn
 from sqlalchemy import Engine, Executable, event, exc, text
 from sqlalchemy.dialects import postgresql
 
@@ -136,8 +140,30 @@ def test_a_url_may_say_how_long_to_wait_for_a_server() -> None:
     assert waits(engine) == ("1", 10_000, f"{ours} -csearch_path=ours -cstatement_timeout=1")
 
 
+def test_a_server_whose_host_dies_over_a_statement_is_given_up_soon() -> None:
+    """Nothing is on its way then that could go unacknowledged: without probes the system waits for two hours."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        engine = open_engine(f"postgresql+psycopg://user@127.0.0.1:{server.getsockname()[1]}/name")
+        seen = connection_parameters(engine)
+        told = {name: str(value) for name, value in seen.items() if isinstance(value, str | int)}
+        begun = PGconn.connect_start(make_conninfo(**told).encode())
+        with socket.socket(fileno=os.dup(begun.socket)) as ours:
+            is_probed = ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+            idle_s, interval_s, count = (ours.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)
+        begun.finish()
+
+    assert is_probed and idle_s + interval_s * count <= 15
+
+
 def waits(engine: Engine) -> tuple[object, ...]:
     """Timeouts with which it would connect."""
+    seen = connection_parameters(engine)
+    return tuple(seen.get(name) for name in ("connect_timeout", "tcp_user_timeout", "options"))
+
+
+def connection_parameters(engine: Engine) -> dict[str, object]:
+    """With which it would connect."""
     seen: dict[str, object] = {}
 
     class NotReached(Exception):
@@ -150,7 +176,7 @@ def waits(engine: Engine) -> tuple[object, ...]:
     event.listen(engine, "do_connect", look)
     with pytest.raises(NotReached):
         engine.connect()
-    return tuple(seen.get(name) for name in ("connect_timeout", "tcp_user_timeout", "options"))
+    return seen
 
 
 @pytest.mark.parametrize(
