@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, Executable, Table, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, Executable, Table, create_engine, event, make_url, text
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
@@ -94,6 +94,13 @@ def typed_errors(store: str = "ledger") -> Iterator[None]:
 def insert_unless_present(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
     """Insert a row and return True; False, and nothing changed, when it collides with another on any unique key."""
     return connection.execute(insert_unless_present_in(connection.dialect.name, table), dict(row)).first() is not None
+
+
+def lift_time_limit(connection: Connection) -> None:
+    """Let the transaction's statements take as long as the tables are large."""
+    # SQLite knows no limit.
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
 
 
 @cache

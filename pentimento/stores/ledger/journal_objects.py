@@ -11,7 +11,7 @@ from sqlalchemy import URL, Connection, and_, bindparam, delete, func, literal_c
 from pentimento.domain.clock import Clock
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger import journal_tables as tables
-from pentimento.stores.ledger.database import insert_unless_present_in
+from pentimento.stores.ledger.database import insert_unless_present_in, lift_time_limit
 from pentimento.stores.ledger.journal_pins import pinned_keys
 from pentimento.stores.ledger.prepared_write import PreparedWrite
 from pentimento.stores.ledger.reader import LedgerReader
@@ -127,6 +127,8 @@ class JournalObjects:
 
 
 def _kept(connection: Connection) -> list[KeptResults]:
+    # Over millions of rows it takes longer than any other statement, and no start goes on without it.
+    lift_time_limit(connection)
     have_ended = select(_columns.tenant, func.count()).where(_columns.finished_at.is_not(None))
     of_pictures = select(_columns.tenant, func.sum(_columns.image_size_bytes)).where(_HAS_PICTURE)
     picture_bytes = {tenant: int(total) for tenant, total in connection.execute(of_pictures.group_by(_columns.tenant))}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Engine, inspect, text
 
 from pentimento.stores.errors import SchemaMismatch
-from pentimento.stores.ledger.database import typed_errors
+from pentimento.stores.ledger.database import lift_time_limit, typed_errors
 
 _BLOB = {"sqlite": "BLOB", "postgresql": "BYTEA"}
 # Any number, as long as every start takes the same lock: two services may migrate one PostgreSQL database at once.
@@ -59,10 +59,10 @@ def require_newest(engine: Engine, component: str, migrations: Sequence[Migratio
 
 
 def _lock(connection: Connection) -> None:
+    # Of the wait for another who migrates them, too.
+    lift_time_limit(connection)
     # SQLite's transactions began with the write lock already.
     if connection.dialect.name == "postgresql":
-        # It takes as long as the tables are large, and so does the wait for another who migrates them.
-        connection.execute(text("SET LOCAL statement_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
 
 

@@ -240,6 +240,24 @@ def test_no_row_is_compared_with_all_of_another_table(
     assert [line for line in plans if "SubPlan" in line] == []
 
 
+def test_what_every_start_counts_may_take_longer_than_a_statement(postgresql: PostgresqlServer) -> None:
+    """Two million finished requests took ten seconds: no frontdoor would have started any more, nor taken over."""
+    limits: dict[str, str] = {}
+
+    def look(_connection: Any, cursor: Any, statement: str, *_rest: Any) -> None:
+        if "GROUP BY" in statement:
+            limits[statement] = cursor.execute("SHOW statement_timeout").fetchone()[0]
+
+    with closing(open_journal(postgresql.new_database())) as journal:
+        event.listen(journal._reader._engine, "before_cursor_execute", look)
+        assert journal.objects.kept().result() == []
+        with journal._reader._engine.connect() as connection:
+            after = connection.execute(text("SHOW statement_timeout")).scalar_one()
+
+    assert list(limits.values()) == ["0", "0"]
+    assert after == "10s"
+
+
 PINS = "INSERT INTO journal_pins SELECT 'r' || i, 't', 1e12, 1 FROM generate_series(1, 5000) i"
 WEBHOOKS = (
     "INSERT INTO journal_webhooks (request_id, url, state, try_count, next_at, error, told_id, last_id)"
