@@ -51,6 +51,7 @@ _OTHER_REGION = "IllegalLocationConstraintException"
 _FULL = frozenset({"QuotaExceeded", "InsufficientStorage", "EntityTooLarge", "XMinioStorageFull", "507"})
 # What comes of it where a proxy or another server answers: a field that is not there, redirects without end.
 _STRANGE = (KeyError, RecursionError)
+_NO_STORE = "what answers is no S3 store"
 # Retries cover a hiccup, not an outage: whoever waits for an object can do without it.
 _CONFIG = Config(
     connect_timeout=2,
@@ -119,6 +120,7 @@ class S3ObjectStore:
         with _typed_errors(key):
             answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)
             with closing(answer["Body"]) as body:
+                _require_tag(answer)
                 if answer["ContentLength"] != reference.size_bytes:
                     found = answer["ContentLength"]
                     raise ObjectCorrupt(key, f"expected {reference.size_bytes} bytes, found {found}")
@@ -197,7 +199,8 @@ class S3ObjectStore:
         return unfinished + list(broken_references(self, references))
 
     def _put_whole(self, reference: ObjectReference, data: bytes) -> None:
-        self._client.put_object(Body=data, Metadata={"digest": reference.digest}, **self._place(reference.key))
+        place = self._place(reference.key)
+        _require_tag(self._client.put_object(Body=data, Metadata={"digest": reference.digest}, **place))
 
     def _put_parts(self, reference: ObjectReference, data: bytes) -> None:
         place = self._place(reference.key)
@@ -205,7 +208,8 @@ class S3ObjectStore:
         upload_id = begun["UploadId"]
         try:
             parts = self._upload_parts(place, upload_id, data)
-            self._client.complete_multipart_upload(UploadId=upload_id, MultipartUpload={"Parts": parts}, **place)
+            completed = {"MultipartUpload": {"Parts": parts}, "UploadId": upload_id}
+            _require_tag(self._client.complete_multipart_upload(**completed, **place))
         except BaseException:
             # Where the store is away by now, a sweep will do it.
             with suppress(BotoCoreError, ClientError):
@@ -278,6 +282,13 @@ def _part_bytes(options: Mapping[str, str]) -> int:
     return int(found) * _MEBIBYTE
 
 
+def _require_tag(answer: Mapping[str, Any]) -> None:
+    """Check that it is a store's: of an object that it holds it tells the tag. A page of a proxy's in front of it would
+    pass for an object that was stored, or that is corrupt and to be deleted. Raises StoreUnavailable."""
+    if "ETag" not in answer:
+        raise StoreUnavailable("object store", _NO_STORE)
+
+
 def _time_of(answer: Mapping[str, Any]) -> datetime:
     """When the store answered, by its own clock; by ours where it does not tell."""
     told = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
@@ -301,4 +312,4 @@ def _typed_errors(key: str) -> Iterator[None]:
     except BotoCoreError as error:
         raise StoreUnavailable("object store", type(error).__name__) from error
     except _STRANGE as error:
-        raise StoreUnavailable("object store", "what answers is no S3 store") from error
+        raise StoreUnavailable("object store", _NO_STORE) from error

@@ -101,7 +101,20 @@ class Greeting(FullStore):
     do_GET = do_POST = do_PUT
 
 
-@pytest.mark.parametrize("handler", [Redirected, Greeting])
+class Page(Greeting):
+    """The same, of a length that is told."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        self.send_response(200)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        self.wfile.write(b"page")
+
+    do_GET = do_POST = do_PUT
+
+
+@pytest.mark.parametrize("handler", [Redirected, Greeting, Page])
 def test_what_answers_as_no_store_does_is_unavailable(handler: type[BaseHTTPRequestHandler]) -> None:
     large = bytes((5 << 20) + 1)
 
@@ -111,7 +124,12 @@ def test_what_answers_as_no_store_does_is_unavailable(handler: type[BaseHTTPRequ
         with pytest.raises(StoreUnavailable):
             store.put("a", large)
         with pytest.raises(StoreUnavailable):
-            store.get(refer_to("a", large))
+            store.put("a", b"small")
+        for reference in (refer_to("a", large), refer_to("a", b"page")):
+            with pytest.raises(StoreUnavailable):
+                store.get(reference)
+        with pytest.raises(StoreUnavailable):
+            store.set_aside(refer_to("a", large))
 
 
 def test_a_bucket_that_is_made_elsewhere_is_unavailable() -> None:
