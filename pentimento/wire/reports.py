@@ -91,6 +91,8 @@ def _demand_to_proto(demand: PoolDemand) -> pb.PoolDemand:
 
 
 def _demand_from_proto(message: pb.PoolDemand) -> PoolDemand:
+    # Scores without a word of how many were sent on would be taken for a share of none.
+    scored_count = message.scored_count if message.HasField("deferred_count") else 0
     return PoolDemand(
         message.model,
         message.arrived_count,
@@ -99,7 +101,7 @@ def _demand_from_proto(message: pb.PoolDemand) -> PoolDemand:
         message.late_count,
         message.queue_length,
         tuple(_start_from_proto(share) for share in message.starts),
-        message.scored_count,
+        scored_count,
         message.deferred_count,
         message.stood_in_count,
         message.pool,

@@ -311,7 +311,9 @@ class PoolDemand(_message.Message):
     late_count: _builtins.int
     queue_length: _builtins.int
     scored_count: _builtins.int
-    """Those that a discriminator judged, or would have: sent on to the next pool are deferred_count of them."""
+    """Those that a discriminator judged, or would have: sent on to the next pool are deferred_count of them. A report without deferred_count, of an older frontdoor,
+    says nothing of that share: plans go by the profile's.
+    """
     deferred_count: _builtins.int
     stood_in_count: _builtins.int
     """Sent on without a score, since the next pool is quicker."""
@@ -340,18 +342,20 @@ class PoolDemand(_message.Message):
         queue_length: _builtins.int = ...,
         starts: _abc.Iterable[Global___StartShare] | None = ...,
         scored_count: _builtins.int = ...,
-        deferred_count: _builtins.int = ...,
+        deferred_count: _builtins.int | None = ...,
         stood_in_count: _builtins.int = ...,
         pool: _builtins.str = ...,
         confidences: _abc.Iterable[_builtins.int] | None = ...,
         adapters: _abc.Iterable[Global___AdapterDemand] | None = ...,
         thinnable: Global___ThinnableSteps | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["thinnable", b"thinnable"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deferred_count", b"_deferred_count", "deferred_count", b"deferred_count", "thinnable", b"thinnable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "arrived_count", b"arrived_count", "completed_count", b"completed_count", "confidences", b"confidences", "deferred_count", b"deferred_count", "dropped_count", b"dropped_count", "late_count", b"late_count", "model", b"model", "pool", b"pool", "queue_length", b"queue_length", "scored_count", b"scored_count", "starts", b"starts", "stood_in_count", b"stood_in_count", "thinnable", b"thinnable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deferred_count", b"_deferred_count", "adapters", b"adapters", "arrived_count", b"arrived_count", "completed_count", b"completed_count", "confidences", b"confidences", "deferred_count", b"deferred_count", "dropped_count", b"dropped_count", "late_count", b"late_count", "model", b"model", "pool", b"pool", "queue_length", b"queue_length", "scored_count", b"scored_count", "starts", b"starts", "stood_in_count", b"stood_in_count", "thinnable", b"thinnable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__deferred_count: _TypeAlias = _typing.Literal["deferred_count"]  # noqa: Y015
+    _WhichOneofArgType__deferred_count: _TypeAlias = _typing.Literal["_deferred_count", b"_deferred_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deferred_count) -> _WhichOneofReturnType__deferred_count | None: ...
 
 Global___PoolDemand: _TypeAlias = PoolDemand  # noqa: Y015
 
