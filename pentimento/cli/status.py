@@ -19,7 +19,7 @@ from rich.live import Live
 from pentimento.cli.calls import naming, own_token_file
 from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_files, tls_options, token_option
 from pentimento.cli.json_output import json_option
-from pentimento.cli.status_view import movement, render, sample_of
+from pentimento.cli.status_view import LastTold, movement, render, sample_of
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.gateway import GatewayClient
@@ -135,9 +135,16 @@ async def keep_looking(places: Places, record: Path | None, *, as_json: bool) ->
 
 @contextmanager
 def live_view(history: Sequence[AllocationSample]) -> Iterator[Callable[[SuiteStatus], None]]:
-    """What shows a look in place of the one before, with how the allocation has moved since `history` began."""
+    """What shows a look in place of the one before, with how the allocation has moved since `history` began. Of a
+    process that does not answer it shows what that told last."""
+    told = LastTold()
+
+    def show(found: SuiteStatus) -> None:
+        filled, ages_s = told.filled(found, time.monotonic())
+        view.update(Group(*render(filled, ages_s), *movement(history)), refresh=True)
+
     with Live(auto_refresh=False, screen=False) as view:
-        yield lambda found: view.update(Group(*render(found), *movement(history)), refresh=True)
+        yield show
 
 
 @contextmanager

@@ -1,7 +1,10 @@
 """What `pentimento status` found out, as tables."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -14,9 +17,30 @@ from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus
 from pentimento.domain.generation import PlanVersion
 from pentimento.reports.allocations import AllocationSample, sample_of_plan, sparkline, violation_shares
 
+# Which part of a status each process tells.
+PARTS = {"controller": "fleet", "frontdoor": "frontdoor", "gateway": "cache"}
+ALL_NEW: Mapping[str, float] = MappingProxyType({})
 
-def render(status: SuiteStatus) -> Iterator[RenderableType]:
-    """One table of replicas, then a line for each of plan, queues, requests and cache."""
+
+class LastTold:
+    """What each process told last, which is shown while it does not answer."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, tuple[Any, float]] = {}
+
+    def filled(self, status: SuiteStatus, at_s: float) -> tuple[SuiteStatus, dict[str, float]]:
+        """Return the look at `at_s` (monotonic seconds) with what those told last who do not answer, and how many
+        seconds ago each of them did. Changes state."""
+        told = {name: getattr(status, part) for name, part in PARTS.items()}
+        self._parts |= {name: (part, at_s) for name, part in told.items() if part is not None}
+        old = {name: self._parts[name] for name in status.unanswered if name in self._parts}
+        filled = replace(status, **{PARTS[name]: part for name, (part, _) in old.items()})
+        return filled, {name: at_s - since_s for name, (_, since_s) in old.items()}
+
+
+def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterator[RenderableType]:
+    """One table of replicas, then a line for each of plan, queues, requests and cache. `ages_s`: of what is shown of
+    processes that do not answer, by their names."""
     if status.fleet is not None:
         yield fleet_table(status.fleet)
         yield Text(
@@ -32,7 +56,8 @@ def render(status: SuiteStatus) -> Iterator[RenderableType]:
     if status.cache is not None:
         yield Text(f"cache     {cache_line(status.cache)}")
     for name, reason in status.unanswered.items():
-        yield Text(f"{name} does not answer: {reason}", style="red")
+        age = f"; what is shown of it is {ages_s[name]:.0f} s old" if name in ages_s else ""
+        yield Text(f"{name} does not answer: {reason}{age}", style="red")
 
 
 def sample_of(status: SuiteStatus, at_s: float) -> AllocationSample | None:

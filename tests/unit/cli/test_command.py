@@ -17,7 +17,10 @@ from click.testing import CliRunner
 from pentimento.cli import SUBCOMMANDS, cli, describe, json_escape, status, up, zoo
 from pentimento.cli.connection import TLS_FILES
 from pentimento.cli.generate import parse_size
-from pentimento.domain.errors import FailedPrecondition, FieldViolation, InvalidArgument, NotFound
+from pentimento.clients.suite_status import SuiteStatus
+from pentimento.domain.errors import FailedPrecondition, FieldViolation, InvalidArgument, NotFound, Unavailable
+from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus
+from pentimento.domain.generation import PlanVersion
 from pentimento.domain.identity import Role
 from pentimento.rpc.tokens import hash_token, parse_tokens
 from pentimento.supervisor.child import SOURCE_ROOT
@@ -122,6 +125,34 @@ def test_watched_as_json_every_look_is_a_line(tmp_path: Path, monkeypatch: pytes
     times = [one["at_ms"] for one in documents]
     assert times == sorted(times) and times[0] > 1_700_000_000_000
     assert (done.exit_code, record.read_text()) == (1, "")
+
+
+def test_a_watch_goes_on_where_a_look_is_not_answered_and_shows_what_was_told_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = Unavailable("GONE", "nobody is there")
+    replica = ReplicaStatus(Replica("worker-7", ReplicaKind.UNET_WORKER, "unix:/x", 1), 0, live=True)
+    fleet = Fleet((replica,), Plan(PlanVersion(7, 2)), 7)
+    looks = iter([SuiteStatus.of(fleet, gone, None), SuiteStatus.of(gone, gone, None)])
+
+    async def look(places: status.Places) -> SuiteStatus:
+        found = next(looks, None)
+        if found is None:
+            raise KeyboardInterrupt
+        return found
+
+    async def sleep(seconds: float) -> None:
+        """At once."""
+
+    monkeypatch.setattr(status, "look", look)
+    monkeypatch.setattr(status, "asyncio", SimpleNamespace(run=asyncio.run, sleep=sleep))
+    addresses = [f"--{name}-address=unix:/nobody" for name in ("controller", "frontdoor", "gateway")]
+
+    done = CliRunner().invoke(status.status, [*addresses, "--watch"])
+
+    assert "worker-7" in done.stdout
+    assert "controller does not answer: nobody is there; what is shown of it is 0 s old" in done.stdout
+    assert "frontdoor does not answer: nobody is there\n" in done.stdout
 
 
 def test_unknown_model_stops_up_with_one_line(tmp_path: Path) -> None:

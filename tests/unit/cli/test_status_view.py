@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse, PoolStatus
-from pentimento.cli.status_view import fleet_table, movement, sample_of
+from pentimento.cli.status_view import LastTold, fleet_table, movement, render, sample_of
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus
@@ -61,3 +61,25 @@ def test_a_look_without_a_controller_is_no_sample() -> None:
 
     assert sample_of(SuiteStatus.of(gone, gone, None), 1.0) is None
     assert sample_of(SuiteStatus.of(fleet, gone, None), 1.0) == AllocationSample(1.0, "7.2", "", 0.5)
+
+
+def test_what_a_process_told_last_is_shown_while_it_does_not_answer_with_its_age() -> None:
+    replica = Replica("worker-7", ReplicaKind.UNET_WORKER, "unix:/x", 1)
+    fleet = Fleet((ReplicaStatus(replica, 0, live=True),), Plan(PlanVersion(7, 2)), 7)
+    frontdoor, gone = GetStatusResponse(accepted_count=9), Unavailable("GONE", "no")
+    told = LastTold()
+
+    shown = []
+    for at_s, look in (
+        (1.0, SuiteStatus.of(fleet, frontdoor, gone)),
+        (4.0, SuiteStatus.of(gone, frontdoor, gone)),
+        (5.0, SuiteStatus.of(fleet, frontdoor, gone)),
+    ):
+        console = Console(width=120, record=True)
+        console.print(*render(*told.filled(look, at_s)))
+        shown.append(console.export_text())
+
+    assert all("worker-7" in text and "9 accepted" in text for text in shown)
+    assert "controller does not answer: no; what is shown of it is 3 s old" in shown[1]
+    assert "controller does not answer" not in shown[2]
+    assert all("gateway does not answer: no\n" in text for text in shown)
