@@ -39,7 +39,7 @@ def _request_of(event: RequestArrived, request_id: str, now: float) -> Request:
     identity = (request_id, event.tenant, event.pool, event.work, event.deadline)
     request = Request(*identity, arrived_at=now, slo_class=event.slo_class, cascade=event.cascade, needs=event.needs)
     request.thinning, request.cascade_name = event.thinning, event.cascade_name
-    request.has_inputs = event.has_inputs
+    request.has_inputs, request.planned = event.has_inputs, event.planned
     return request
 
 

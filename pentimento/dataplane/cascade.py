@@ -86,13 +86,13 @@ def stand_in(state: State, request: Request) -> list[Effect]:
     return _skip_to(state, request, request.cascade_stage + 1)
 
 
-def staffed_stage(state: State, request: Request) -> int:
+def _staffed_stage(state: State, request: Request) -> int:
     """Return the number of the first later stage whose pool the plan gives workers; 0 where there is none."""
     later = range(request.cascade_stage + 1, len(request.cascade))
     return next((stage for stage in later if request.cascade[stage] in state.staffed), 0)
 
 
-def pass_on(state: State, request: Request, stage: int) -> list[Effect]:
+def _pass_on(state: State, request: Request, stage: int) -> list[Effect]:
     """Send the request on to that later stage, since nobody is there for its own. What an earlier stage left for it to
     fall back on stays."""
     thresholds = state.thresholds.get(request.cascade_name)
@@ -103,6 +103,24 @@ def pass_on(state: State, request: Request, stage: int) -> list[Effect]:
     effects = _skip_to(state, request, stage)
     request.fallback_token = fallback_token
     return effects
+
+
+def is_deserted(state: State, pool: str) -> bool:
+    """Return whether nobody is left in the pool, by the plan's word and by what is seen."""
+    return pool in state.deserted and not state.pool(pool).workers
+
+
+def go_on(state: State, request: Request) -> list[Effect]:
+    """Send a request on that waits where nobody is left: to a later stage of its own that has workers, else to what the
+    plan in force has for such requests, where it was a plan that sent it there. Nothing where there is neither."""
+    if stage := _staffed_stage(state, request):
+        return _pass_on(state, request, stage)
+    if not request.planned or request.asked_anew == state.entered:
+        return []
+    request.asked_anew = state.entered
+    request.cascade_stage, request.option = max(len(request.cascade), 1), 0
+    state.enter(request, Phase.ROUTING)
+    return [ResolveRoute(request.request_id, request.cascade_stage, anew=True)]
 
 
 def _skip_to(state: State, request: Request, stage: int) -> list[Effect]:

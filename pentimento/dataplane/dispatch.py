@@ -2,7 +2,7 @@
 a place to prepare what it came with."""
 
 from pentimento.dataplane.attempts import start_attempt
-from pentimento.dataplane.cascade import pass_on, staffed_stage, stand_in_pool
+from pentimento.dataplane.cascade import go_on, is_deserted, stand_in_pool
 from pentimento.dataplane.credits import latest_deadline, take_as_peer
 from pentimento.dataplane.effects import Effect
 from pentimento.dataplane.endings import drop_late
@@ -24,7 +24,7 @@ def dispatch(state: State, now: float) -> list[Effect]:
         key = next(iter(state.dirty))
         del state.dirty[key]
         lane = state.lanes[key]
-        if key[0] in state.deserted and not state.pools[key[0]].workers:
+        if is_deserted(state, key[0]):
             effects += _leave_deserted(state, key, lane)
         if lane.reruns:
             effects += _dispatch_reruns(state, now, lane)
@@ -40,12 +40,12 @@ def dispatch(state: State, now: float) -> list[Effect]:
 
 
 def _leave_deserted(state: State, key: LaneKey, lane: Lane) -> list[Effect]:
-    """Send those on who wait where the plan has no worker, to a later stage of theirs where it has some."""
+    """Send those on who wait where the plan has no worker, as far as it has some elsewhere for them."""
     effects: list[Effect] = []
     for request_id in (*lane.reruns, *lane.set_aside, *lane.fresh):
         request = state.requests[request_id]
-        if request.lane_key == key and (stage := staffed_stage(state, request)):
-            effects += pass_on(state, request, stage)
+        if request.lane_key == key:
+            effects += go_on(state, request)
     return effects
 
 

@@ -49,10 +49,12 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class ResolveRoute:
-    """Decide where this stage of the cascade starts; answered by RouteResolved, whatever is down."""
+    """Decide where this stage of the cascade starts; answered by RouteResolved, whatever is down. `anew`: nobody is
+    left for the stages of before, and from this one on they are those of the plan of now, which the answer names."""
 
     request_id: str
     cascade_stage: int = 0
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)

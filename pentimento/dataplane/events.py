@@ -43,7 +43,8 @@ class RequestArrived:
     is the plan's. `needs`: what its LoRAs and ControlNets ask of a worker, the same at every stage. `thinning`: which
     of its steps may be left out in `pool` where it starts from noise. `others`: further requests that differ from it by
     their seeds alone (several pictures of one call), which are admitted with it or refused with it. `has_inputs`: it
-    came with images, which its worker has to fetch and decode before it can begin.
+    came with images, which its worker has to fetch and decode before it can begin. `planned`: a plan's shares sent it
+    to its pool, and not its own wish, so that another plan may send it elsewhere.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class RequestArrived:
     others: tuple[str, ...] = ()
     cascade_name: str = ""
     has_inputs: bool = False
+    planned: bool = False
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -296,6 +298,7 @@ class RecoveredRequest:
     """An unfinished request of the journal; `pool`, `model_digest` and `work` are those of its route if it has one.
 
     `cascade_stage`: of that route; the attempt is the newest one of that stage. What earlier stages painted is lost.
+    `planned` as in RequestArrived.
     """
 
     request_id: str
@@ -315,6 +318,7 @@ class RecoveredRequest:
     start: str = "noise"
     needs: AdapterNeeds = NO_NEEDS
     has_inputs: bool = False
+    planned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,20 @@
 """Workers come, report, fall silent; plans arrive."""
 
 from pentimento.dataplane.attempts import lose_attempt
+from pentimento.dataplane.cascade import go_on, is_deserted
 from pentimento.dataplane.credits import count, give_back_peer, refresh
 from pentimento.dataplane.effects import Effect, StopAttempt
 from pentimento.dataplane.events import AttemptKey, PlanReceived, ProfilesReceived, WorkerLost, WorkerReported
 from pentimento.dataplane.pools import Worker
 from pentimento.dataplane.recovery import attach_orphans, is_orphan
+from pentimento.dataplane.requests import Phase
 from pentimento.dataplane.speed import Speed, is_sane
 from pentimento.dataplane.state import State, TimerKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan
 from pentimento.policies.adapter_needs import NO_HOLDINGS
 from pentimento.policies.plan_checks import check_plan
+from pentimento.policies.serving.entry import NOISE, takes
 
 # More than any worker can mean.
 _MAX_CREDITS = 4096
@@ -61,6 +64,7 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
     state.assigned = frozenset(assignment.worker_id for assignment in event.plan.assignments)
     state.staffed = frozenset(pool.pool for pool in event.plan.pools if pool.worker_ids)
     state.deserted = frozenset(pool.pool for pool in event.plan.pools) - state.staffed
+    state.entered = state.staffed & {pool.pool for pool in event.plan.pools if takes(pool, NOISE)}
     state.dirty |= {key: None for key in state.lanes if key[0] in state.deserted}
     state.partners = _partners(event.plan)
     state.registered = {one.model: one.digest for one in event.plan.registered}
@@ -79,7 +83,13 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
     for worker in state.workers.values():
         _place(state, worker, worker.model, worker.model_digest)
         refresh(state, worker)
-    return []
+    return _leave_unrouted(state)
+
+
+def _leave_unrouted(state: State) -> list[Effect]:
+    """Send those on whose start is being decided where nobody is left: it may be waiting for their model."""
+    routing = [request for request in state.requests.values() if request.phase is Phase.ROUTING]
+    return [effect for one in routing if is_deserted(state, one.pool) for effect in go_on(state, one)]
 
 
 def _partners(plan: Plan) -> dict[str, frozenset[str]]:

@@ -1,5 +1,6 @@
 """What an earlier frontdoor left unfinished: its running attempts are attached to, the rest is queued again."""
 
+from pentimento.dataplane.cascade import go_on, is_deserted
 from pentimento.dataplane.credits import take
 from pentimento.dataplane.effects import Attach, Effect, PrepareRoute, ResolveRoute
 from pentimento.dataplane.events import AttemptKey, Recovered, RecoveredRequest, TookOver
@@ -72,6 +73,7 @@ def _take_over(state: State, now: float, recovered: RecoveredRequest) -> list[Ef
         start=recovered.start,
         needs=recovered.needs,
         has_inputs=recovered.has_inputs,
+        planned=recovered.planned,
         phase=Phase.ORPHANED,
         model_digest=recovered.model_digest,
         attempt_number=recovered.attempt_number,
@@ -81,7 +83,11 @@ def _take_over(state: State, now: float, recovered: RecoveredRequest) -> list[Ef
     state.add(request)
     if not recovered.routed:
         state.enter(request, Phase.ROUTING)
-        return [PrepareRoute(request.request_id), ResolveRoute(request.request_id, request.cascade_stage)]
+        sent_on = go_on(state, request) if is_deserted(state, request.pool) else []
+        return [
+            PrepareRoute(request.request_id),
+            *(sent_on or [ResolveRoute(request.request_id, request.cascade_stage)]),
+        ]
     if not recovered.worker_id:
         state.enqueue(request, rerun=False)
         return []

@@ -41,7 +41,8 @@ class Request:
     `live`: tokens of its attempts that hold a credit, the newest last. `picture_token`: the attempt whose picture is
     scored or committed, 0 before; `fallback_token`: the one whose picture an earlier stage of the cascade leaves.
     `cascade_name` is the plan's, empty for the operator's own; `start` the kind of start of the stage that it is in.
-    `has_inputs`: it came with images, which are fetched and decoded before an attempt begins.
+    `has_inputs`: it came with images, which are fetched and decoded before an attempt begins. `planned` as in
+    RequestArrived; `asked_anew`: where plans sent requests when its stages were asked for anew.
     """
 
     request_id: str
@@ -57,6 +58,8 @@ class Request:
     start: str = NOISE
     needs: AdapterNeeds = NO_NEEDS
     has_inputs: bool = False
+    planned: bool = False
+    asked_anew: frozenset[str] = frozenset()
     phase: Phase = Phase.ACCEPTING
     model_digest: str = ""
     spare: tuple[RouteOption, ...] = ()

@@ -77,6 +77,8 @@ class State:
     # Pools of the plan with workers, and those that it gives none.
     staffed: frozenset[str] = frozenset()
     deserted: frozenset[str] = frozenset()
+    # Those with workers that it sends requests from noise to.
+    entered: frozenset[str] = frozenset()
     # By the plan's cascade, then by pool and kind of start.
     thresholds: Mapping[str, Mapping[tuple[str, str], float]] = field(default_factory=dict)
     # By the plan's cascade, then by pool: the prompt's probability below which the stage is left out.

@@ -25,7 +25,8 @@ class Stage:
     scored. `cascade` names the plan's cascade, empty for the operator's own and where there is none. `planned`: the
     plan's shares sent the request there, and not its own wish. `skip_below`: the plan's bound of the prompt's
     probability, below which the stage is left out; 0 for never. `reuse_share` (0..1) of the next stage's steps are left
-    out there, because it starts from this one's picture; 0 for none. `discriminator_digest`: as `StagePlan` has it."""
+    out there, because it starts from this one's picture; 0 for none. `discriminator_digest`: as `StagePlan` has it.
+    `deserted`: nobody was left for it, and what follows was planned in its place."""
 
     pool: str
     model: str
@@ -36,6 +37,7 @@ class Stage:
     skip_below: float = 0.0
     reuse_share: float = 0.0
     discriminator_digest: str = ""
+    deserted: bool = False
 
     def threshold(self, start: str) -> float | None:
         """Return the confidence that pictures from that start must exceed; None where they are not scored."""
@@ -217,7 +219,7 @@ def start_lanes(pools: Sequence[PoolPlan], start: str, entered: StartCandidate) 
     `spare`, for a latent those of its own model, for noise none."""
     if start == NOISE:
         return ()
-    spare = [pool for pool in pools if pool.pool != entered.pool and pool.worker_ids and _share(pool, SPARE) > 0]
+    spare = [pool for pool in pools if pool.pool != entered.pool and pool.worker_ids and takes(pool, SPARE)]
     return tuple(pool for pool in spare if start != LATENT or pool.model == entered.model)
 
 
@@ -227,8 +229,9 @@ def scaled_start_step(start_step: int, asked_steps: int, own_steps: int) -> int:
     return min(round(start_step * own_steps / asked_steps), own_steps - 1)
 
 
-def _share(pool: PoolPlan, route: str) -> float:
-    return next((entry.share for entry in pool.routes if entry.route == route), 0.0)
+def takes(pool: PoolPlan, route: str) -> bool:
+    """Return whether the plan sends any requests of that route to the pool first."""
+    return any(entry.route == route and entry.share > 0 for entry in pool.routes)
 
 
 def _entered(pools: Sequence[PoolPlan], start: str, draw: float) -> dict[str, str]:

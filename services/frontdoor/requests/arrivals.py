@@ -174,6 +174,7 @@ class Arrivals:
             others=others,
             cascade_name=judged.stages[0].cascade,
             has_inputs=bool(request.resolved.inputs),
+            planned=judged.stages[0].planned,
         )
         self._parts.submit(arrived)
         return listeners

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pentimento.dataplane.defects import failure_of
-from pentimento.dataplane.effects import Effect
+from pentimento.dataplane.effects import Effect, ResolveRoute
 from pentimento.dataplane.events import Event
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
@@ -122,6 +122,8 @@ class Job:
     restaged: tuple[Stage, ...] = ()
     # The probability, by its prompt alone, that its light picture would be good enough; None where nobody told.
     foreseen: float | None = None
+    # Where it starts is being decided for this one; an earlier one's answer counts no more.
+    resolving: ResolveRoute | None = None
     # What the attempt failed with, for the client's status; the journal keeps its reason and message.
     failure: PentimentoError | None = None
     # Another frontdoor goes on with it: what it came with stays.

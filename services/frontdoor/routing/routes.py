@@ -13,7 +13,14 @@ from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import PlanVersion, Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.latent_pairing import PairingMode, can_pair
-from pentimento.policies.serving.entry import NOISE, Stage, allowed_stages, scaled_start_step, stages_from
+from pentimento.policies.serving.entry import (
+    NOISE,
+    Stage,
+    allowed_stages,
+    request_stages,
+    scaled_start_step,
+    stages_from,
+)
 from services.frontdoor.metrics import CACHE_LEFT_OUT, LEFT_OUT
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
@@ -26,6 +33,7 @@ from services.frontdoor.routing.stages import (
     cascade_stages,
     known_stages,
     may_be_scored,
+    stages_anew,
 )
 from services.frontdoor.routing.start_choice import Asker, decide_route, expected_device_s, new_route_id
 from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
@@ -51,7 +59,8 @@ def resolve_route(parts: FrontdoorParts, effect: ResolveRoute) -> None:
     if effect.cascade_stage and job.foreseen is not None and not job.executions:
         job.note(left_out_note(job.stages[0].model, job.foreseen))
         LEFT_OUT.inc()
-    parts.jobs.spawn(job, _resolve(parts, job, effect.cascade_stage), effect)
+    job.resolving = effect
+    parts.jobs.spawn(job, _resolve(parts, job, effect), effect)
 
 
 async def embed(
@@ -94,8 +103,10 @@ def _is_embedded(parts: FrontdoorParts, resolved: ResolvedRequest, *, scored: bo
     return scored or (parts.gateway is not None and resolved.cacheable)
 
 
-async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
-    request, stage = job.request, job.stages[number]
+async def _resolve(parts: FrontdoorParts, job: Job, effect: ResolveRoute) -> None:
+    request, number = job.request, effect.cascade_stage
+    stages = await _anew(parts, job) if effect.anew else job.stages
+    stage, foreseen = stages[number], None
     held = await _awaited_model(parts, job, stage.model)
     if held is None:
         return
@@ -112,12 +123,17 @@ async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
         if number == 0:
             if _asks_cache(parts, job):
                 _note_spared(parts, job, held, decided[0])
-            job.restaged = _stages_from(parts, job, decided[0])
-            job.foreseen = await foresee(parts, job.stages, decided[0].route.start, embedding, job.note)
+            stages = _stages_from(parts, job, decided[0])
+            foreseen = await foresee(parts, stages, decided[0].route.start, embedding, job.note)
+    if job.resolving is not effect:
+        # Meanwhile it was sent on to another stage.
+        return
+    if number == 0 or effect.anew:
+        job.restaged, job.foreseen = stages, foreseen
     start = kind_of(decided[0].route.start)
     own_threshold = parts.dataplane.state.settings.confidence_threshold
-    stages, cascade = cascade_stages(job.stages, start, own_threshold), job.stages[0].cascade
-    options = tuple(replace(option, route=replace(option.route, stages=stages, cascade=cascade)) for option in decided)
+    told, cascade = cascade_stages(stages, start, own_threshold), stages[number].cascade
+    options = tuple(replace(option, route=replace(option.route, stages=told, cascade=cascade)) for option in decided)
     counted = _count_start(parts, stage, as_painted_by(request.resolved, held), options[0]) if number == 0 else None
     now = parts.clock.monotonic()
     job.routed[number] = RoutedStage(options, queued_at=now, counted=counted)
@@ -138,10 +154,21 @@ def _resolved(parts: FrontdoorParts, job: Job, number: int, options: tuple[PoolO
         _may_be_paired(parts, options[0]),
         kind_of(options[0].route.start),
         tuple(stage.pool for stage in job.restaged),
-        job.stages[0].cascade,
+        job.stages[number].cascade,
         first.thinning,
         job.foreseen if number == 0 else None,
     )
+
+
+async def _anew(parts: FrontdoorParts, job: Job) -> tuple[Stage, ...]:
+    """The stages of before, of which nobody is left, and those of the plan of now. After a start their first model is
+    waited for: not all workers have told yet."""
+    request, plan = job.request, parts.dataplane.state.plan
+    quota = parts.tenants.quota_of(request.tenant)
+    planned = request_stages(plan, "", request.draw, quota=quota)
+    if planned:
+        await _awaited_model(parts, job, planned[0].model)
+    return stages_anew(job.stages, planned, request.resolved, parts.catalogue, parts.adapters, quota)
 
 
 async def _awaited_model(parts: FrontdoorParts, job: Job, name: str) -> HeldModel | None:

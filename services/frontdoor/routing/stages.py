@@ -81,6 +81,21 @@ def known_stages(
     return tuple(stage for stage in stages if stage.model in held_then or catalogue.known(stage.model) is not None)
 
 
+def stages_anew(
+    before: Sequence[Stage],
+    planned: Sequence[Stage],
+    resolved: ResolvedRequest,
+    catalogue: Catalogue,
+    adapters: AdapterCatalogue,
+    quota: TenantQuota,
+) -> tuple[Stage, ...]:
+    """Return the stages of a request that waits where nobody is left of those of `before`: behind them the `planned`
+    ones, as far as they can paint it and its tenant may use them; where none can, its last one once more."""
+    allowed = [stage for stage in known_stages(planned, catalogue) if quota.allows(stage.pool)]
+    fitting = [stage for stage in allowed if fits(resolved, catalogue.find(stage.model), adapters)]
+    return (*(replace(stage, deserted=True) for stage in before), *(fitting or before[-1:]))
+
+
 def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) -> tuple[CascadeStage, ...]:
     """As a route from that kind of start records them; none where there is only one. `own_threshold`: the operator's,
     which decides where the stages are of no plan's cascade. A stage whose pictures from that start are not scored
@@ -92,10 +107,12 @@ def cascade_stages(stages: Sequence[Stage], start: str, own_threshold: float) ->
         *(
             CascadeStage(
                 stage.model,
-                discriminator_of(stages, index) if _is_scored(stage, start) else "",
+                discriminator_of(stages, index),
                 (stage.threshold(start) or 0.0) if stage.cascade else own_threshold,
                 stage.pool,
             )
+            if _is_scored(stage, start)
+            else CascadeStage(stage.model, pool=stage.pool)
             for index, stage in enumerate(scored)
         ),
         CascadeStage(last.model, pool=last.pool),
@@ -125,7 +142,7 @@ def may_be_scored(stages: Sequence[Stage]) -> bool:
 
 
 def _is_scored(stage: Stage, start: str) -> bool:
-    return not stage.cascade or stage.threshold(start) is not None
+    return not stage.deserted and (not stage.cascade or stage.threshold(start) is not None)
 
 
 def discriminator_of(stages: Sequence[Stage], index: int) -> str:

@@ -1,10 +1,15 @@
-"""Who waits where the plan has no worker any more goes on to a later stage where it has some."""
+"""Who waits where the plan has no worker any more goes on to a later stage where it has some, or to where it sends
+others now."""
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, StagePlan
 from pentimento.domain.generation import PlanVersion
+from pentimento.policies.serving.entry import EVERY_START
 from tests.unit.dataplane.cascades import CASCADE, route_heavy
 from tests.unit.dataplane.driver import Driver, only
 
@@ -122,3 +127,97 @@ def test_a_picture_of_what_stands_in_says_so() -> None:
 
     commit = only(effects.CommitResult, driver.send(events.AttemptFinished("r1", token)))
     assert commit.degraded == "PREDICTED_LATE"
+
+
+def entering(sequence: int, pool: str, **workers: tuple[str, ...]) -> events.PlanReceived:
+    """A plan that sends whoever comes to that pool."""
+    received = plan(sequence, **workers)
+    routes = {pool: EVERY_START}
+    pools = tuple(replace(one, routes=routes.get(one.pool, ())) for one in received.plan.pools)
+    return events.PlanReceived(replace(received.plan, pools=pools))
+
+
+def wait_for_heavy(driver: Driver, request_id: str = "r1", **arrival: Any) -> list[effects.Effect]:
+    """Planned for the heavy model alone."""
+    return driver.queue(request_id, digest="dh", pool="heavy", cascade=("heavy",), **{"planned": True, **arrival})
+
+
+def route_light(driver: Driver, request_id: str = "r1") -> list[effects.Effect]:
+    """As the front door answers who asks anew: behind the stages of before."""
+    way: dict[str, Any] = {"cascade_stage": 1, "cascade": ("heavy", "light")}
+    return driver.send(events.RouteResolved(request_id, "light", "dl", 1.0, **way))
+
+
+def test_who_was_planned_for_one_model_goes_where_the_plan_of_now_sends_requests() -> None:
+    driver = Driver()
+    driver.send(entering(1, "heavy", heavy=("hw",), light=()))
+    wait_for_heavy(driver)
+
+    asked = driver.send(entering(2, "light", heavy=(), light=("lw",)))
+    driver.worker("lw", model="light", model_digest="dl")
+    token = driver.start(route_light(driver)).fencing_token
+
+    assert asked == [effects.ResolveRoute("r1", 1, anew=True)]
+    commit = only(effects.CommitResult, driver.send(events.AttemptFinished("r1", token)))
+    assert (commit.picture_token, commit.degraded) == (token, "")
+    assert driver.dataplane.state.pools["heavy"].waiting_count == 0
+
+
+def test_who_was_lost_with_the_last_worker_of_its_model_is_asked_for_anew_too() -> None:
+    driver = Driver()
+    driver.worker("hw", model="heavy", model_digest="dh")
+    driver.send(entering(1, "heavy", heavy=("hw",), light=()))
+    driver.start(wait_for_heavy(driver))
+    driver.send(entering(2, "light", heavy=(), light=("lw",)))
+
+    assert only(effects.ResolveRoute, driver.send(events.WorkerLost("hw", 1))).anew
+
+
+def test_a_later_stage_that_has_workers_comes_before_another_way() -> None:
+    driver = Driver()
+    driver.send(entering(1, "light", light=("lw",), heavy=("hw",), middle=()))
+    driver.queue("r1", digest="dl", pool="light", cascade=CASCADE, planned=True)
+
+    sent_on = driver.send(entering(2, "middle", light=(), heavy=("hw",), middle=("mw",)))
+
+    assert sent_on == [effects.ResolveRoute("r1", 1)]
+
+
+def test_it_is_asked_anew_again_where_requests_go_elsewhere_by_then_and_not_for_every_plan() -> None:
+    driver = Driver()
+    wait_for_heavy(driver)
+    staffed = {"heavy": (), "light": ("lw",), "middle": ("mw",)}
+
+    answers = [driver.send(entering(1, "light", **staffed))]
+    # Nothing there can paint it: it waits where it was.
+    driver.send(events.RouteResolved("r1", "heavy", "dh", 1.0, cascade_stage=1, cascade=("heavy", "heavy")))
+    answers += [driver.send(entering(2, "light", **staffed)), driver.send(entering(3, "middle", **staffed))]
+
+    first, second = effects.ResolveRoute("r1", 1, anew=True), effects.ResolveRoute("r1", 2, anew=True)
+    assert answers == [[first], [], [second]]
+
+
+@pytest.mark.parametrize(
+    ("planned", "plan_of_now"),
+    [
+        (False, entering(2, "light", heavy=(), light=("lw",))),
+        (True, entering(2, "heavy", heavy=(), light=("lw",))),
+        (True, entering(2, "light", heavy=("hw",), light=("lw",))),
+        (True, entering(2, "light", light=("lw",))),
+    ],
+    ids=["by its own wish", "nobody is where requests go", "its pool has a worker", "nothing is said of its pool"],
+)
+def test_else_it_waits(planned: bool, plan_of_now: events.PlanReceived) -> None:
+    driver = Driver()
+    driver.send(entering(1, "heavy", heavy=("hw",), light=()))
+    wait_for_heavy(driver, planned=planned)
+
+    assert driver.send(plan_of_now) == []
+
+
+def test_what_a_frontdoor_before_left_waiting_is_asked_for_anew() -> None:
+    driver = Driver()
+    routed = events.RecoveredRequest("r1", "tenant", "heavy", 1.0, 1000.0, routed=True, model_digest="dh", planned=True)
+    driver.send(events.Recovered((routed,)))
+
+    assert only(effects.ResolveRoute, driver.send(entering(1, "light", heavy=(), light=("lw",)))).anew
