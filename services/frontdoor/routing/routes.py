@@ -25,7 +25,7 @@ from services.frontdoor.metrics import CACHE_LEFT_OUT, LEFT_OUT
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
 from services.frontdoor.routing.bounded_calls import Note, bounded
-from services.frontdoor.routing.foresight import foresee, foresees, left_out_note
+from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note
 from services.frontdoor.routing.light_starts import started_from_light
 from services.frontdoor.routing.stages import (
     PoolOption,
@@ -56,11 +56,17 @@ def prepare_route(parts: FrontdoorParts, effect: PrepareRoute) -> None:
 def resolve_route(parts: FrontdoorParts, effect: ResolveRoute) -> None:
     """Answer ResolveRoute with RouteResolved."""
     job = parts.jobs.get(effect.request_id)
-    if effect.cascade_stage and job.foreseen is not None and not job.executions:
+    if effect.cascade_stage == 1 and job.foreseen is not None and _left_out(parts, job):
         job.note(left_out_note(job.stages[0].model, job.foreseen))
         LEFT_OUT.inc()
     job.resolving = effect
     parts.jobs.spawn(job, _resolve(parts, job, effect), effect)
+
+
+def _left_out(parts: FrontdoorParts, job: Job) -> bool:
+    """Whether its prompt alone led past the light stage, and not that nobody was left for it."""
+    start = job.routed[0].options[0].route.start
+    return not job.executions and is_left_out(parts, job.stages, start, job.foreseen)
 
 
 async def embed(

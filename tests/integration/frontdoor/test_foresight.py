@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from pentimento.dataplane.events import PlanReceived
+from pentimento.dataplane.requests import Phase
 from pentimento.domain.errors import Unavailable
-from pentimento.domain.image_request import CacheMode, ImageRequest
+from pentimento.domain.fleet import Plan, PoolPlan
+from pentimento.domain.generation import PlanVersion
+from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
 from pentimento.testing.cascade import CascadeSuite, running_cascade
+from pentimento.testing.frontdoor_suite import until
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1, cache=CacheMode.OFF)
@@ -102,6 +107,25 @@ async def test_a_discriminator_that_tells_nothing_of_prompts_costs_no_picture(fo
 
     assert len(cascade.light.executed) == 1
     assert "foresight skipped: no discriminator told" in completed.provenance.notes
+
+
+async def test_who_goes_on_since_nobody_is_left_was_not_left_out_by_the_prompt(folder: Path) -> None:
+    left_out = left_out_count()
+    async with reading(folder, **SKIPPING) as cascade:
+        cascade.discriminator.foreseen = 0.5
+        cascade.light.held = replace(cascade.light.held, model="other", model_digest="sha256:other")
+        cascade.light.change()
+        state = cascade.suite.frontdoor.parts.dataplane.state
+        await until(lambda: not state.pools["light"].workers)
+        request_id = (await cascade.suite.client.submit(UNNAMED)).request_id
+        await until(lambda: state.requests[request_id].phase is Phase.QUEUED)
+        pools = (PoolPlan("light", "light", ()), PoolPlan("heavy", "heavy", ("w2",)))
+        cascade.suite.frontdoor.parts.submit(PlanReceived(Plan(PlanVersion(1, 1), pools=pools)))
+        (ended,) = [event async for event in cascade.suite.client.attach(request_id) if isinstance(event, Completed)]
+
+    assert ended.provenance.model_digest == "sha256:heavy"
+    assert not any("left out" in note for note in ended.provenance.notes)
+    assert left_out_count() == left_out
 
 
 async def test_a_request_that_names_its_model_is_not_foreseen(folder: Path) -> None:
