@@ -21,7 +21,7 @@ from pentimento.domain.fleet import StartShare
 from pentimento.emulation.attempt_steps import AttemptSteps
 from pentimento.emulation.device import EmulatedDevice
 from pentimento.emulation.jobs import EmulatedJob
-from pentimento.policies.serving.entry import NO_QUOTA, NOISE, allowed_stages, request_stages, stages_from
+from pentimento.policies.serving.entry import NO_QUOTA, NOISE, allowed_stages, request_stages, stages_anew, stages_from
 from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import RequestRecord, StageSpan
 from pentimento.simulator.adapters import SimulatedAdapters
@@ -208,10 +208,9 @@ class Simulation:
         request.steps = self._fleet.steps_of(request.model, arrival)
         deadline = NEVER_S if self._scenario.answers_late else arrival.at_s + arrival.deadline_s
         work = float(request.steps * self._scenario.pixels)
-        asked = (request_id, arrival.tenant, pool, work, deadline, arrival.slo_class, cascade)
         needs, thinning = self._adapters.needs_of(arrival), self._fleet.thinning_of(request.model, arrival)
-        name = stages[0].cascade
-        self.submit(events.RequestArrived(*asked, needs=needs, thinning=thinning, cascade_name=name))
+        asked = (request_id, arrival.tenant, pool, work, deadline, arrival.slo_class, cascade, needs, thinning)
+        self.submit(events.RequestArrived(*asked, cascade_name=stages[0].cascade, planned=stages[0].planned))
 
     def _break(self, outage: Outage) -> None:
         generation = self._fleet.devices[outage.worker_id].generation
@@ -277,10 +276,11 @@ class Simulation:
         self._later(self._scenario.delays.accept, events.AcceptPersisted(effect.request_id), request, "accept")
 
     def _resolve_route(self, effect: effects.ResolveRoute) -> None:
-        request = self._requests[effect.request_id]
-        stage = effect.cascade_stage
-        plan = self.dataplane.state.plan
+        request, stage, plan = self._requests[effect.request_id], effect.cascade_stage, self.dataplane.state.plan
         pools = plan.pools if plan is not None else ()
+        quota, draw = self._quotas.get(request.arrival.tenant, NO_QUOTA), request.route_draw
+        if effect.anew:
+            request.cascade += stages_anew(plan, draw, quota) or request.cascade[-1:]
         stage_of = request.cascade[stage]
         own = stage_of.pool
         # What was sent on to a stage goes nowhere else.
@@ -290,7 +290,6 @@ class Simulation:
         own_steps = self._fleet.steps_of(stage_of.model, request.arrival)
         if stage == 0:
             kind, saved = request.start.kind.value, request.start.start_step_of(own_steps)
-            quota, draw = self._quotas.get(request.arrival.tenant, NO_QUOTA), request.route_draw
             request.cascade = allowed_stages(stages_from(plan, request.cascade, *lanes[0], kind, draw, quota), quota)
             model = lanes[0][1] if kind != NOISE else ""
             self._controller.count_start(own, StartShare(saved, 0, kind, own_steps, model))
@@ -310,8 +309,8 @@ class Simulation:
             stage,
             options,
             start=request.start.kind.value,
-            cascade=tuple(one.pool for one in request.cascade) if stage == 0 else (),
-            cascade_name=request.cascade[0].cascade,
+            cascade=tuple(one.pool for one in request.cascade) if stage == 0 or effect.anew else (),
+            cascade_name=stage_of.cascade if stage else request.cascade[0].cascade,
             thinning=thinning[0],
         )
         route_s = self._later(self._scenario.delays.route, resolved, request, "route")

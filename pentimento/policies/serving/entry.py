@@ -104,6 +104,12 @@ def allowed_stages(stages: Sequence[Stage], quota: TenantQuota) -> tuple[Stage, 
     return tuple(stage for stage in stages if quota.allows(stage.pool)) or tuple(stages)
 
 
+def stages_anew(plan: Plan | None, draw: float, quota: TenantQuota) -> tuple[Stage, ...]:
+    """Return the stages that the plan has now for a request that a plan sent before, of those that its tenant may
+    use; none where there are none."""
+    return tuple(stage for stage in request_stages(plan, "", draw, quota=quota) if quota.allows(stage.pool))
+
+
 def _entry(plan: Plan, start: str, draw: float, quota: TenantQuota) -> EnteredPool | None:
     """Of the places from which a stage is left to the tenant; of all where there is none."""
     if not quota.pools:

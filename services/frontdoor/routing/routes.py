@@ -17,8 +17,8 @@ from pentimento.policies.serving.entry import (
     NOISE,
     Stage,
     allowed_stages,
-    request_stages,
     scaled_start_step,
+    stages_anew,
     stages_from,
 )
 from services.frontdoor.metrics import CACHE_LEFT_OUT, LEFT_OUT
@@ -33,7 +33,7 @@ from services.frontdoor.routing.stages import (
     cascade_stages,
     known_stages,
     may_be_scored,
-    stages_anew,
+    restaged,
 )
 from services.frontdoor.routing.start_choice import Asker, decide_route, expected_device_s, new_route_id
 from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
@@ -169,12 +169,11 @@ def _resolved(parts: FrontdoorParts, job: Job, number: int, options: tuple[PoolO
 async def _anew(parts: FrontdoorParts, job: Job) -> tuple[Stage, ...]:
     """The stages of before, of which nobody is left, and those of the plan of now. After a start their first model is
     waited for: not all workers have told yet."""
-    request, plan = job.request, parts.dataplane.state.plan
-    quota = parts.tenants.quota_of(request.tenant)
-    planned = request_stages(plan, "", request.draw, quota=quota)
+    request, quota = job.request, parts.tenants.quota_of(job.request.tenant)
+    planned = stages_anew(parts.dataplane.state.plan, request.draw, quota)
     if planned:
         await _awaited_model(parts, job, planned[0].model)
-    return stages_anew(job.stages, planned, request.resolved, parts.catalogue, parts.adapters, quota)
+    return restaged(job.stages, planned, request.resolved, parts.catalogue, parts.adapters)
 
 
 async def _awaited_model(parts: FrontdoorParts, job: Job, name: str) -> HeldModel | None:

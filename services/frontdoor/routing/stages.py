@@ -81,18 +81,17 @@ def known_stages(
     return tuple(stage for stage in stages if stage.model in held_then or catalogue.known(stage.model) is not None)
 
 
-def stages_anew(
+def restaged(
     before: Sequence[Stage],
     planned: Sequence[Stage],
     resolved: ResolvedRequest,
     catalogue: Catalogue,
     adapters: AdapterCatalogue,
-    quota: TenantQuota,
 ) -> tuple[Stage, ...]:
     """Return the stages of a request that waits where nobody is left of those of `before`: behind them the `planned`
-    ones, as far as they can paint it and its tenant may use them; where none can, its last one once more."""
-    allowed = [stage for stage in known_stages(planned, catalogue) if quota.allows(stage.pool)]
-    fitting = [stage for stage in allowed if fits(resolved, catalogue.find(stage.model), adapters)]
+    ones, as far as they can paint it; where none can, its last one once more."""
+    known = known_stages(planned, catalogue)
+    fitting = [stage for stage in known if fits(resolved, catalogue.find(stage.model), adapters)]
     return (*(replace(stage, deserted=True) for stage in before), *(fitting or before[-1:]))
 
 
