@@ -7,7 +7,7 @@
 
 `run` never raises and never holds the service up: a controller that is away, restarted or talking nonsense costs
 log lines only. The controller's state is soft, so NOT_FOUND to a report means that it restarted, and the replica
-registers again.
+registers again. So it does where what it says of itself has changed and is in no report.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pentimento.domain.backoff import Backoff
@@ -98,6 +98,8 @@ class Registration:
         self._random = random_source or random.Random()
         self._lease: ReplicaLease | None = None
         self._known_as: tuple[str, int] | None = None
+        # What the controller knows of the replica that no report tells.
+        self._told: Replica | None = None
         self._failures = 0
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
@@ -140,7 +142,7 @@ class Registration:
 
     async def _keep_registered(self) -> None:
         while True:
-            await self._attempt(self._register if self._lease is None else self._send_report)
+            await self._attempt(self._beat)
             await self._pause(self._delay_s())
 
     async def _attempt(self, call: Callable[[], Awaitable[None]]) -> None:
@@ -155,10 +157,17 @@ class Registration:
                 logger.info("controller answers again after %d failed calls", self._failures)
             self._failures = 0
 
+    async def _beat(self) -> None:
+        if self._lease is None or _unreported(self._replica()) != self._told:
+            await self._register()
+        else:
+            await self._send_report()
+
     async def _register(self) -> None:
         replica = self._replica()
-        self._known_as = (replica.instance_id, replica.generation)
+        self._known_as, self._told = (replica.instance_id, replica.generation), None
         self._lease = await self._controller.register(replica)
+        self._told = _unreported(replica)
         self._news.registered()
         logger.info("registered with the controller, leader epoch %s", self._lease.leader_epoch)
 
@@ -200,6 +209,10 @@ def report_interval_s(lease: ReplicaLease | None, timing: RegistrationTiming) ->
         return timing.default_interval_s
     asked_s = min(lease.report_interval_ms, lease.lease_ms / 2) / 1000
     return min(max(asked_s, timing.min_interval_s), timing.max_interval_s)
+
+
+def _unreported(replica: Replica) -> Replica:
+    return replace(replica, resident_models=(), held_model_digest="")
 
 
 def _is_positive(value: float) -> bool:

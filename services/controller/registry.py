@@ -44,7 +44,10 @@ class Registry:
             raise _superseded(replica.instance_id, replica.generation, known.replica.generation)
         if known is None:
             self._make_room(now_s)
-        self._entries[replica.instance_id] = _RegisteredReplica(replica, now_s, now_s)
+        # What it reported of itself stands, where it only says more of itself now.
+        is_same = known is not None and known.replica.generation == replica.generation
+        report = known.report if known is not None and is_same else None
+        self._entries[replica.instance_id] = _RegisteredReplica(replica, now_s, now_s, report)
 
     def report(self, report: ReplicaReport, now_s: float) -> ReceivedReport:
         """Changes state. NotFound asks the replica to register."""

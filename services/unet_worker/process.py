@@ -151,7 +151,8 @@ class WorkerProcess(ServiceProcess):
             replica,
             device=backend.device,
             device_memory_bytes=backend.memory().total_bytes,
-            available_models=self._models.names,
+            # One that cannot be loaded here would be planned for ever, and waited for.
+            available_models=tuple(name for name in self._models.names if name not in backend.unloadable),
             resident_models=self._resident(backend),
             held_model_digest=_held_digest(backend),
             capabilities=backend.capabilities,

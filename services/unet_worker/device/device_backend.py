@@ -124,6 +124,11 @@ class PlannedBackend(DeviceBackend, Protocol):
         """The model that it holds, or is about to hold."""
         ...
 
+    @property
+    def unloadable(self) -> frozenset[str]:
+        """The models that could not be loaded, which this start of the worker does not try again."""
+        ...
+
     def assign(self, name: str, max_batch: int) -> None:
         """Hold this model, in batches of at most that many, 0 for as many as fit. What is here is painted first, and
         until the other one is loaded nothing new is taken; a switch that has not got beyond that is called off by its

@@ -230,6 +230,10 @@ class EmulatedBackend:
         return self.emulated.model
 
     @property
+    def unloadable(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
     def noise_form(self) -> NoiseForm:
         return NoiseForm.VARIANCE_PRESERVING
 

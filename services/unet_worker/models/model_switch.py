@@ -75,7 +75,7 @@ class ModelSwitch:
         self._load = load
         self._changed = changed
         self._target = first.held.model
-        self._unloadable: set[str] = set()
+        self.unloadable = frozenset[str]()
         self._max_batch = 0
         self._attempt_count = 0
         self._idle = asyncio.Event()
@@ -147,7 +147,7 @@ class ModelSwitch:
         """Hold this model, in batches of at most that many, 0 for as many as fit. What is here is painted first; a
         switch that has not got beyond that is called off by its own model. One that could not be loaded is not tried
         again."""
-        if name in self._unloadable:
+        if name in self.unloadable:
             return
         self._target, self._max_batch = name, max_batch
         if isinstance(self._backend, LoadedModel) and self._backend.held.model == name:
@@ -213,7 +213,7 @@ class ModelSwitch:
             return await self._load(wanted)
         except Exception:
             logger.exception("a model could not be loaded; the one before comes back", extra={"model": wanted})
-        self._unloadable.add(wanted)
+        self.unloadable |= {wanted}
         if self._target == wanted:
             self._target = before
         await _give_memory_back(between.torch_device)

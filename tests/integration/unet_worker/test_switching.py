@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.execution import AttemptResult, WorkerCredits
+from pentimento.domain.fleet import Replica, ReplicaKind
 from pentimento.domain.generation import FromNoise, Route
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.testing.checkpoints import write_checkpoint
@@ -137,7 +138,9 @@ async def test_a_model_that_cannot_be_loaded_costs_the_switch_and_is_not_tried_a
         held = (await credits_where(worker, served=True)).held
 
         worker.switch.assign("broken", 8)
+        registered = worker.process._describe(Replica("w", ReplicaKind.UNET_WORKER, "unix:/w", 1), worker.switch, ())
         assert (held.model, worker.switch.target_model) == ("tiny", "tiny")
+        assert registered.available_models == ("tiny",)
         assert (await paint(worker, "after")).model_digest == held.model_digest
 
 

@@ -104,6 +104,21 @@ async def test_it_registers_reports_and_deregisters():
     assert controller.calls[-1] == "deregister"
 
 
+async def test_what_no_report_tells_is_registered_anew_where_it_changes() -> None:
+    controller = ScriptedController([LEASE], [1])
+
+    def replica() -> Replica:
+        """Which holds another model with every report, and cannot hold one of its models from the third call on."""
+        can_hold = ("tiny", "other") if controller.calls.count("report") < 2 else ("tiny",)
+        held = ("tiny", "other")[len(controller.calls) % 2]
+        return replace(REPLICA, available_models=can_hold, resident_models=(held,), held_model_digest=held)
+
+    told = ("register", "report", "report", "register", "report", "report")
+    await running(controller, says(*told), replica=replica)
+
+    assert controller.calls[: len(told)] == list(told)
+
+
 async def test_an_absent_controller_is_asked_until_it_is_there():
     away = Unavailable("UNAVAILABLE", "no such socket")
     controller = ScriptedController([away, away, away, LEASE], [1])

@@ -97,6 +97,19 @@ def test_a_draining_replica_is_shown_but_not_planned_with(registry):
     assert registry.statuses(1.0)[0].draining
 
 
+def test_a_replica_that_says_more_of_itself_is_as_it_reported(registry: Registry) -> None:
+    registry.register(replica(), 0.0)
+    registry.report(ReplicaReport("w1", 1, draining=True, queue_length=3), 1.0)
+
+    registry.register(replica(available_models=("other",)), 1.5)
+    (status,) = registry.statuses(1.5)
+    registry.register(replica(generation=2), 2.0)
+    (later,) = registry.statuses(2.0)
+
+    assert (status.draining, status.queue_length, status.replica.available_models) == (True, 3, ("other",))
+    assert (later.draining, later.queue_length) == (False, 0)
+
+
 def test_a_report_that_changes_nothing_says_so(registry):
     registry.register(replica(resident_models=("heavy",)), 0.0)
 
