@@ -189,11 +189,18 @@ class WorkerLinks:
 
     def _on_credits(self, link: WorkerLink, credits: WorkerCredits) -> None:
         self._catalogue.await_no_longer(link.address)
+        link.adapters.hear(credits)
         namesake = self._by_worker.get(credits.worker_id)
         if namesake not in (None, link) and credits.held.worker_generation < namesake.worker_generation:
             # Two processes under one name: the later start is the one, as the dataplane sees it.
             logger.error("two workers of one name", extra={"worker": credits.worker_id, "address": link.address})
             return
+        if self._is_second_way(link, namesake, credits):
+            self._leave_if_idle(link)
+            return
+        if namesake is not link:
+            # What the dataplane knew of the worker that had the name is forgotten there with it.
+            link.adapters.tell_anew()
         if link.worker_id != credits.worker_id:
             logger.info("worker connected", extra={"worker": credits.worker_id, "address": link.address})
         link.worker_id, link.worker_generation = credits.worker_id, credits.held.worker_generation
@@ -203,6 +210,12 @@ class WorkerLinks:
         self._submit(_reported(credits, link.pinned, link.adapters.news(credits, self._adapters.uploaded)))
         WORKERS.set(len(self._by_worker))
         self._leave_if_idle(link)
+
+    def _is_second_way(self, link: WorkerLink, namesake: WorkerLink | None, credits: WorkerCredits) -> bool:
+        """Whether the same process is heard at another address already, and this one is no better."""
+        if namesake is None or namesake is link or credits.held.worker_generation != namesake.worker_generation:
+            return False
+        return link.address not in self._wanted or namesake.address in self._wanted
 
     def _on_loss(self, link: WorkerLink) -> None:
         if self._by_worker.get(link.worker_id) is link:
@@ -219,11 +232,19 @@ class LinkAdapters:
         self._known: tuple[Adapter, ...] = ()
         self._told: AdapterHoldings | None = None
 
+    def hear(self, credits: WorkerCredits) -> None:
+        """Changes state: a worker says which adapters it knows when it is first heard, and where that has changed."""
+        if credits.known_adapters is not None:
+            self._known = credits.known_adapters
+
+    def tell_anew(self) -> None:
+        """Have all that is known be news once more."""
+        self._told = None
+
     def news(self, credits: WorkerCredits, uploaded: Iterable[Adapter] = ()) -> AdapterHoldings | None:
         """Return what the worker has, where that is news; else None. It tells by name what need not be loaded first:
         of `uploaded` LoRAs those that it fetched."""
-        if credits.known_adapters is not None:
-            self._known = credits.known_adapters
+        self.hear(credits)
         resident = set(credits.resident_components)
         own = {adapter.name for adapter in self._known}
         resident_loras = [*self._known, *(adapter for adapter in uploaded if adapter.name not in own)]

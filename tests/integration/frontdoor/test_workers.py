@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import FailedPrecondition, NotFound, Unavailable
 from pentimento.domain.execution import AttemptResult
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
+from pentimento.testing.held_models import HELD
 from pentimento.testing.paced_worker import PacedWorker, Running, picture_of, serve
 
 
@@ -147,3 +149,23 @@ async def test_a_worker_hears_how_long_its_client_waits(suite: FrontdoorSuite, w
     await suite.paint(replace(REQUEST, deadline_ms=600_000))
 
     assert 300_000 < worker.orders[0].deadline_remaining_ms <= 600_000
+
+
+async def test_of_two_workers_of_one_name_the_older_one_is_known_with_its_loras_once_it_is_alone(
+    suite: FrontdoorSuite, folder: Path, worker: PacedWorker
+) -> None:
+    mosaic = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", HELD.family)
+    worker.known_adapters = (mosaic,)
+    worker.change()
+    state = suite.frontdoor.parts.dataplane.state
+    await until(lambda: mosaic.digest in state.workers["w1"].holdings.loras)
+    newer = PacedWorker("w1")
+    newer.held = replace(newer.held, worker_generation=2)
+    server = await serve(newer, f"unix:{folder / 'other'}")
+    suite.frontdoor.parts.links.follow({f"unix:{folder / 'w1'}": True, f"unix:{folder / 'other'}": True})
+    await until(lambda: state.workers["w1"].worker_generation == 2)
+
+    await server.stop()
+    await until(lambda: state.workers["w1"].worker_generation == 1)
+
+    assert mosaic.digest in state.workers["w1"].holdings.loras

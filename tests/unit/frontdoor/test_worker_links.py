@@ -1,0 +1,88 @@
+"""Workers that are heard at more than one address."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.dataplane.events import Event, WorkerLost, WorkerReported
+from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.execution import WorkerCredits
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.testing.held_models import HELD
+from services.frontdoor.identity import Identity
+from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from services.frontdoor.workers.catalogue import Catalogue
+from services.frontdoor.workers.worker_links import WorkerLink, WorkerLinks
+
+CREDITS = WorkerCredits("w1", HELD, 2, 0)
+MOSAIC = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", HELD.family)
+
+
+class HeardLinks:
+    """Links at addresses where nobody answers; what workers say there is said by the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.submitted: list[Event] = []
+        parts = (Catalogue(""), AdapterCatalogue(), self.submitted.append, Identity("f", 1))
+        self.links = WorkerLinks(lambda address: open_channel(address, RpcChannelSettings()), *parts, silence_s=600.0)
+
+    def follow(self, *names: str) -> None:
+        self.links.follow({self.address(name): True for name in names})
+
+    def address(self, name: str) -> str:
+        return f"unix:{self.folder / name}"
+
+    def link(self, name: str) -> WorkerLink:
+        return self.links._links[self.address(name)]
+
+    def hear(self, name: str, adapters: tuple[Adapter, ...] | None = None) -> None:
+        self.links._on_credits(self.link(name), replace(CREDITS, known_adapters=adapters))
+
+    def of(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.submitted if isinstance(event, kind)]
+
+
+@pytest.fixture
+async def heard(tmp_path: Path) -> AsyncIterator[HeardLinks]:
+    found = HeardLinks(tmp_path)
+    yield found
+    await found.links.close()
+
+
+async def test_a_worker_that_has_moved_is_not_lost_with_its_first_address(heard: HeardLinks) -> None:
+    heard.follow("first")
+    heard.hear("first")
+    runs = heard.link("first").runs
+    runs.add(asyncio.ensure_future(asyncio.sleep(0)))
+    watch = heard.links._watches[heard.address("first")]
+    heard.follow("other")
+    heard.hear("other")
+
+    runs.clear()
+    heard.hear("first")
+    await asyncio.wait([watch])
+
+    assert heard.links.address_of("w1") == heard.address("other")
+    assert not heard.of(WorkerLost)
+
+
+async def test_of_two_addresses_of_one_worker_the_first_is_the_way_there_until_it_is_lost(heard: HeardLinks) -> None:
+    heard.follow("first", "other")
+
+    for adapters in ((MOSAIC,), None):
+        for name in ("first", "other"):
+            heard.hear(name, adapters)
+
+    assert heard.links.address_of("w1") == heard.address("first")
+    assert len(heard.of(WorkerReported)) == 2
+    heard.links._on_loss(heard.link("other"))
+    assert not heard.of(WorkerLost)
+    heard.links._on_loss(heard.link("first"))
+    heard.hear("other")
+    assert heard.links.address_of("w1") == heard.address("other")
+    assert heard.of(WorkerReported)[-1].holdings.loras == {MOSAIC.digest}
