@@ -74,7 +74,7 @@ def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Ef
     if request is None or request.phase is not Phase.ROUTING or request.cascade_stage != event.cascade_stage:
         return []
     state.move(request, event.pool, event.work, event.thinning)
-    request.model_digest = event.model_digest
+    request.model_digest, request.route_pinned = event.model_digest, False
     request.spare, request.pair, request.start = event.spare, event.pair, event.start
     if event.cascade:
         request.cascade, request.cascade_name = event.cascade, event.cascade_name

@@ -42,7 +42,7 @@ def start_attempt(state: State, now: float, request: Request, worker: Worker) ->
     request.came_early = worker.painting_count >= worker.credit_count
     request.attempt_number += 1
     request.fencing_token = max(request.fencing_token + 1, state.first_token)
-    request.worker_id = worker.worker_id
+    request.worker_id, request.route_pinned = worker.worker_id, True
     state.unpersisted[request.attempt_key] = None
     take(state, worker, request.attempt_key, preparing=preparing)
     number, token = request.attempt_number, request.fencing_token

@@ -105,6 +105,12 @@ def _pass_on(state: State, request: Request, stage: int) -> list[Effect]:
     return effects
 
 
+def reroute(state: State, request: Request) -> list[Effect]:
+    """Have it decided anew where the request's stage starts."""
+    state.enter(request, Phase.ROUTING)
+    return [ResolveRoute(request.request_id, request.cascade_stage)]
+
+
 def is_deserted(state: State, pool: str) -> bool:
     """Return whether nobody is left in the pool, by the plan's word and by what is seen."""
     return pool in state.deserted and not state.pool(pool).workers

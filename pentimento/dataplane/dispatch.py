@@ -2,7 +2,7 @@
 a place to prepare what it came with."""
 
 from pentimento.dataplane.attempts import start_attempt
-from pentimento.dataplane.cascade import go_on, is_deserted, stand_in_pool
+from pentimento.dataplane.cascade import go_on, is_deserted, reroute, stand_in_pool
 from pentimento.dataplane.credits import latest_deadline, take_as_peer
 from pentimento.dataplane.effects import Effect
 from pentimento.dataplane.endings import drop_late
@@ -26,6 +26,9 @@ def dispatch(state: State, now: float) -> list[Effect]:
         lane = state.lanes[key]
         if is_deserted(state, key[0]):
             effects += _leave_deserted(state, key, lane)
+        if key in state.unheld:
+            state.unheld.discard(key)
+            effects += _leave_weights(state, key, lane)
         if lane.reruns:
             effects += _dispatch_reruns(state, now, lane)
         if lane.set_aside:
@@ -47,6 +50,16 @@ def _leave_deserted(state: State, key: LaneKey, lane: Lane) -> list[Effect]:
         if request.lane_key == key:
             effects += go_on(state, request)
     return effects
+
+
+def _leave_weights(state: State, key: LaneKey, lane: Lane) -> list[Effect]:
+    """Have the start decided anew of those who wait for weights that nobody holds any more, where the pool has others:
+    of those without an attempt, whose route nothing pins."""
+    workers = state.pools[key[0]].workers.values()
+    if not workers or any(worker.model_digest == key[1] for worker in workers):
+        return []
+    waiting = [state.requests[request_id] for request_id in (*lane.set_aside, *lane.fresh)]
+    return [effect for one in waiting if one.lane_key == key and not one.route_pinned for effect in reroute(state, one)]
 
 
 def _queue_in_turn(state: State, lane: Lane) -> tuple[FairQueue, str] | None:

@@ -1,5 +1,7 @@
 """Workers come, report, fall silent; plans arrive."""
 
+from collections.abc import Iterable
+
 from pentimento.dataplane.attempts import lose_attempt
 from pentimento.dataplane.cascade import go_on, is_deserted
 from pentimento.dataplane.credits import count, give_back_peer, refresh
@@ -7,7 +9,7 @@ from pentimento.dataplane.effects import Effect, StopAttempt
 from pentimento.dataplane.events import AttemptKey, PlanReceived, ProfilesReceived, WorkerLost, WorkerReported
 from pentimento.dataplane.pools import Worker
 from pentimento.dataplane.recovery import attach_orphans, is_orphan
-from pentimento.dataplane.requests import Phase
+from pentimento.dataplane.requests import LaneKey, Phase
 from pentimento.dataplane.speed import Speed, is_sane
 from pentimento.dataplane.state import State, TimerKind
 from pentimento.domain.errors import InvalidArgument
@@ -192,18 +194,31 @@ def _place(state: State, worker: Worker, model: str, model_digest: str) -> None:
         worker.lane_keys = tuple((pool, model_digest) for pool in pools)
     if worker.connected:
         for key in worker.lane_keys:
-            state.lane(key)
-            state.pool(key[0]).workers[worker.worker_id] = worker
+            _join(state, worker, key)
     count(state, worker)
+
+
+def _join(state: State, worker: Worker, key: LaneKey) -> None:
+    workers = state.pool(key[0]).workers
+    state.lane(key)
+    if worker.worker_id not in workers:
+        _doubt(state, (other for other in state.lanes if other[0] == key[0] and other != key))
+    workers[worker.worker_id] = worker
+
+
+def _doubt(state: State, lanes: Iterable[LaneKey]) -> None:
+    """Have dispatch look whether the weights of these lanes are held by anybody still."""
+    for key in lanes:
+        state.unheld.add(key)
+        state.dirty[key] = None
 
 
 def _withdraw(state: State, worker: Worker) -> None:
     for key in worker.lane_keys:
         state.lane(key).withdraw(worker.worker_id)
         state.pool(key[0]).workers.pop(worker.worker_id, None)
-        if key[0] in state.deserted:
-            # Who waits there may go on to another stage.
-            state.dirty[key] = None
+    # Who waits there may go on to another stage.
+    _doubt(state, worker.lane_keys)
 
 
 def _lose_worker(state: State, now: float, worker: Worker) -> list[Effect]:

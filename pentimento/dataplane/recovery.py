@@ -76,6 +76,7 @@ def _take_over(state: State, now: float, recovered: RecoveredRequest) -> list[Ef
         planned=recovered.planned,
         phase=Phase.ORPHANED,
         model_digest=recovered.model_digest,
+        route_pinned=recovered.routed,
         attempt_number=recovered.attempt_number,
         fencing_token=recovered.fencing_token,
         worker_id=recovered.worker_id,

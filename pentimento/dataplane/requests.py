@@ -62,6 +62,8 @@ class Request:
     asked_anew: frozenset[str] = frozenset()
     phase: Phase = Phase.ACCEPTING
     model_digest: str = ""
+    # An attempt at this stage has its route in the journal.
+    route_pinned: bool = False
     spare: tuple[RouteOption, ...] = ()
     option: int = 0
     pair: bool = False

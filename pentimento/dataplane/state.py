@@ -63,6 +63,8 @@ class State:
     lanes: dict[LaneKey, Lane] = field(default_factory=dict)
     # Lanes where a request or a credit has come since the last dispatch; a dict, for its order.
     dirty: dict[LaneKey, None] = field(default_factory=dict)
+    # Of these, those whose weights somebody held who holds them no more, or that others came beside.
+    unheld: set[LaneKey] = field(default_factory=set)
     # Which worker's credit an attempt holds, and which worker's as its pair.
     attempt_workers: dict[AttemptKey, str] = field(default_factory=dict)
     peers: dict[AttemptKey, str] = field(default_factory=dict)

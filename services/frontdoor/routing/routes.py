@@ -66,7 +66,7 @@ def resolve_route(parts: FrontdoorParts, effect: ResolveRoute) -> None:
 def _left_out(parts: FrontdoorParts, job: Job) -> bool:
     """Whether its prompt alone led past the light stage, and not that nobody was left for it."""
     start = job.routed[0].options[0].route.start
-    return not job.executions and is_left_out(parts, job.stages, start, job.foreseen)
+    return 1 not in job.routed and not job.executions and is_left_out(parts, job.stages, start, job.foreseen)
 
 
 async def embed(
@@ -111,6 +111,8 @@ def _is_embedded(parts: FrontdoorParts, resolved: ResolvedRequest, *, scored: bo
 
 async def _resolve(parts: FrontdoorParts, job: Job, effect: ResolveRoute) -> None:
     request, number = job.request, effect.cascade_stage
+    # Where it was decided before, its weights are held no more.
+    before = job.routed.get(number)
     stages = await _anew(parts, job) if effect.anew else job.stages
     stage, foreseen = stages[number], None
     held = await _awaited_model(parts, job, stage.model)
@@ -127,7 +129,7 @@ async def _resolve(parts: FrontdoorParts, job: Job, effect: ResolveRoute) -> Non
         decided = await decide_route(parts, asker, held, embedding, job.note)
         decided = tuple(started_from_light(job, number, option) for option in decided)
         if number == 0:
-            if _asks_cache(parts, job):
+            if before is None and _asks_cache(parts, job):
                 _note_spared(parts, job, held, decided[0])
             stages = _stages_from(parts, job, decided[0])
             foreseen = await foresee(parts, stages, decided[0].route.start, embedding, job.note)
@@ -140,7 +142,9 @@ async def _resolve(parts: FrontdoorParts, job: Job, effect: ResolveRoute) -> Non
     own_threshold = parts.dataplane.state.settings.confidence_threshold
     told, cascade = cascade_stages(stages, start, own_threshold), stages[number].cascade
     options = tuple(replace(option, route=replace(option.route, stages=told, cascade=cascade)) for option in decided)
-    counted = _count_start(parts, stage, as_painted_by(request.resolved, held), options[0]) if number == 0 else None
+    counted = before.counted if before is not None else None
+    if number == 0 and before is None:
+        counted = _count_start(parts, stage, as_painted_by(request.resolved, held), options[0])
     now = parts.clock.monotonic()
     job.routed[number] = RoutedStage(options, queued_at=now, counted=counted)
     job.time_stage("route", started_at, now)

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.dataplane.requests import Phase
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import FailedPrecondition, NotFound, Unavailable
 from pentimento.domain.execution import AttemptResult
+from pentimento.domain.fleet import ReplicaReport
+from pentimento.domain.image_request import Completed
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
 from pentimento.testing.held_models import HELD
 from pentimento.testing.paced_worker import PacedWorker, Running, picture_of, serve
+from services.frontdoor.status import DemandReport
 
 
 @pytest.fixture
@@ -69,6 +73,34 @@ async def test_a_model_that_changed_under_the_plan_is_dispatched_by_what_the_wor
     completed = await suite.paint()
 
     assert completed.provenance.worker_generation == 2
+
+
+async def test_who_waits_is_painted_with_the_weights_that_the_model_has_by_then(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
+    """The one that was painted when they changed goes on with its own: its route is in the journal."""
+    state = suite.frontdoor.parts.dataplane.state
+    worker.hold.clear()
+    running = (await suite.client.submit(REQUEST)).request_id
+    await worker.wait_until(lambda: worker.running)
+    waiting = (await suite.client.submit(replace(REQUEST, seed=2))).request_id
+    await until(lambda: state.requests[waiting].phase is Phase.QUEUED)
+
+    worker.running.clear()
+    worker.held = replace(worker.held, model_digest="sha256:new", worker_generation=2)
+    worker.change()
+    await until(lambda: state.workers["w1"].worker_generation == 2)
+    worker.hold.set()
+    (painted,) = [event async for event in suite.client.attach(waiting) if isinstance(event, Completed)]
+
+    assert painted.provenance.model_digest == painted.provenance.route.model_digest == "sha256:new"
+    assert state.requests[running].model_digest == HELD.model_digest
+    (demand,) = (
+        DemandReport(suite.frontdoor.parts.dataplane, suite.frontdoor.parts.starts)
+        .added_to(ReplicaReport("f", 1))
+        .demand
+    )
+    assert sum(start.request_count for start in demand.starts) == 2
 
 
 async def test_a_mismatch_is_queued_again_without_counting(suite: FrontdoorSuite, worker: PacedWorker) -> None:
