@@ -212,7 +212,8 @@ def report_interval_s(lease: ReplicaLease | None, timing: RegistrationTiming) ->
 
 
 def _unreported(replica: Replica) -> Replica:
-    return replace(replica, resident_models=(), held_model_digest="")
+    # LoRAs come and go with every picture; whoever paints with them is told with the credits.
+    return replace(replica, resident_models=(), held_model_digest="", adapters=())
 
 
 def _is_positive(value: float) -> bool:

@@ -18,6 +18,7 @@ from pentimento.clients.registration import (
     generation_at,
     report_interval_s,
 )
+from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import FailedPrecondition, NotFound, Unavailable
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaLease, ReplicaReport
@@ -108,10 +109,12 @@ async def test_what_no_report_tells_is_registered_anew_where_it_changes() -> Non
     controller = ScriptedController([LEASE], [1])
 
     def replica() -> Replica:
-        """Which holds another model with every report, and cannot hold one of its models from the third call on."""
+        """Which holds other models and LoRAs with every report, and from the third on cannot hold one any more."""
         can_hold = ("tiny", "other") if controller.calls.count("report") < 2 else ("tiny",)
         held = ("tiny", "other")[len(controller.calls) % 2]
-        return replace(REPLICA, available_models=can_hold, resident_models=(held,), held_model_digest=held)
+        loras = (Adapter(held, AdapterKind.LORA, f"sha256:{held}", "sdxl"),)
+        changes = {"resident_models": (held,), "held_model_digest": held, "adapters": loras}
+        return replace(REPLICA, available_models=can_hold, **changes)  # type: ignore[arg-type]
 
     told = ("register", "report", "report", "register", "report", "report")
     await running(controller, says(*told), replica=replica)
