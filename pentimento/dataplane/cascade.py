@@ -118,10 +118,11 @@ def is_deserted(state: State, pool: str) -> bool:
 
 def go_on(state: State, request: Request) -> list[Effect]:
     """Send a request on that waits where nobody is left: to a later stage of its own that has workers, else to what the
-    plan in force has for such requests, where it was a plan that sent it there. Nothing where there is neither."""
+    plan in force has for such requests, where it was a plan that sent it there. Nothing where there is neither, nor for
+    one that has a picture to fall back on: it need not be painted by the same model again."""
     if stage := _staffed_stage(state, request):
         return _pass_on(state, request, stage)
-    if not request.planned or request.asked_anew == state.entered:
+    if not request.planned or request.fallback_token or request.asked_anew == state.entered:
         return []
     request.asked_anew = state.entered
     request.cascade_stage, request.option = max(len(request.cascade), 1), 0

@@ -25,9 +25,10 @@ def planned(sequence: int = 1, **thresholds: float) -> Plan:
     return Plan(PlanVersion(1, sequence), pools=pools, cascades=cascades)
 
 
-def paint_light(driver: Driver, request_id: str = "r1", deadline: float = 1000.0) -> int:
+def paint_light(driver: Driver, request_id: str = "r1", deadline: float = 1000.0, *, planned: bool = False) -> int:
     """The token of the light attempt, whose picture is here."""
-    queued = driver.queue(request_id, deadline, digest="dl", pool="light", cascade=CASCADE, cascade_name="c")
+    way = {"pool": "light", "cascade": CASCADE, "cascade_name": "c", "planned": planned}
+    queued = driver.queue(request_id, deadline, digest="dl", **way)  # type: ignore[arg-type]
     token = driver.start(queued).fencing_token
     scored = only(effects.Score, driver.send(events.AttemptFinished(request_id, token)))
     assert (scored.fencing_token, scored.cascade_stage) == (token, 0)

@@ -10,7 +10,7 @@ from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, StagePlan
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.serving.entry import EVERY_START
-from tests.unit.dataplane.cascades import CASCADE, route_heavy
+from tests.unit.dataplane.cascades import CASCADE, cascade_driver, paint_light, route_heavy
 from tests.unit.dataplane.driver import Driver, only
 
 THREE = ("light", "middle", "heavy")
@@ -213,6 +213,19 @@ def test_else_it_waits(planned: bool, plan_of_now: events.PlanReceived) -> None:
     wait_for_heavy(driver, planned=planned)
 
     assert driver.send(plan_of_now) == []
+
+
+def test_who_has_a_picture_to_fall_back_on_waits_for_a_better_one() -> None:
+    """What the plan of now has is the model that painted it."""
+    driver = cascade_driver()
+    driver.send(events.WorkerLost("hw", 1))
+    token = paint_light(driver, planned=True)
+    driver.send(events.Scored("r1", token, 0.3))
+    route_heavy(driver)
+
+    assert driver.send(entering(2, "light", heavy=(), light=("lw",))) == []
+    driver.now = 1000.0
+    assert only(effects.CommitResult, driver.send(events.TimePassed())).picture_token == token
 
 
 def test_what_a_frontdoor_before_left_waiting_is_asked_for_anew() -> None:
