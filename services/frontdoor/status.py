@@ -4,11 +4,19 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.pools import Pool, Worker
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.fleet import AdapterDemand, PlanAcknowledgement, PoolDemand, ReplicaReport, StartShare
+from pentimento.domain.fleet import (
+    MAX_TOLD_COUNT,
+    AdapterDemand,
+    PlanAcknowledgement,
+    PoolDemand,
+    ReplicaReport,
+    StartShare,
+)
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.requests import RequestState
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
@@ -23,6 +31,8 @@ from services.frontdoor.metrics import (
     RUNNING,
 )
 from services.frontdoor.workers.worker_links import WorkerLinks
+
+T = TypeVar("T")
 
 _LEVELS_INTERVAL_S = 1.0
 
@@ -80,21 +90,17 @@ class StartCounts:
         self._counts[pool][start.from_noise] += 1
 
     def take(self, pool: str) -> tuple[StartShare, ...]:
-        """Changes state: those since the last call. What was corrected after it was told is taken off later ones."""
-        counts = self._counts.pop(pool, Counter())
-        owed = Counter({start: count for start, count in counts.items() if count < 0})
-        if owed:
-            self._counts[pool] = owed
+        """Changes state: those since the last call, as many as a report may tell. What was corrected after it was told
+        is taken off later ones."""
         return tuple(
             StartShare(start.start_step, count, start.kind, start.step_count, start.model)
-            for start, count in sorted(counts.items())
-            if count > 0
+            for start, count in sorted(_taken(self._counts, pool).items())
         )
 
     def take_adapters(self, pool: str) -> tuple[AdapterDemand, ...]:
-        """Changes state: the adapters that were asked for since the last call."""
-        counts = self._adapters.pop(pool, Counter())
-        ordered = sorted(counts.items(), key=lambda item: (item[0][0].value, item[0][1]))
+        """Changes state: the adapters that were asked for since the last call, as many as a report may tell."""
+        taken = _taken(self._adapters, pool)
+        ordered = sorted(taken.items(), key=lambda item: (item[0][0].value, item[0][1]))
         return tuple(AdapterDemand(kind, name, count) for (kind, name), count in ordered)
 
     def put_back(self, pool: str, starts: Iterable[StartShare], adapters: Iterable[AdapterDemand]) -> None:
@@ -109,6 +115,15 @@ class StartCounts:
         """Changes state: nothing that was counted so far is told."""
         self._counts.clear()
         self._adapters.clear()
+
+
+def _taken(counts: defaultdict[str, Counter[T]], pool: str) -> dict[T, int]:
+    """The pool's largest counts, taken out; what a controller would refuse beyond them, and what is owed, stays."""
+    of_pool = counts.pop(pool, Counter[T]())
+    taken = dict((+of_pool).most_common(MAX_TOLD_COUNT))
+    if left := Counter({one: count for one, count in of_pool.items() if count and one not in taken}):
+        counts[pool] = left
+    return taken
 
 
 @dataclass

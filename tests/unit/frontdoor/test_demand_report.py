@@ -170,6 +170,28 @@ def test_starts_are_told_with_their_kind_steps_and_model_and_adapters_by_name() 
     assert starts.take_adapters("light") == ()
 
 
+def test_more_starts_and_adapters_than_a_report_may_tell_are_told_with_the_next_ones() -> None:
+    """Clients choose their steps, and a controller that is away hears of all that came meanwhile at once."""
+    dataplane, starts = Dataplane(1), StartCounts()
+    report, kept, asked = DemandReport(dataplane, starts), [], []
+    dataplane.on_event(0.0, RequestArrived("r1", "t", "heavy", 1.0, 10.0))
+    for number in range(MAX_TOLD_COUNT + 10):
+        start = CountedStart(0, "noise", number + 1)
+        starts.count("heavy", start, [(AdapterKind.LORA, f"style-{number}")] * (2 if number == MAX_TOLD_COUNT else 1))
+
+    for _ in range(2):
+        told = report.added_to(PLAIN)
+        check_report(told)
+        report.answered()
+        kept += [one.starts for one in told.demand]
+        asked += [one.adapters for one in told.demand]
+
+    assert [len(one) for one in kept] == [MAX_TOLD_COUNT, 10]
+    assert {one.step_count for told in kept for one in told} == set(range(1, MAX_TOLD_COUNT + 11))
+    assert [len(one) for one in asked] == [MAX_TOLD_COUNT, 10]
+    assert AdapterDemand(AdapterKind.LORA, f"style-{MAX_TOLD_COUNT}", 2) in asked[0]
+
+
 def test_confidences_are_told_once_by_twentieths() -> None:
     dataplane = Dataplane(1)
     report = DemandReport(dataplane, StartCounts())
