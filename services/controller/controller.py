@@ -120,6 +120,9 @@ class Controller:
         """Changes state. The leader's epoch. A refused report changes nothing."""
         self.check_leading()
         with _counting_refusals():
+            check_instance(report.instance_id, report.generation)
+            # Who is unknown begins to count anew once it is registered: what it counted before may be anything.
+            self._registry.require(report.instance_id, report.generation)
             check_report(report)
             self._check_acknowledged(report)
             received = self._registry.report(report, self._clock.monotonic())

@@ -51,7 +51,7 @@ class Registry:
 
     def report(self, report: ReplicaReport, now_s: float) -> ReceivedReport:
         """Changes state. NotFound asks the replica to register."""
-        known = self._require(report.instance_id, report.generation)
+        known = self.require(report.instance_id, report.generation)
         resident, digest = report.resident_models, report.held_model_digest
         replica = replace(known.replica, resident_models=resident, held_model_digest=digest)
         changed = _planned_by(replica) != _planned_by(known.replica) or _is_draining(known) != report.draining
@@ -59,9 +59,20 @@ class Registry:
         self._entries[report.instance_id] = _RegisteredReplica(replica, now_s, now_s, report)
         return ReceivedReport(changed, max(0.0, now_s - known.heard_s))
 
+    def require(self, instance_id: str, generation: int) -> _RegisteredReplica:
+        """Return what is known of that start. Raises NotFound where it is not registered, FailedPrecondition where a
+        later one is."""
+        known = self._entries.get(instance_id)
+        if known is None or known.replica.generation < generation:
+            message = f"{instance_id} generation {generation} is not registered"
+            raise NotFound("REPLICA_NOT_REGISTERED", message)
+        if known.replica.generation > generation:
+            raise _superseded(instance_id, generation, known.replica.generation)
+        return known
+
     def deregister(self, instance_id: str, generation: int) -> None:
         """Changes state. A start that is not the registered one cannot take it away."""
-        self._require(instance_id, generation)
+        self.require(instance_id, generation)
         del self._entries[instance_id]
 
     def forget_silent(self, now_s: float) -> None:
@@ -92,15 +103,6 @@ class Registry:
 
     def _is_live(self, entry: _RegisteredReplica, now_s: float) -> bool:
         return now_s - entry.received_s < self._lease_s
-
-    def _require(self, instance_id: str, generation: int) -> _RegisteredReplica:
-        known = self._entries.get(instance_id)
-        if known is None or known.replica.generation < generation:
-            message = f"{instance_id} generation {generation} is not registered"
-            raise NotFound("REPLICA_NOT_REGISTERED", message)
-        if known.replica.generation > generation:
-            raise _superseded(instance_id, generation, known.replica.generation)
-        return known
 
     def _make_room(self, now_s: float) -> None:
         if len(self._entries) < self._capacity:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from pentimento.domain.errors import InvalidArgument, Unavailable
+from pentimento.domain.errors import InvalidArgument, NotFound, Unavailable
 from pentimento.domain.fleet import (
     ModelCost,
     Plan,
@@ -29,6 +29,7 @@ from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
 from services.controller.settings import ControllerSettings
+from services.controller.validation import MAX_REQUESTS
 
 NOW_MS = 1_800_000_000_000
 TIMES = ControllerTimes(lease_s=3.0, report_interval_s=1.0, plan_interval_s=5.0, settle_s=6.0, calm_s=3.0)
@@ -196,6 +197,20 @@ async def test_a_refused_report_changes_nothing_and_is_counted(controller):
     await controller.step(101.0)
     assert planned(controller) == ["w1"]
     assert REGISTRY.get_sample_value(name, labels) == before + 1
+
+
+def test_who_is_not_registered_is_asked_to_whatever_it_reports(controller: Controller) -> None:
+    """What a frontdoor counted while no controller was there is more than a report may tell, and is forgotten once it
+    is registered."""
+    report = ReplicaReport("f1", 1, demand=(PoolDemand("heavy", arrived_count=MAX_REQUESTS + 1),))
+
+    with pytest.raises(NotFound) as unknown:
+        controller.report(report)
+    controller.register(DOOR)
+    with pytest.raises(InvalidArgument):
+        controller.report(report)
+
+    assert unknown.value.reason == "REPLICA_NOT_REGISTERED"
 
 
 async def test_the_epoch_rises_above_the_one_that_a_watcher_acts_on(controller):
