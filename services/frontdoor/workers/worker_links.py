@@ -57,6 +57,8 @@ class WorkerLink:
         self.pinned = False
         self.worker_id = ""
         self.worker_generation = 0
+        # The later start of its name that was told of, 0 for none: it goes on speaking once a second and more.
+        self.outranked_by = 0
         # Why the worker there takes another start of this frontdoor for the newer one; None while it does not.
         self.refusal: PentimentoError | None = None
         # Streams of attempts, cancelled when the worker is lost: nobody would read on.
@@ -193,7 +195,9 @@ class WorkerLinks:
         namesake = self._by_worker.get(credits.worker_id)
         if namesake not in (None, link) and credits.held.worker_generation < namesake.worker_generation:
             # Two processes under one name: the later start is the one, as the dataplane sees it.
-            logger.error("two workers of one name", extra={"worker": credits.worker_id, "address": link.address})
+            if link.outranked_by != namesake.worker_generation:
+                logger.error("two workers of one name", extra={"worker": credits.worker_id, "address": link.address})
+            link.outranked_by = namesake.worker_generation
             return
         if self._is_second_way(link, namesake, credits):
             self._leave_if_idle(link)

@@ -40,8 +40,9 @@ class HeardLinks:
     def link(self, name: str) -> WorkerLink:
         return self.links._links[self.address(name)]
 
-    def hear(self, name: str, adapters: tuple[Adapter, ...] | None = None) -> None:
-        self.links._on_credits(self.link(name), replace(CREDITS, known_adapters=adapters))
+    def hear(self, name: str, adapters: tuple[Adapter, ...] | None = None, generation: int = 1) -> None:
+        held = replace(HELD, worker_generation=generation)
+        self.links._on_credits(self.link(name), replace(CREDITS, held=held, known_adapters=adapters))
 
     def of(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.submitted if isinstance(event, kind)]
@@ -86,3 +87,16 @@ async def test_of_two_addresses_of_one_worker_the_first_is_the_way_there_until_i
     heard.hear("other")
     assert heard.links.address_of("w1") == heard.address("other")
     assert heard.of(WorkerReported)[-1].holdings.loras == {MOSAIC.digest}
+
+
+async def test_that_two_workers_have_one_name_is_said_once(heard: HeardLinks, caplog: pytest.LogCaptureFixture) -> None:
+    heard.follow("first", "other")
+    heard.hear("other", generation=2)
+
+    for _ in range(3):
+        heard.hear("first")
+    heard.hear("other", generation=3)
+    heard.hear("first")
+
+    assert [record.message for record in caplog.records] == ["two workers of one name"] * 2
+    assert heard.links.address_of("w1") == heard.address("other")
