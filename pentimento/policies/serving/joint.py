@@ -12,7 +12,7 @@ from pentimento.policies.serving.entry import NOISE
 from pentimento.policies.serving.joint_backlog import backlog_routes, backlogs, beside_others, with_backlogs
 from pentimento.policies.serving.joint_choices import least_s
 from pentimento.policies.serving.joint_demand import ROOMS, JointDemand, as_planned_for, observed_demand
-from pentimento.policies.serving.joint_plan import decision_of, planned_models
+from pentimento.policies.serving.joint_plan import decision_of, planned_models, slot_names
 from pentimento.policies.serving.joint_problem import Component, JointProblem, JointSolution
 from pentimento.policies.serving.joint_program import JointProgram
 from pentimento.policies.serving.joint_reuse import (
@@ -25,6 +25,7 @@ from pentimento.policies.serving.joint_reuse import (
     steps_away,
 )
 from pentimento.policies.serving.joint_routes import PlannedRoute, components_of, kind_of, kinds_of, routes_of
+from pentimento.policies.serving.one_left import with_pools_of
 from pentimento.policies.serving.settings import ServingSettings
 
 # A plan with loads must be better by so much quality a request for each second of the longest one, or a tenth of it in
@@ -113,6 +114,8 @@ class JointAllocator:
             decision = replace(decision, admission_rate=1.0)
         if (kept_s := chosen.problem.slo_s) > self.settings.slo_s:
             notes.append(f"no picture can be painted within {self.settings.slo_s:g} s; {kept_s:.3g} s are planned for")
+        models = (model for model in (self.settings.heavy, self.settings.light, *self.settings.small_models) if model)
+        decision = with_pools_of(decision, models, slot_names)
         return replace(decision, memory=demand.values(), notes=tuple(notes), cache=chosen.level)
 
     def _chosen(self, look: _Look, before: CachePlan) -> _Planned:

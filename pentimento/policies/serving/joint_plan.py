@@ -175,6 +175,11 @@ def slot_name(model: str, number: int) -> str:
     return model if number == 0 else f"{model}.{number}"
 
 
+def slot_names(model: str) -> tuple[str, ...]:
+    """Return the names of all pools that a model may have."""
+    return tuple(slot_name(model, number) for number in range(SLOTS))
+
+
 def _assigned(
     context: AllocationContext, kind: str, workers: Sequence[Replica], units: Mapping[PlannedPool, int]
 ) -> list[tuple[WorkerAssignment, PlannedPool]]:
@@ -303,8 +308,7 @@ def _pools(
     workers = {model: tuple(a.worker_id for a in assignments if a.model == model) for model in models}
     found = []
     for model in models:
-        for number in range(SLOTS):
-            slot = slot_name(model, number)
+        for number, slot in enumerate(slot_names(model)):
             routes = tuple(shares.get(slot, ()))
             if is_spare and number == 0 and model == models[0] and workers[model]:
                 routes = (*routes, RouteShare(SPARE, 1.0))

@@ -1,7 +1,7 @@
 """What becomes of a heavy and of lighter models where no worker is left that can hold the one, or any of the others: a
 model that is left paints alone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from pentimento.domain.fleet import PoolPlan
@@ -25,8 +25,11 @@ def one_left(
     return replace(with_pools_of(decision, (settings.heavy, *lighter)), memory=context.last.memory)
 
 
-def with_pools_of(decision: AllocationDecision, models: Iterable[str]) -> AllocationDecision:
-    """Return the decision with an empty pool for each of the models that has none, for those who wait there."""
+def with_pools_of(
+    decision: AllocationDecision, models: Iterable[str], names: Callable[[str], Iterable[str]] = lambda model: (model,)
+) -> AllocationDecision:
+    """Return the decision with an empty pool for each of the models that has none, for those who wait there. `names`:
+    those that pools of a model have."""
     there = {pool.pool for pool in decision.pools}
-    empty = (PoolPlan(model, model, ()) for model in models if model not in there)
+    empty = (PoolPlan(name, model, ()) for model in dict.fromkeys(models) for name in names(model) if name not in there)
     return replace(decision, pools=(*decision.pools, *empty))

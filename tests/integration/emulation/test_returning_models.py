@@ -5,6 +5,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
 from pentimento.rpc import RpcServerSettings
 from pentimento.testing.frontdoor_suite import running_suite, until
@@ -34,14 +36,17 @@ def worker_of(folder: Path, name: str, model: str) -> EmulatedWorkerSettings:
     )
 
 
-async def test_who_came_while_no_worker_was_there_is_painted_by_the_one_model_that_is_back(directory: Path) -> None:
+@pytest.mark.parametrize("policy", ["diffserve", "joint"])
+async def test_who_came_while_no_worker_was_there_is_painted_by_the_one_model_that_is_back(
+    directory: Path, policy: str
+) -> None:
     (directory / "fleet.toml").write_text(FLEET + "".join(KINDS.format(model) for model in ("light", "heavy")))
     settings = ControllerSettings(
         RpcServerSettings(listen=(f"unix:{directory / 'c'}",)),
         PolicySettings(fleet=directory / "fleet.toml", slo_s=30.0),
         lease_s=3.0,
         allocator_limit_s=60.0,
-        allocator="diffserve",
+        allocator=policy,
     )
     async with AsyncExitStack() as stack:
         controller = await started(wire_controller(settings), stack)
@@ -52,7 +57,7 @@ async def test_who_came_while_no_worker_was_there_is_painted_by_the_one_model_th
                 await started(wire_worker(worker_of(directory, model, model)), lost)
             await suite.wait_for_workers(2)
             begin_policy(controller)
-            await until(lambda: controller.controller.fleet().plan.allocator == "diffserve")
+            await until(lambda: controller.controller.fleet().plan.allocator == policy)
         await until(lambda: not controller.controller.fleet().plan.pools)
         state = suite.frontdoor.parts.dataplane.state
         await until(lambda: state.plan is not None and not state.plan.pools)

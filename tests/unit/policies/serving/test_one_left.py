@@ -6,6 +6,7 @@ import pytest
 
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
 from pentimento.policies.serving.entry import LATENT, NOISE, entry_of
+from pentimento.policies.serving.joint_plan import slot_names
 from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.settings import ServingSettings
 from tests.unit.policies.serving.fleets import SD15, TURBO, counts, decide, profiles, worker
@@ -41,6 +42,17 @@ def test_the_other_model_keeps_a_pool_for_those_who_wait_for_it(model: str) -> N
     assert {pool.pool: len(pool.worker_ids) for pool in decision.pools if pool.model != model} == {
         ("sd15" if model == "turbo" else "turbo"): 0
     }
+
+
+@pytest.mark.parametrize("model", ["turbo", "sd15"])
+def test_the_joint_policy_keeps_all_pools_of_the_other_model(model: str) -> None:
+    """One that a plan does not name says nothing to those who wait there."""
+    decision = decide(SERVING_POLICIES["joint"](SETTINGS).allocator, left_over(model))
+
+    lost = "sd15" if model == "turbo" else "turbo"
+    pools = {pool.pool: (pool.model, pool.worker_ids, pool.routes) for pool in decision.pools if pool.model != model}
+    assert counts(decision) == {model: 4}
+    assert pools == dict.fromkeys(slot_names(lost), (lost, (), ()))
 
 
 def test_of_several_small_models_the_best_that_is_left_paints_alone() -> None:
