@@ -9,7 +9,7 @@ heap: hence only when it pays, in a quiet moment.
 
 A service that carries pictures takes some ten times a picture's bytes for each, and frees them. glibc gives the end of
 its heap back as soon as that is twice its largest block so far, and the kernel clears the pages of the next picture
-anew: a third of a frontdoor's time for pictures of 2 MB (docs/adr/0096). So some tens of MiB stay until it rests.
+anew: a third of a frontdoor's time for pictures of 2 MB (docs/adr/0094). So some tens of MiB stay until it rests.
 
 A process that computes with tensors on the CPU, or carries them, needs what it freed again in its next step. glibc
 would take each block above 32 MiB from the kernel anew, and give the end of its heap back as soon as 64 MiB of it are
