@@ -13,8 +13,9 @@ from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, 
 from pentimento.domain.provenance_document import as_json, provenance_as_json
 from services.edge.http.bodies import HeldBody, read_body
 from services.edge.http.callers import token_of
+from services.edge.http.documents import Base64
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
-from services.edge.images.answering import encoded, failure_document
+from services.edge.images.answering import failure_document
 from services.edge.images.events import HEARTBEAT, error_event, sse
 from services.edge.images.painting import STREAM_HEADERS, send_part, with_heartbeats
 from services.edge.images.routes import JSON_TYPE, introduce, may_be_large
@@ -33,10 +34,10 @@ def event_document(event: GenerateEvent) -> tuple[str, dict[str, Any]]:
             return "routed", {"route": as_json(event.route), "image_index": event.image_index}
         case Progress():
             steps = {"step": event.step, "step_count": event.step_count, "attempt_number": event.attempt_number}
-            return "progress", {**steps, "preview": encoded(event.preview), "image_index": event.image_index}
+            return "progress", {**steps, "preview": Base64(event.preview), "image_index": event.image_index}
         case Completed():
             picture = {**completed_document(event), "image_index": event.image_index}
-            return "completed", {**picture, "image": encoded(event.image)}
+            return "completed", {**picture, "image": Base64(event.image)}
         case PictureFailed():
             return "failed", failure_document(event)
 

@@ -4,21 +4,17 @@
 image token 8 × 8 pixels, one position of a latent.
 """
 
-import base64
 from collections.abc import Sequence
 from typing import Any
 
 from pentimento.domain.generation import GenerationSpec
 from pentimento.domain.image_request import Completed, PictureFailed
 from pentimento.domain.provenance_document import provenance_as_json
+from services.edge.http.documents import Base64
 from services.edge.http.errors import error_document
 
 BYTES_A_TEXT_TOKEN = 4
 PIXELS_AN_IMAGE_TOKEN = 64
-
-
-def encoded(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
 
 
 def size_of(completed: Completed) -> str:
@@ -59,7 +55,7 @@ def picture_document(completed: Completed, with_provenance: bool, url: str = "")
     """Return one picture of an answer, its address where it has one; `request_id` and `seed` are how to come back to
     it."""
     document: dict[str, Any] = {
-        **({"url": url} if url else {"b64_json": encoded(completed.image)}),
+        **({"url": url} if url else {"b64_json": Base64(completed.image)}),
         "request_id": completed.request_id,
         "image_index": completed.image_index,
         "seed": completed.provenance.spec.seed,

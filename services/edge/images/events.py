@@ -1,14 +1,14 @@
 """Events of a streamed picture, as OpenAI's clients read them (server-sent events). Pure."""
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import Completed, GenerateEvent, PictureFailed, Progress
+from services.edge.http.documents import Base64, document_bytes
 from services.edge.http.errors import error_document
-from services.edge.images.answering import encoded, failure_document, picture_document, quality_word, size_of, usage_of
+from services.edge.images.answering import failure_document, picture_document, quality_word, size_of, usage_of
 from services.edge.images.asking import API_NAMES, AskedPictures
 
 HEARTBEAT = b": still painting\n\n"
@@ -16,7 +16,7 @@ HEARTBEAT = b": still painting\n\n"
 
 def sse(name: str, document: dict[str, Any]) -> bytes:
     """Return one event."""
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), json.dumps(document, separators=(",", ":")).encode())
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), document_bytes(document, ensure_ascii=True))
 
 
 def error_event(error: PentimentoError) -> bytes:
@@ -53,7 +53,7 @@ class PictureEvents:
         self._shown[event.image_index] += 1
         document = {
             "type": name,
-            "b64_json": encoded(event.preview),
+            "b64_json": Base64(event.preview),
             "partial_image_index": number,
             "image_index": event.image_index,
             "created_at": self.created_s,

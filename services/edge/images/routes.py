@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import InvalidArgument
 from services.edge.http.bodies import HeldBody, read_body
 from services.edge.http.callers import idempotency_key_of, token_of
+from services.edge.http.documents import DocumentResponse
 from services.edge.http.forms import read_form
 from services.edge.http.leaving import Receive, Scope, Send
 from services.edge.images.addresses import UrlOffers, origin_of
@@ -72,7 +72,7 @@ class PictureCall:
             painted = await painting.finished(receive)
         urls = await painting.urls(painted, origin_of(request, self.parts)) if asked.as_urls else ()
         document = pictures_document(painted.completed, painted.failed, int(time.time()), asked.provenance, urls)
-        await JSONResponse(document)(scope, receive, send)
+        await DocumentResponse(document)(scope, receive, send)
 
 
 def may_be_large(request: Request) -> bool:

@@ -10,8 +10,9 @@ from pentimento.domain.errors import Cancelled, DeadlineExceeded, FailedPrecondi
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed, Progress, RequestStatus
 from pentimento.domain.jobs import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, RequestPage, RequestQuery, RequestSummary
 from pentimento.domain.requests import RequestState
+from services.edge.http.documents import Base64
 from services.edge.http.errors import error_document
-from services.edge.images.answering import encoded, failure_document
+from services.edge.images.answering import failure_document
 from services.edge.images.asking import API_NAMES
 from services.edge.images.events import sse
 
@@ -162,7 +163,7 @@ def progress_document(event: Progress) -> dict[str, Any]:
         "step": event.step,
         "step_count": event.step_count,
         "image_index": event.image_index,
-        "preview": encoded(event.preview) if event.preview else None,
+        "preview": Base64(event.preview) if event.preview else None,
     }
 
 

@@ -14,6 +14,7 @@ from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoErr
 from pentimento.domain.image_request import PictureFailed, RequestStatus
 from pentimento.domain.requests import RequestState
 from services.edge.http.callers import idempotency_key_of, token_of
+from services.edge.http.documents import DocumentResponse
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
 from services.edge.images.addresses import UrlOffers, origin_of, urls_of, whole_url
 from services.edge.images.answering import pictures_document
@@ -105,7 +106,7 @@ class JobRoutes:
             ended = await ended_pictures(client, request.path_params["id"], wanted.as_urls)
             urls = await urls_of_ended(client, ended, origin_of(request, self._parts)) if wanted.as_urls else ()
         document = pictures_document(ended.completed, ended.failed, int(time.time()), wanted.provenance, urls)
-        return JSONResponse(document)
+        return DocumentResponse(document)
 
     async def url(self, request: Request) -> Response:
         """Give an address of its picture that expires."""
