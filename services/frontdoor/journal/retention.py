@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 60.0
 _FORGOTTEN_AT_ONCE = 200
-_ASKED_AT_ONCE = 500
 # A quota that is exceeded is brought so far below itself, so that not every picture after it costs a commit.
 _ROOM = 0.05
 
@@ -115,13 +114,12 @@ class Retention:
 
     async def _orphans(self, prefix: str) -> set[str]:
         """What is asked after the listing cannot have been stored before it and be unknown."""
-        keys = await self._keeper.keys(f"{prefix}/")
-        unnamed = set(keys) - self._results.uncommitted - self._inputs.keys()
-        for start in range(0, len(keys), _ASKED_AT_ONCE):
-            asked = keys[start : start + _ASKED_AT_ONCE]
-            named = await asyncio.wrap_future(self._journal.objects.named(asked))
-            unnamed -= named
-        return unnamed
+        orphans: set[str] = set()
+        async for keys in self._keeper.keys(f"{prefix}/"):
+            held = self._results.uncommitted | self._inputs.keys()
+            named = await asyncio.wrap_future(self._journal.objects.named(keys))
+            orphans |= set(keys) - held - named
+        return orphans
 
     def _excess(self, tenant: str) -> tuple[int, int]:
         """Bytes and requests by which the tenant is above its share."""

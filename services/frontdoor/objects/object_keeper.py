@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -31,6 +31,8 @@ _THREAD_COUNT = 8
 # Nobody waits for a picture that is moved; somebody does for one that is read.
 _MOVE_TIMEOUT_S = 60.0
 _READ_TIMEOUT_S = 10.0
+# Of a store's keys; the journal is asked for them together.
+LISTED_AT_ONCE = 500
 # Where every thread has been at one call for so long, none waits for them.
 _STUCK_S = 10.0
 _RETRIES = Backoff(first_s=0.2, max_s=15.0)
@@ -128,9 +130,12 @@ class ObjectKeeper:
         """Return whether the journal names the object: somebody keeps it."""
         return key in await asyncio.wrap_future(self._journal.named([key]))
 
-    async def keys(self, prefix: str) -> list[str]:
-        """Every key of the store's that starts so; those that wait in the journal are not among them."""
-        return await self._on_store(lambda store: list(store.keys(prefix)), _MOVE_TIMEOUT_S)
+    async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        """Some at a time every key of the store's that starts so; those that wait in the journal are not among them.
+        Raises StoreUnavailable where some take too long: how long all of them do nobody can say."""
+        listed = await self._on_store(lambda store: iter(store.keys(prefix)), _MOVE_TIMEOUT_S)
+        while some := await self._on_store(lambda _: list(itertools.islice(listed, LISTED_AT_ONCE)), _MOVE_TIMEOUT_S):
+            yield some
 
     async def free_bytes(self) -> int | None:
         """Room left in the store; None where nobody knows."""

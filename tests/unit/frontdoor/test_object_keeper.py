@@ -131,3 +131,19 @@ async def test_nothing_piles_up_before_a_store_in_which_every_thread_hangs(
     store.goes_on.set()
     keeper.close()
     assert waiting == 0
+
+
+async def test_a_store_is_listed_some_keys_at_a_time_each_with_a_limit_of_its_own(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing of millions takes longer than any limit that one call can have."""
+    store = open_objects(f"file://{tmp_path}/objects")
+    keys = {store.put(f"results/{number}", b"a picture").key for number in range(5)}
+    store.put("inputs/1", b"a picture")
+    monkeypatch.setattr(object_keeper, "LISTED_AT_ONCE", 2)
+
+    async with keeping(journal, lambda: store) as keeper:
+        parts = [part async for part in keeper.keys("results/")]
+
+    assert [len(part) for part in parts] == [2, 2, 1]
+    assert {key for part in parts for key in part} == keys

@@ -1,7 +1,7 @@
 """What retention lets go of, sweep by sweep and picture by picture, and what it must not."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
@@ -40,8 +40,9 @@ class ListedObjects:
         self.finished: list[Any] = []
         self.objects = self
 
-    async def keys(self, prefix: str) -> list[str]:
-        return sorted(key for key in self.stored if key.startswith(prefix))
+    async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
+        for key in sorted(key for key in self.stored if key.startswith(prefix)):
+            yield [key]
 
     async def delete(self, key: str) -> None:
         self.stored.discard(key)
