@@ -23,7 +23,7 @@ class RestartedSuite:
     def __init__(self, folder: Path, flags: Sequence[str], environment: dict[str, str]) -> None:
         self.state = StateDirectory(folder)
         self.state.logs.mkdir(parents=True, exist_ok=True)
-        self.address = with_free_port("127.0.0.1:0")
+        self.address = with_free_port("--listen", "127.0.0.1:0")
         self._flags = (*flags, "--listen", self.address)
         self._environment = environment
         self.supervisor: subprocess.Popen[bytes] | None = None

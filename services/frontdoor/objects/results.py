@@ -81,8 +81,10 @@ class Results:
         try:
             return await self._keeper.get(image)
         except ObjectMissing:
-            BAD_PICTURES.labels("missing").inc()
-            logger.warning("a picture is missing in the object store")
+            # Perhaps it was forgotten, row and object, since its row was read.
+            if await self._keeper.is_named(image.key):
+                BAD_PICTURES.labels("missing").inc()
+                logger.warning("a picture is missing in the object store")
             raise gone from None
         except ObjectCorrupt:
             await self._keeper.set_aside(image)

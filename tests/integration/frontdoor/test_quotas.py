@@ -1,17 +1,21 @@
 """Nobody fills the disk: what a tenant may leave there is bounded, and refused before anything is accepted."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pentimento.domain.errors import NotFound, ResourceExhausted
 from pentimento.domain.generation import InitImage
+from pentimento.domain.identity import DEFAULT_TENANT
 from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.objects import open_objects
+from pentimento.stores.objects.store import refer_to
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from pentimento.testing.paced_worker import PacedWorker
+from services.frontdoor.metrics import BAD_PICTURES
 from tests.integration.frontdoor.inputs import png
 
 
@@ -22,13 +26,15 @@ async def refusal(suite: FrontdoorSuite, request: ImageRequest = REQUEST) -> Res
     return caught.value
 
 
-async def forgotten(suite: FrontdoorSuite, request_id: str) -> NotFound:
-    """What a client hears of a picture, asked for until it is gone."""
+async def forgotten(suite: FrontdoorSuite, request_id: str, reason: str) -> None:
+    """Return once a client hears that: a picture that is forgotten between its row and its object is gone first."""
     while True:
         try:
             await suite.client.get_request(request_id)
         except NotFound as error:
-            return error
+            if error.reason == reason:
+                return
+            assert error.reason == "RESULT_GONE"
         await asyncio.sleep(0.01)
 
 
@@ -92,14 +98,14 @@ async def test_beyond_its_bytes_a_tenants_oldest_picture_is_forgotten_and_its_re
         others = [event async for event in suite.frontdoor.api.generate("another", REQUEST)][-1]
         old, middle, new = [await suite.paint(idempotency_key=f"key-{number}") for number in range(3)]
 
-        asked = await forgotten(suite, old.request_id)
+        await forgotten(suite, old.request_id, "RESULT_GONE")
         with pytest.raises(NotFound) as replayed:
             await suite.paint(idempotency_key="key-0")
         without_image = await suite.client.get_request(old.request_id, omit_image=True)
         kept = [(await suite.client.get_request(one.request_id)).completed for one in (middle, new)]
         status = await suite.frontdoor.api.get_request("another", others.request_id)  # type: ignore[union-attr]
 
-    assert (asked.reason, replayed.value.reason) == ("RESULT_GONE", "RESULT_GONE")
+    assert replayed.value.reason == "RESULT_GONE"
     assert without_image.completed is not None
     assert (without_image.state, without_image.completed.provenance) == (RequestState.COMPLETED, old.provenance)
     assert kept == [middle, new]
@@ -113,7 +119,7 @@ async def test_what_was_kept_before_a_restart_counts(folder: Path, worker: Paced
         pictures = [await suite.paint() for _ in range(3)]
 
     async with running_suite(folder, tenant_result_bytes=2500) as suite:
-        assert (await forgotten(suite, pictures[0].request_id)).reason == "RESULT_GONE"
+        await forgotten(suite, pictures[0].request_id, "RESULT_GONE")
         assert (await suite.client.get_request(pictures[2].request_id)).completed == pictures[2]
 
 
@@ -121,10 +127,8 @@ async def test_beyond_their_number_a_tenants_oldest_requests_are_forgotten(folde
     async with running_suite(folder, tenant_finished_requests=2) as suite:
         pictures = [await suite.paint() for _ in range(3)]
 
-        gone = await forgotten(suite, pictures[0].request_id)
+        await forgotten(suite, pictures[0].request_id, "UNKNOWN_REQUEST")
         assert (await suite.client.get_request(pictures[1].request_id)).completed == pictures[1]
-
-    assert gone.reason == "UNKNOWN_REQUEST"
 
 
 async def test_a_picture_that_no_request_names_is_swept_and_others_are_not(suite: FrontdoorSuite) -> None:
@@ -140,3 +144,22 @@ async def test_a_picture_that_no_request_names_is_swept_and_others_are_not(suite
     assert "results/orphan" in after_one, "it might have been stored a moment ago by another process"
     assert sorted(set(after_one) - set(objects.keys())) == ["results/orphan"]
     assert (await suite.client.get_request(completed.request_id)).completed == completed
+
+
+async def test_a_picture_that_is_forgotten_while_it_is_read_is_no_missing_one(suite: FrontdoorSuite) -> None:
+    """What is missing an operator is alarmed of: a row names it."""
+    parts, completed = suite.frontdoor.parts, await suite.paint()
+    record = await asyncio.wrap_future(parts.journal.get(completed.request_id, DEFAULT_TENANT))
+    assert record is not None and record.result is not None
+    before = missing_pictures()
+    forgotten_now = replace(record, result=replace(record.result, image=refer_to("results/unnamed", b"x")))
+
+    for read, count in ((forgotten_now, 0), (record, 1)):
+        open_objects(f"file://{suite.folder / 'objects'}").delete(record.result.image.key)
+        with pytest.raises(NotFound, match="not kept"):
+            await parts.results.load(read)
+        assert missing_pictures() - before == count
+
+
+def missing_pictures() -> float:
+    return BAD_PICTURES.labels("missing")._value.get()
