@@ -52,9 +52,9 @@ class TimedSide:
 
 def main() -> int:
     options = parse_options("http_overhead", __doc__, add_options)
-    with instant_suite(PICTURE_BYTES) as suite:
+    with instant_suite(options.rest["picture_bytes"]) as suite:
         sides = asyncio.run(measure(options, suite))
-    return publish(options, figures(sides), notes={"picture_bytes": PICTURE_BYTES, **rates_of(options)})
+    return publish(options, figures(sides), notes=options.rest)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -62,10 +62,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=6, help="turns of each side for the rates")
     parser.add_argument("--turn-s", type=float, default=5.0, help="seconds of a turn")
     parser.add_argument("--at-once", type=int, default=32, help="requests under way in a turn")
-
-
-def rates_of(options: Options) -> dict[str, float]:
-    return {name: options.rest[name] for name in ("requests", "turns", "turn_s", "at_once")}
+    parser.add_argument(
+        "--picture-bytes", type=int, default=PICTURE_BYTES, help="of a picture; 2,000,000 as of 1024 px"
+    )
 
 
 async def measure(options: Options, suite: InstantSuite) -> dict[str, TimedSide]:
