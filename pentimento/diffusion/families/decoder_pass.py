@@ -57,6 +57,7 @@ def _covers(decoder: Any) -> bool:
 def _is_plain(resnet: Any) -> bool:
     return (
         resnet.time_emb_proj is None
+        and resnet.time_embedding_norm in ("default", "group")
         and resnet.upsample is None
         and resnet.downsample is None
         and isinstance(resnet.norm2, torch.nn.GroupNorm)

@@ -91,12 +91,14 @@ class Redirected(FullStore):
 class Greeting(FullStore):
     """Answers everything by a page that ends with the connection, as a proxy before a store that is away."""
 
+    page, end = b"<html><body>Back soon.</body></html>", ("Connection", "close")
+
     def do_PUT(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", "0")))
         self.send_response(200)
-        self.send_header("Connection", "close")
+        self.send_header(*self.end)
         self.end_headers()
-        self.wfile.write(b"<html><body>Back soon.</body></html>")
+        self.wfile.write(self.page)
 
     do_GET = do_POST = do_PUT
 
@@ -104,14 +106,7 @@ class Greeting(FullStore):
 class Page(Greeting):
     """The same, of a length that is told."""
 
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", "0")))
-        self.send_response(200)
-        self.send_header("Content-Length", "4")
-        self.end_headers()
-        self.wfile.write(b"page")
-
-    do_GET = do_POST = do_PUT
+    page, end = b"page", ("Content-Length", "4")
 
 
 @pytest.mark.parametrize("handler", [Redirected, Greeting, Page])

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,10 +16,7 @@ from click.testing import CliRunner
 from pentimento.cli import SUBCOMMANDS, cli, describe, json_escape, status, up, zoo
 from pentimento.cli.connection import TLS_FILES
 from pentimento.cli.generate import parse_size
-from pentimento.clients.suite_status import SuiteStatus
-from pentimento.domain.errors import FailedPrecondition, FieldViolation, InvalidArgument, NotFound, Unavailable
-from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus
-from pentimento.domain.generation import PlanVersion
+from pentimento.domain.errors import FailedPrecondition, FieldViolation, InvalidArgument, NotFound
 from pentimento.domain.identity import Role
 from pentimento.rpc.tokens import hash_token, parse_tokens
 from pentimento.supervisor.child import SOURCE_ROOT
@@ -29,29 +25,6 @@ from pentimento.supervisor.child import SOURCE_ROOT
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pentimento.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=cwd)
-
-
-def test_what_is_closed_of_standard_streams_is_no_file_of_the_command_s() -> None:
-    script = "import os; from pentimento.cli import open_closed_streams as o; o(); print(os.open('/', 0), file=LEFT)"
-    command = [sys.executable, "-c", f"LEFT = open(3, 'w'); {script}"]
-    read, write = os.pipe()
-    left = f"{shlex.join(command)} 3>&{write} {write}>&- <&- >&- 2>&-"
-
-    subprocess.run(["bash", "-c", left], pass_fds=[write], check=True, timeout=60)
-    os.close(write)
-    with os.fdopen(read) as told:
-        assert int(told.read()) > 3
-
-
-def test_prompts_of_a_standard_input_that_is_closed_are_none() -> None:
-    command = shlex.join([sys.executable, "-m", "pentimento.cli", "generate", "--prompts-file", "-"])
-
-    done = subprocess.run(["bash", "-c", f"{command} <&-"], capture_output=True, text=True, check=False, timeout=60)
-
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (
-        2,
-        "Error: say what to paint: PROMPT, or --prompts-file FILE",
-    )
 
 
 def test_help_needs_neither_grpc_nor_torch() -> None:
@@ -125,34 +98,6 @@ def test_watched_as_json_every_look_is_a_line(tmp_path: Path, monkeypatch: pytes
     times = [one["at_ms"] for one in documents]
     assert times == sorted(times) and times[0] > 1_700_000_000_000
     assert (done.exit_code, record.read_text()) == (1, "")
-
-
-def test_a_watch_goes_on_where_a_look_is_not_answered_and_shows_what_was_told_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gone = Unavailable("GONE", "nobody is there")
-    replica = ReplicaStatus(Replica("worker-7", ReplicaKind.UNET_WORKER, "unix:/x", 1), 0, live=True)
-    fleet = Fleet((replica,), Plan(PlanVersion(7, 2)), 7)
-    looks = iter([SuiteStatus.of(fleet, gone, None), SuiteStatus.of(gone, gone, None)])
-
-    async def look(places: status.Places) -> SuiteStatus:
-        found = next(looks, None)
-        if found is None:
-            raise KeyboardInterrupt
-        return found
-
-    async def sleep(seconds: float) -> None:
-        """At once."""
-
-    monkeypatch.setattr(status, "look", look)
-    monkeypatch.setattr(status, "asyncio", SimpleNamespace(run=asyncio.run, sleep=sleep))
-    addresses = [f"--{name}-address=unix:/nobody" for name in ("controller", "frontdoor", "gateway")]
-
-    done = CliRunner().invoke(status.status, [*addresses, "--watch"])
-
-    assert "worker-7" in done.stdout
-    assert "controller does not answer: nobody is there; what is shown of it is 0 s old" in done.stdout
-    assert "frontdoor does not answer: nobody is there\n" in done.stdout
 
 
 def test_unknown_model_stops_up_with_one_line(tmp_path: Path) -> None:

@@ -1,8 +1,14 @@
 """What `pentimento status` makes of the answers."""
 
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse, PoolStatus
+from pentimento.cli import status
 from pentimento.cli.status_view import LastTold, fleet_table, movement, render, sample_of
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.errors import Unavailable
@@ -83,3 +89,31 @@ def test_what_a_process_told_last_is_shown_while_it_does_not_answer_with_its_age
     assert "controller does not answer: no; what is shown of it is 3 s old" in shown[1]
     assert "controller does not answer" not in shown[2]
     assert all("gateway does not answer: no\n" in text for text in shown)
+
+
+def test_a_watch_goes_on_where_a_look_is_not_answered_and_shows_what_was_told_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = Unavailable("GONE", "nobody is there")
+    replica = ReplicaStatus(Replica("worker-7", ReplicaKind.UNET_WORKER, "unix:/x", 1), 0, live=True)
+    fleet = Fleet((replica,), Plan(PlanVersion(7, 2)), 7)
+    looks = iter([SuiteStatus.of(fleet, gone, None), SuiteStatus.of(gone, gone, None)])
+
+    async def look(places: status.Places) -> SuiteStatus:
+        found = next(looks, None)
+        if found is None:
+            raise KeyboardInterrupt
+        return found
+
+    async def sleep(seconds: float) -> None:
+        """At once."""
+
+    monkeypatch.setattr(status, "look", look)
+    monkeypatch.setattr(status, "asyncio", SimpleNamespace(run=asyncio.run, sleep=sleep))
+    addresses = [f"--{name}-address=unix:/nobody" for name in ("controller", "frontdoor", "gateway")]
+
+    done = CliRunner().invoke(status.status, [*addresses, "--watch"])
+
+    assert "worker-7" in done.stdout
+    assert "controller does not answer: nobody is there; what is shown of it is 0 s old" in done.stdout
+    assert "frontdoor does not answer: nobody is there\n" in done.stdout
