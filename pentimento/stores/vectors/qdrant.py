@@ -3,8 +3,9 @@
 The collection is set up here (`qdrant_layout`); what a crash left half set up, the next `prepare` completes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,9 @@ class QdrantVectorIndex:
     def prepare(self, dimension_count: int) -> None:
         """Make or open the collection. Raises SchemaMismatch when it holds vectors of another size."""
         with _typed_errors():
-            if not self._client.collection_exists(self._collection):
-                self._create(dimension_count)
+            if not self._is_made():
+                with _may_be_made_by_another(self._is_made):
+                    self._create(dimension_count)
             collection = self._client.get_collection(self._collection)
         found = collection.config.params.vectors
         sizes = {name: params.size for name, params in found.items()} if isinstance(found, dict) else {}
@@ -150,10 +152,18 @@ class QdrantVectorIndex:
             if name not in collection.payload_schema:
                 self._client.create_payload_index(self._collection, name, wanted)
         if self._layout.groups_count:
-            there = {str(each.key) for each in self._client.list_shard_keys(self._collection).shard_keys or ()}
-            for key in self._layout.shard_keys():
-                if key not in there:
+            for key in sorted(set(self._layout.shard_keys()) - self._made_shard_keys()):
+                with _may_be_made_by_another(partial(self._has_shard_key, key)):
                     self._client.create_shard_key(self._collection, key)
+
+    def _is_made(self) -> bool:
+        return self._client.collection_exists(self._collection)
+
+    def _has_shard_key(self, key: str) -> bool:
+        return key in self._made_shard_keys()
+
+    def _made_shard_keys(self) -> set[str]:
+        return {str(each.key) for each in self._client.list_shard_keys(self._collection).shard_keys or ()}
 
     def _by_shard(self, points: Sequence[VectorPoint]) -> dict[str | None, list[VectorPoint]]:
         of_shard: dict[str | None, list[VectorPoint]] = {}
@@ -181,6 +191,17 @@ def _point(point: VectorPoint) -> models.PointStruct:
         "created_at": point.created_at,
     }
     return models.PointStruct(id=point.entry_id, vector=vectors, payload=payload)
+
+
+@contextmanager
+def _may_be_made_by_another(is_made: Callable[[], bool]) -> Iterator[None]:
+    """Take it for made where another gateway, which started at the same time, was first."""
+    try:
+        yield
+    except Exception:
+        # A server says so in other words from version to version.
+        if not is_made():
+            raise
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The wire to a Qdrant server: what a collection is made to be, as the double of a server sees it; a server away."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -10,6 +11,7 @@ from qdrant_client import grpc as wire
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
 from pentimento.stores.vectors import Space, VectorPoint, VectorQuery, open_vectors
+from pentimento.stores.vectors.qdrant import QdrantVectorIndex
 from pentimento.stores.vectors.qdrant_layout import QdrantLayout
 from pentimento.testing.qdrant_double import QdrantDouble, running_qdrant_double
 from tests.contract.stores.test_index_rebuild import clustered, id_of
@@ -21,6 +23,18 @@ VECTORS = clustered(40)
 def double() -> Iterator[tuple[str, QdrantDouble]]:
     with running_qdrant_double() as running:
         yield running
+
+
+class OvertakenClient(QdrantClient):
+    """One that always comes just after another gateway, which started at the same time."""
+
+    def create_collection(self, *given: Any, **named: Any) -> bool:
+        super().create_collection(*given, **named)
+        return super().create_collection(*given, **named)
+
+    def create_shard_key(self, *given: Any, **named: Any) -> bool:
+        super().create_shard_key(*given, **named)
+        return super().create_shard_key(*given, **named)
 
 
 def point(number: int, tenant: str) -> VectorPoint:
@@ -83,6 +97,20 @@ def test_a_collection_that_was_left_half_made_is_completed(double: tuple[str, Qd
 
     assert set(server.collections["c"].shards) == set(layout.shard_keys())
     assert set(server.collections["c"].indexed_fields) == {"tenant", "compatibility_key"}
+
+
+def test_what_another_gateway_made_just_before_is_taken_for_made(double: tuple[str, QdrantDouble]) -> None:
+    url, server = double
+    host, _, port = url.removeprefix("qdrant://").partition(":")
+    layout = QdrantLayout(groups_count=2)
+    client = OvertakenClient(host=host, grpc_port=int(port), prefer_grpc=True, check_compatibility=False)
+
+    index = QdrantVectorIndex(client, "c", layout)
+    index.prepare(32)
+    index.upsert([point(0, "t0")])
+    index.close()
+
+    assert set(server.collections["c"].shards) == set(layout.shard_keys())
 
 
 def test_a_tenants_points_lie_in_one_shard_and_are_searched_there(double: tuple[str, QdrantDouble]) -> None:
