@@ -60,6 +60,7 @@ class Frontdoor(ServiceProcess):
         # turn.
         self.run_until_closed(self.lease.hold(lambda: parts.identity.epoch, self._on_superseded), "lease")
         parts.identity.journal_id = await asyncio.wrap_future(parts.journal.identity())
+        await self.keeper.claim(parts.identity.journal_id, adopts=self.settings.adopt_objects)
         if profiles := read_profiles(self.settings.profiles):
             parts.submit(profiles)
         if (plan := await self.plans.load()) is not None:

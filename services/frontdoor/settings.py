@@ -198,6 +198,9 @@ class FrontdoorSettings:
         help="pause after its first failed call; each is twice as long as the one before, up to an hour",
         minimum=0.01,
     )
+    adopt_objects: bool = setting(
+        False, help="objects that another journal left in the object store are this one's: those no row names are swept"
+    )
     sweep_interval_s: float = setting(600.0, help="seconds between sweeps for objects nobody names", minimum=0.01)
 
     def __post_init__(self) -> None:

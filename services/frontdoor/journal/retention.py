@@ -99,7 +99,8 @@ class Retention:
 
     async def sweep(self) -> None:
         """Changes state: an object that nothing named in two sweeps is deleted. One alone could be another process's,
-        stored just now and named in a moment."""
+        stored just now and named in a moment. Raises FailedPrecondition where another journal has objects there."""
+        await self._keeper.check_owned()
         orphans = await self._orphans(results.PREFIX) | await self._orphans(inputs.PREFIX)
         for key in orphans & self._suspects:
             await self._keeper.delete(key)

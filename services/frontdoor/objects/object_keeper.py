@@ -11,14 +11,14 @@ from time import monotonic
 from typing import TypeVar
 
 from pentimento.domain.backoff import Backoff
-from pentimento.domain.errors import PentimentoError, ResourceExhausted
+from pentimento.domain.errors import FailedPrecondition, PentimentoError, ResourceExhausted
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.jobs import ResultUrlServer
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.ledger.journal_objects import JournalObjects
 from pentimento.stores.ledger.records import SpooledObject
-from pentimento.stores.objects import ObjectStore
+from pentimento.stores.objects import ObjectStore, ownership
 from pentimento.stores.objects.store import refer_to
 from services.frontdoor.metrics import SPOOLED_BYTES, SPOOLED_OBJECTS
 
@@ -56,6 +56,7 @@ class ObjectKeeper:
         settings, and nothing when the store is away."""
         self._open_store = open_store
         self._store: ObjectStore | None = None
+        self._journal_id = ""
         with suppress(StoreUnavailable):
             self._store = open_store()
         self._journal = journal
@@ -77,6 +78,23 @@ class ObjectKeeper:
         for waiting in await asyncio.wrap_future(self._journal.spooled()):
             self._note(waiting)
             self._away.set()
+
+    async def claim(self, journal_id: str, *, adopts: bool = False) -> None:
+        """Changes state: the store's objects are that journal's, where they are nobody else's or it `adopts` them. In a
+        store that is away that is left to `check_owned`."""
+        self._journal_id = journal_id
+        try:
+            if adopts:
+                await self._on_store(lambda store: ownership.adopt(store, journal_id), self._limits.put_timeout_s)
+            else:
+                await self.check_owned()
+        except (FailedPrecondition, StoreFull, StoreUnavailable) as error:
+            logger.error("the object store's objects are not known to be this journal's", extra={"why": error.message})
+
+    async def check_owned(self) -> None:
+        """Changes state as `claim`. Raises FailedPrecondition where another journal has objects there, too: what no row
+        of this one names may be that one's. Raises StoreUnavailable, StoreFull."""
+        await self._on_store(lambda store: ownership.claim(store, self._journal_id), self._limits.put_timeout_s)
 
     async def put(self, tenant: str, key: str, data: bytes) -> ObjectReference:
         """Changes state: durable on return, in the store or else in the journal. Raises ResourceExhausted where neither

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
@@ -39,6 +40,11 @@ class ListedObjects:
         self.pictures: list[ObjectReference] = []
         self.finished: list[Any] = []
         self.objects = self
+        self.disputed = False
+
+    async def check_owned(self) -> None:
+        if self.disputed:
+            raise FailedPrecondition("OBJECTS_DISPUTED", "another journal has objects here")
 
     async def keys(self, prefix: str) -> AsyncIterator[list[str]]:
         for key in sorted(key for key in self.stored if key.startswith(prefix)):
@@ -109,6 +115,18 @@ async def test_what_nobody_names_goes_at_the_second_sweep() -> None:
     await kept.sweep()
 
     assert objects.stored == set()
+
+
+async def test_nothing_is_swept_where_another_journal_has_objects_too() -> None:
+    objects = ListedObjects("results/a", "inputs/t/b")
+    kept = retention_of(objects)
+    objects.disputed = True
+
+    for _ in range(2):
+        with pytest.raises(FailedPrecondition, match="another journal"):
+            await kept.sweep()
+
+    assert objects.stored == {"results/a", "inputs/t/b"}
 
 
 async def test_what_was_named_in_between_stays() -> None:

@@ -1,0 +1,51 @@
+"""Two frontdoors with a journal each over one object store: a mistake, that costs nobody a picture."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker
+
+
+async def swept(suite: FrontdoorSuite) -> None:
+    for _ in range(2):
+        await suite.frontdoor.parts.retention.sweep()
+
+
+async def test_neither_deletes_the_others_pictures(
+    folder: Path, worker: PacedWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_suite(folder) as suite:
+        first = await suite.paint()
+    caplog.set_level(logging.ERROR)
+    async with running_suite(folder, ledger_url=f"sqlite:///{folder / 'another.sqlite'}") as suite:
+        await suite.paint()
+        with pytest.raises(FailedPrecondition, match="another journal"):
+            await swept(suite)
+    assert "the object store's objects are not known to be this journal's" in caplog.text
+    async with running_suite(folder) as suite:
+        with pytest.raises(FailedPrecondition, match="another journal"):
+            await swept(suite)
+        assert (await suite.client.get_request(first.request_id)).completed == first
+    assert len(list((folder / "objects" / "objects").rglob("results.*"))) == 2
+
+
+async def test_what_a_lost_journal_left_is_swept_once_its_successor_adopts_it(
+    folder: Path, worker: PacedWorker
+) -> None:
+    async with running_suite(folder) as suite:
+        await suite.paint()
+    new = {"ledger_url": f"sqlite:///{folder / 'another.sqlite'}"}
+    async with running_suite(folder, **new) as suite:
+        kept = await suite.paint()
+
+    async with running_suite(folder, **new, adopt_objects=True) as suite:
+        await swept(suite)
+    async with running_suite(folder, **new) as suite:
+        await swept(suite)
+        assert (await suite.client.get_request(kept.request_id)).completed == kept
+
+    assert len(list((folder / "objects" / "objects").rglob("results.*"))) == 1
