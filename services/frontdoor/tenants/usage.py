@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from pentimento.domain.clock import JUMP_S, Clock, SteadyClock
 from pentimento.domain.errors import PentimentoError
+from pentimento.domain.fleet import MAX_COST_S
 from pentimento.domain.image_request import Completed
 from pentimento.domain.tenants import (
     HOUR_S,
@@ -53,7 +54,9 @@ class UsageMeter:
         pixels = provenance.spec.width_px * provenance.spec.height_px
         self._add(tenant, UsageCounter.PICTURES.value, 1)
         self._add(tenant, UsageCounter.PAINTED_COST.value, pixels * provenance.steps_run)
-        self._add(tenant, UsageCounter.DEVICE_S.value, provenance.device_seconds)
+        # A worker's word. What is no time could not be added up, and nobody's counts would be written any more.
+        if 0.0 <= provenance.device_seconds <= MAX_COST_S:
+            self._add(tenant, UsageCounter.DEVICE_S.value, provenance.device_seconds)
         if provenance.steps_saved:
             self._add(tenant, UsageCounter.CACHE_HITS.value, 1)
 

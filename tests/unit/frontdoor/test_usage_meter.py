@@ -1,6 +1,7 @@
 """What tenants use is counted while the ledger is away, and written once it is back."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -107,6 +108,23 @@ async def test_a_picture_counts_the_steps_of_its_pixels_that_were_painted(tmp_pa
     assert used == (UsagePeriod(begin, picture_count=2, cache_hit_count=1, painted_cost=cost, device_s=1.75),)
     assert other == (UsagePeriod(begin, 1, refused={"DRAINING": 1}),)
     assert none == ()
+
+
+@pytest.mark.parametrize("told", [math.nan, math.inf, -1.0, 1e308])
+async def test_a_worker_that_tells_of_no_time_keeps_nobodys_counts_back(tmp_path: Path, told: float) -> None:
+    journal = open_journal(f"sqlite:///{tmp_path}/journal.sqlite", SetClock(wall_s=NOW_S))
+    meter = UsageMeter(journal.tenants, SetClock(wall_s=NOW_S))
+    meter.delivered("acme", delivered(32, 32, 10, 0, told))
+    meter.delivered("acme", delivered(32, 32, 10, 0, 1.5))
+    meter.accepted("other")
+    begin = int(NOW_S) // HOUR_S * HOUR_S
+
+    used = await meter.periods("acme", begin, begin + 1, HOUR_S)
+    other = await meter.periods("other", begin, begin + 1, HOUR_S)
+    journal.close()
+
+    assert (used[0].picture_count, used[0].device_s) == (2, 1.5)
+    assert other == (UsagePeriod(begin, 1),)
 
 
 class Forgetful(TenantLedger):
