@@ -18,6 +18,8 @@ MAX_STEP_COUNT = 10_000
 MAX_SIZE_PX = 65_536
 MAX_CANDIDATE_COUNT = 16
 _MAX_TOKEN = 2**63 - 1
+# A TiB. A worker's word for it is added up in 64 bits, with those of all other objects.
+_MAX_OBJECT_BYTES = 2**40
 _MAX_NAME_LENGTH = 256
 # Of float32 vectors of length 1.
 _MAX_COSINE = 1.0001
@@ -128,5 +130,6 @@ def check_object(field: str, reference: ObjectReference) -> None:
     """Check that digest and size could be an object's. Raises InvalidArgument."""
     if not _DIGEST.fullmatch(reference.digest):
         raise InvalidArgument.of(f"{field}.digest", "must be sha256: and 64 hexadecimal digits")
-    if not 0 < reference.size_bytes <= _MAX_TOKEN:
-        raise InvalidArgument.of(f"{field}.size_bytes", f"must be above 0, got {reference.size_bytes}")
+    if not 1 <= reference.size_bytes <= _MAX_OBJECT_BYTES:
+        limits = f"must be between 1 and {_MAX_OBJECT_BYTES}"
+        raise InvalidArgument.of(f"{field}.size_bytes", f"{limits}, got {reference.size_bytes}")

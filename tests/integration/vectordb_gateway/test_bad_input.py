@@ -179,6 +179,7 @@ async def test_captures_that_could_not_be_resumed_are_refused(gateway: RunningGa
         replace(latent, resume_step=10),
         replace(latent, object=replace(latent.object, digest="md5:0")),
         replace(latent, object=replace(latent.object, size_bytes=0)),
+        replace(latent, object=replace(latent.object, size_bytes=2**40 + 1)),
         replace(latent, object=replace(latent.object, key="../../etc/passwd")),
     ):
         with pytest.raises(InvalidArgument):
