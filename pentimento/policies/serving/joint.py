@@ -36,6 +36,9 @@ _WON_FREELY = 0.001
 _WON_BY_REUSE = 0.01
 _SERVED = 0.99
 _LOADS_IN_DWELL = 6.0
+# Where fewer are served a load may be made that takes longer than it is paid for within, and is then paid for within
+# twice its time.
+_MANY_SERVED, _LOADS_OF_PATIENCE = 0.5, 2.0
 # Requests a second of every start that are planned for whatever is seen, so that each has a way to go.
 _FLOOR_PER_S = 1e-3
 # Seconds after a change of how much hits use of the cache's tables before they are to use less.
@@ -74,14 +77,15 @@ class _Planned:
 class JointAllocator:
     """An allocator that turns profiles, f(t) and demand into the joint problem, and its solution into a plan.
 
-    A load is paid for with the device's seconds out of `horizon_s`; devices change their models at most once in six of
-    the longest loads, or in `dwell_s` where that is shorter, unless the demand cannot be carried otherwise. Demand is
-    forecast over the longest load. Room is kept for load that jumps, by the quickest model, where it costs little
-    quality; without such a model the settings' `overprovision` is kept. Who waits for longer than the SLO bears is
-    worked off within `horizon_s`, where devices can, before quality is won. What cannot be carried in time is not
-    admitted, the worst routes first; nobody is refused before anybody came. Where no picture from noise can keep the
-    SLO, what the quickest way takes is planned for in its place; `notes` say so. `settings.run_price` is what a
-    whole run of the heavy model must be worth. Models without a profile are not planned; `notes` say so.
+    A load is paid for with the device's seconds out of `horizon_s`, or of twice the longest load where that is more and
+    without it fewer than half are served; devices change their models at most once in six of the longest loads, or in
+    `dwell_s` where that is shorter, unless the demand cannot be carried otherwise. Demand is forecast over the longest
+    load. Room is kept for load that jumps, by the quickest model, where it costs little quality; without such a model
+    the settings' `overprovision` is kept. Who waits for longer than the SLO bears is worked off within `horizon_s`,
+    where devices can, before quality is won. What cannot be carried in time is not admitted, the worst routes first;
+    nobody is refused before anybody came. Where no picture from noise can keep the SLO, what the quickest way takes is
+    planned for in its place; `notes` say so. `settings.run_price` is what a whole run of the heavy model must be worth.
+    Models without a profile are not planned; `notes` say so.
     With `settings.plans_reuse` plans say how much of the cache's tables hits use; caches must follow plans then.
     The search ends `gap` (a share) below the best, or after `most_relaxations`: no clock decides which plan it is.
     """
@@ -152,6 +156,11 @@ class JointAllocator:
         self, look: _Look, level: CachePlan, routes: dict[str, PlannedRoute], problem: JointProblem
     ) -> _Planned:
         solution, is_enough = self._solve(problem, look.may_load)
+        patient = replace(problem, horizon_s=_LOADS_OF_PATIENCE * _longest_load_s(problem.components))
+        if solution.served_share < _MANY_SERVED and patient.horizon_s > problem.horizon_s:
+            # Within the horizon no load of theirs pays, and so they would be refused for as long as they come.
+            problem = patient
+            solution, is_enough = self._solve(problem, look.may_load)
         return _Planned(level, routes, problem, solution, is_enough)
 
     def _problem(
@@ -162,7 +171,7 @@ class JointAllocator:
         routes: Sequence[PlannedRoute],
         demand: JointDemand,
     ) -> JointProblem:
-        ahead_s = max(component.load_s for component in components)
+        ahead_s = _longest_load_s(components)
         # Room for those who come by chance is kept by the quickest model, where that is another than the heavy one.
         has_room = any(planned.route.start in ROOMS for planned in routes)
         beyond = 1.0 if has_room else self.settings.overprovision
@@ -191,14 +200,14 @@ class JointAllocator:
     def _dwell_s(self, components: Sequence[Component]) -> float:
         """Devices that change their models at most so often load for a sixth of their time at most; models that are
         loaded in no time may be changed at every look."""
-        return min(self.dwell_s, _LOADS_IN_DWELL * max(component.load_s for component in components))
+        return min(self.dwell_s, _LOADS_IN_DWELL * _longest_load_s(components))
 
     def _solve(self, problem: JointProblem, may_load: bool) -> tuple[JointSolution, bool]:
         """The solution, and whether it serves everybody in the best way. What devices hold stays while nothing is won
         by a load, or within the dwell time while all are served."""
         program = JointProgram(problem)
         stays = program.search(self.gap, self.most_relaxations, may_load=False)
-        longest_s = max(component.load_s for component in problem.components)
+        longest_s = _longest_load_s(problem.components)
         won = max(_WON_FREELY, _WON_A_SECOND * longest_s) * problem.wanted
         if stays is not None and stays.objective >= problem.bound - won:
             return stays, True
@@ -214,6 +223,11 @@ class JointAllocator:
         before = {assignment.worker_id: assignment.model for assignment in context.last.assignments}
         moved = any(before.get(one.worker_id, one.model) != one.model for one in decision.assignments)
         return context.now_s if moved else demand.moved_at_s
+
+
+def _longest_load_s(components: Sequence[Component]) -> float:
+    """The seconds that the slowest of them takes."""
+    return max(component.load_s for component in components)
 
 
 def _held(context: AllocationContext) -> dict[tuple[str, str], int]:

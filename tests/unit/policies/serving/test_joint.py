@@ -45,6 +45,18 @@ def test_what_the_heavy_model_can_carry_it_paints() -> None:
     assert [(stage.pool, stage.thresholds) for stage in stands_in.stages] == [("sd15", ()), ("turbo", ())]
 
 
+@pytest.mark.parametrize("load_s", [20.0, 60.0, 90.0, 600.0])
+def test_a_model_that_takes_minutes_to_load_is_loaded_where_nobody_is_served_without_it(load_s: float) -> None:
+    """No picture of what devices hold is within the SLO."""
+    loading = tuple(replace(profile, load_s=load_s) for profile in profiles(turbo=TURBO, sd15=SD15))
+    allocator = JointAllocator(replace(SETTINGS, slo_s=1.0))
+
+    decision = decide(allocator, replace(asked(1.0, devices=4), profiles=loading))
+
+    assert counts(decision)["turbo"] >= 1
+    assert decision.admission_rate == 1.0
+
+
 def styled(seen: AllocationContext) -> AllocationContext:
     """Each worker has a LoRA of its own resident."""
     views = (
