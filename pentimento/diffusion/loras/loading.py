@@ -68,7 +68,9 @@ class LoraLoader:
             return tuple(digest for digest, load in self._loads.items() if _is_here(load))
 
     def close(self) -> None:
-        """Begin no more loads; harmless to call twice."""
+        """Begin no more loads, and tell nobody of those that end later; harmless to call twice."""
+        # What they would be told keeps a model, whose memory the next one may need before a slow file is read.
+        self._arrived = lambda: None
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, digest: str) -> "Future[Lora]":

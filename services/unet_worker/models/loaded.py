@@ -1,8 +1,9 @@
 """A real model on a real device, as the worker's backend."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -93,8 +94,9 @@ class LoadedModel:
     def check(self, spec: GenerationSpec) -> None:
         self.engine.limits.check(batch_key(spec))
 
-    async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
-        await self.loras.prefetch(names, uploaded)
+    def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> Coroutine[Any, Any, None]:
+        # No coroutine of its own: it would keep the model for as long as a file is read, whatever comes next.
+        return self.loras.prefetch(names, uploaded)
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         return await self.runner.run(order, emit)

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import shutil
+import threading
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,22 +16,31 @@ import torch
 from safetensors.torch import load_file
 
 from pentimento.diffusion.families import load_model
-from pentimento.diffusion.loras import BaseLayers, layers_of
+from pentimento.diffusion.loras import BaseLayers, Lora, layers_of
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError, Unavailable
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, WorkerAssignment
 from pentimento.domain.generation import LoraSelection, ObjectReference, PlanVersion
 from pentimento.stores.objects import open_objects
+from pentimento.testing.checkpoints import write_checkpoint
 from pentimento.testing.lora_files import random_factors, write_diffusers_lora, write_kohya_lora, write_tensors
+from services.unet_worker.adapters.lora_directory import LoraDirectory
+from services.unet_worker.models.loaded import LoadedModel
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import attempt, result_of, route, spec_with
+from tests.integration.unet_worker.test_switching import credits_where
 
 
 @pytest.fixture(scope="module")
 def base(checkpoint: Path) -> BaseLayers:
     model = load_model(checkpoint, torch.device("cpu"), torch.float32)
     return layers_of(model.info.family, model.adaptable)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "other", prediction_type="epsilon")
 
 
 @pytest.fixture
@@ -131,6 +142,41 @@ async def test_what_is_prefetched_is_resident_before_anybody_asks_for_it(worker:
     resident = await worker.client.prefetch(["neon", "nobody"])
 
     assert (set(before), set(resident)) == ({worker.held.model}, {worker.held.model, "neon"})
+
+
+async def test_a_lora_that_is_still_being_read_keeps_no_model_from_giving_way_to_the_next(
+    checkpoint: Path, other: Path, adapters_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk, or the object store, may be slow: the next model needs the memory of the one before."""
+    begun, goes_on, read = asyncio.Event(), threading.Event(), LoraDirectory.read
+    loop, gone = asyncio.get_running_loop(), []
+
+    def read_slowly(self: LoraDirectory, digest: str) -> Lora:
+        loop.call_soon_threadsafe(begun.set)
+        goes_on.wait()
+        return read(self, digest)
+
+    monkeypatch.setattr(LoraDirectory, "read", read_slowly)
+    # Those that are left out are logged, and pytest keeps what is logged.
+    shutil.copytree(adapters_dir / "neon", tmp_path / "fitting" / "neon")
+    async with serve(checkpoint, tmp_path, adapters_dir=tmp_path / "fitting", other_models=(other,)) as served:
+        model, load = weakref.ref(served.model.halves._halves._model), served.switch._load
+
+        async def loading(name: str) -> LoadedModel:
+            gone.append(model() is None)
+            return await load(name)
+
+        monkeypatch.setattr(served.switch, "_load", loading)
+        ahead = asyncio.create_task(served.client.prefetch(["neon"]))
+        try:
+            await begun.wait()
+            served.switch.assign("other", 8)
+            await credits_where(served, served=True, model="other")
+        finally:
+            goes_on.set()
+
+        assert gone == [True]
+        assert (await ahead)[0] == "other"
 
 
 async def test_an_uploaded_lora_that_its_plan_names_is_fetched_before_anybody_asks_for_it(
