@@ -29,6 +29,10 @@ class DenoiserAdapters:
         `settle` with the request among others."""
         return None if self._patch.holds(job.adapters) else self._rows.of(job.adapters, self._component)
 
+    def forget_but(self, jobs: Sequence[EngineJob]) -> bool:
+        """Forget what lies beside the weights for none of the jobs; return whether there was anything."""
+        return self._rows.forget_but([job.adapter_row for job in jobs])
+
     def restore(self) -> None:
         """Give the network its own weights back."""
         self._patch.hold(())

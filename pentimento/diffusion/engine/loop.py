@@ -253,8 +253,11 @@ class StepLoop:
         return rows
 
     def _halves(self, jobs: list[EngineJob], error: Exception) -> list[list[EngineJob]]:
-        """Return the jobs in two halves, none of a request that failed alone: that one is ended."""
+        """Return the jobs in two halves, none of a request that failed alone: that one is ended. All together once more
+        where the device had no memory, and some of it was kept for nobody here."""
         if is_out_of_memory(error):
+            if self._gives_up_kept(jobs):
+                return [jobs]
             self._limits.ran_out(jobs[0].shape, len(jobs))
             self._observer.ran_out_of_memory(len(jobs))
             logger.warning("the device has no memory for a batch of %d", len(jobs))
@@ -263,6 +266,14 @@ class StepLoop:
             return []
         middle = len(jobs) // 2
         return [jobs[:middle], jobs[middle:]]
+
+    def _gives_up_kept(self, jobs: list[EngineJob]) -> bool:
+        """Forget buffers of other groups and LoRAs that none of the jobs has, and return whether there were any: both
+        are made anew when they are wanted."""
+        others = [shape for shape in self._groups if shape != jobs[0].shape]
+        for shape in others:
+            del self._groups[shape]
+        return self._adapters.forget_but(jobs) or bool(others)
 
     def _take_steps(self, forward: _Forward) -> float:
         """Take the requests a step further and return the seconds since the forward pass began."""

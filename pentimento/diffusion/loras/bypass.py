@@ -44,6 +44,13 @@ class RowUpdates:
             self._rows.popitem(last=False)
         return row
 
+    def forget_but(self, used: Sequence[PerSampleAdapters | None]) -> bool:
+        """Forget the rows that are none of `used`; return whether there were any."""
+        others = [key for key, row in self._rows.items() if row is not None and not any(row is one for one in used)]
+        for key in others:
+            del self._rows[key]
+        return bool(others)
+
 
 def stack_adapters(parts: Sequence[PerSampleAdapters | None], rows_each: int) -> PerSampleAdapters | None:
     """Return the adapters of all rows, each request's single row for all of its own; ranks are padded with zeros to the

@@ -133,6 +133,29 @@ def test_batches_grow_again_once_the_memory_may_be_back(model: DiffusionModel) -
     assert loop.observer.sizes == [2, 2, 2, 4]
 
 
+def test_memory_that_is_kept_for_nobody_is_given_up_before_a_batch_is_halved(model: DiffusionModel) -> None:
+    """Buffers of SDXL take 400 MB for each size that was painted lately."""
+
+    def change(number: int, inputs: Any, prediction: Tensor) -> Tensor:
+        if any(buffers() is not None for buffers in kept):
+            raise NO_MEMORY[0]
+        return prediction
+
+    kept: list[weakref.ref[Any]] = []
+    loop = Loop(model, denoiser=Scripted(model, change))
+    before = loop.add(request(1, width_px=64))
+    loop.run()
+    kept += [weakref.ref(rows) for rows in loop.steps._groups.values()]
+    added = [loop.add(request(seed)) for seed in range(2)]
+
+    loop.run()
+
+    assert len(kept) == 1
+    assert loop.observer.refused_batches == []
+    for one in (before, *added):
+        assert_same_picture(model, one)
+
+
 def test_a_request_that_the_device_cannot_hold_alone_ends_as_out_of_memory(model: DiffusionModel) -> None:
     loop = Loop(model, denoiser=Scripted(model, at_most(0, NO_MEMORY[0])))
     added = loop.add(request(1))

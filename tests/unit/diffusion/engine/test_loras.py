@@ -1,6 +1,7 @@
 """LoRAs in the step engine: on time and late, patched and beside the weights, and nobody sees anybody else's."""
 
 import hashlib
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pentimento.diffusion.engine import FinishedPainting
-from pentimento.diffusion.families import DenoiserInput, DiffusionModel
+from pentimento.diffusion.families import DenoiserInput, DiffusionModel, PerSampleAdapters
 from pentimento.diffusion.loras import AdapterSet, BaseLayers, WeightedLora, layers_of
 from pentimento.diffusion.loras.patching import WeightPatch
 from pentimento.diffusion.painting import PaintingRequest, condition, denoise_step, prepare
@@ -283,3 +284,28 @@ def test_a_replay_is_patched_whoever_else_paints(model: DiffusionModel, sets: li
     finish(loop)
 
     assert torch.equal(replay.heard.latent, painted(model, replay.ticket.request, sets[1]))
+
+
+def test_loras_that_nobody_has_any_more_are_given_up_before_a_batch_is_halved(
+    model: DiffusionModel, sets: list[AdapterSet]
+) -> None:
+    """Beside the weights lie those of the sets that were mixed lately: of SDXL some hundred MB each."""
+
+    def change(number: int, inputs: DenoiserInput, prediction: Tensor) -> Tensor:
+        if any(row() is not None for row in kept):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return prediction
+
+    kept: list[weakref.ref[PerSampleAdapters]] = []
+    loop = Loop(model, denoiser=Scripted(model, change))
+    mixed = [loop.add(with_loras(adapters, seed)) for seed, adapters in enumerate(sets[1:3])]
+    loop.run()
+    kept += [weakref.ref(row) for row in loop.steps._adapters._rows._rows.values() if row is not None]
+    added = [loop.add(with_loras(adapters, seed)) for seed, adapters in enumerate([sets[0], sets[3]], 5)]
+
+    finish(loop)
+
+    assert len(kept) == 2
+    assert loop.observer.refused_batches == []
+    for one, adapters in zip((*mixed, *added), (*sets[1:3], sets[0], sets[3]), strict=True):
+        assert_painted_with(model, one, adapters)
