@@ -58,12 +58,31 @@ def _parse(document: Mapping[str, Any]) -> ImagePreprocessing:
     wants = {step: bool(document.get(f"do_{step}", True)) for step in ("resize", "center_crop", "rescale", "normalize")}
     return ImagePreprocessing(
         resize=_edges(document.get("size", {"shortest_edge": 224})) if wants["resize"] else None,
-        resample=int(document.get("resample", BICUBIC)),
+        resample=Image.Resampling(int(document.get("resample", BICUBIC))),
         crop=_pair(document.get("crop_size", {"height": 224, "width": 224})) if wants["center_crop"] else None,
-        scale=float(document.get("rescale_factor", 1 / 255)) if wants["rescale"] else None,
-        mean=tuple(map(float, document.get("image_mean", CLIP_MEAN))) if wants["normalize"] else None,
-        std=tuple(map(float, document.get("image_std", CLIP_STD))) if wants["normalize"] else None,
+        scale=_number(document.get("rescale_factor", 1 / 255)) if wants["rescale"] else None,
+        mean=_colours(document.get("image_mean", CLIP_MEAN)) if wants["normalize"] else None,
+        std=_divisors(document.get("image_std", CLIP_STD)) if wants["normalize"] else None,
     )
+
+
+def _number(value: Any) -> float:
+    found = float(value)
+    if not math.isfinite(found):
+        raise ValueError(f"{found} is no finite number")
+    return found
+
+
+def _colours(values: Any) -> tuple[float, ...]:
+    red, green, blue = map(_number, values)
+    return (red, green, blue)
+
+
+def _divisors(values: Any) -> tuple[float, ...]:
+    found = _colours(values)
+    if not all(found):
+        raise ValueError("image_std has a 0")
+    return found
 
 
 def _edges(size: Any) -> int | tuple[int, int]:

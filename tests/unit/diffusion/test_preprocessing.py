@@ -19,6 +19,10 @@ from pentimento.diffusion.preprocessing import read_preprocessing
         {"size": {"shortest_edge": 1_000_000}, "crop_size": 24},
         {"size": {"height": 24, "width": 1_000_000}, "crop_size": 24},
         {"size": 0, "crop_size": 24},
+        {"resample": 9, "size": 24, "crop_size": 24},
+        {"rescale_factor": float("inf"), "size": 24, "crop_size": 24},
+        {"image_mean": [0.5, 0.5], "size": 24, "crop_size": 24},
+        {"image_std": [0.5, 0.0, 0.5], "size": 24, "crop_size": 24},
     ],
 )
 def test_a_configuration_that_does_not_fit_the_tower_is_refused(tmp_path, document):
