@@ -8,7 +8,9 @@ from pentimento.files.safetensors_header import SafetensorsHeader, TensorEntry, 
 
 MAX_RANK = 1024
 MAX_KEY_COUNT = 20_000
-LORA_DTYPES = ("F64", "F32", "F16", "BF16")
+_FACTOR_DTYPES = ("F64", "F32", "F16", "BF16")
+# diffusers writes the rank itself where it gives a LoRA kohya's names.
+_ALPHA_DTYPES = (*_FACTOR_DTYPES, "I64")
 # Of a linear layer's factors, and of a convolution's.
 _DIMENSIONS = (2, 4)
 _NAMED_KEYS = 3
@@ -37,6 +39,11 @@ FACTOR_SUFFIXES: Mapping[str, FactorPart] = {
 }
 
 
+def dtypes_of(key: str) -> tuple[str, ...]:
+    """Return the types, by the format's names, that a tensor of that name may be of: an alpha may be a whole number."""
+    return _ALPHA_DTYPES if key.endswith(".alpha") else _FACTOR_DTYPES
+
+
 def judge_lora(data: bytes, field: str) -> None:
     """Check a file's bytes as far as that goes without its model: safetensors alone, every key a factor or an alpha,
     factors in pairs of one rank, of as many dimensions as a layer's weights. Raises InvalidArgument that names `field`,
@@ -49,8 +56,8 @@ def judge_lora(data: bytes, field: str) -> None:
     if not 1 <= len(tensors) <= MAX_KEY_COUNT:
         raise InvalidArgument.of(field, f"must hold 1 to {MAX_KEY_COUNT} tensors, got {len(tensors)}")
     for key, entry in tensors.items():
-        if entry.dtype not in LORA_DTYPES:
-            raise InvalidArgument.of(field, f"{_shown(key)} must be of {', '.join(LORA_DTYPES)}, got {entry.dtype}")
+        if entry.dtype not in (allowed := dtypes_of(key)):
+            raise InvalidArgument.of(field, f"{_shown(key)} must be of {', '.join(allowed)}, got {entry.dtype}")
     for layer, parts in _by_layer(header, field).items():
         _judge_layer(layer, parts, field)
 

@@ -19,12 +19,14 @@ from pentimento.diffusion.loras.alphas import StatedAlphas, stated_in_config, st
 from pentimento.diffusion.loras.files import LoraFile, config_of, open_header, open_lora
 from pentimento.diffusion.loras.key_names import FactorKey, key_names
 from pentimento.diffusion.loras.lora import BadLora, BaseLayers, Lora, LowRankFactors
-from pentimento.files.lora_headers import MAX_RANK, FactorPart
+from pentimento.files.lora_headers import MAX_RANK, FactorPart, dtypes_of
 from pentimento.files.safetensors_header import SafetensorsHeader, judge_safetensors
 
 _NAMED_KEYS = 3
 _Shape = tuple[int, ...]
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,8 @@ def _judge(file_name: str, header: SafetensorsHeader, config: bytes, base: BaseL
 
 def _check_types(header: SafetensorsHeader) -> None:
     for name, entry in header.tensors.items():
-        if entry.dtype not in _DTYPES:
-            raise ValueError(f"tensor {name[:80]!r} is of type {entry.dtype}, not of {', '.join(_DTYPES)}")
+        if entry.dtype not in (allowed := dtypes_of(name)):
+            raise ValueError(f"tensor {name[:80]!r} is of type {entry.dtype}, not of {', '.join(allowed)}")
 
 
 def _stated(

@@ -53,6 +53,8 @@ def test_loras_pass(tensors: dict[str, Tensor], tmp_path: Path) -> None:
         ({DOWN: torch.zeros(4), UP: torch.zeros(6, 4)}, "the down factor of 'unet.proj' must have 2 or 4 dimensions"),
         ({DOWN: torch.zeros(4, 8), UP: torch.zeros(6, 4, 1)}, "the up factor of 'unet.proj' must have 2 or 4"),
         ({**linear(), "unet.proj.alpha": torch.zeros(2)}, "the alpha of 'unet.proj' must be one number, got [2]"),
+        ({**linear(), "unet.proj.alpha": torch.tensor(True)}, "must be of F64, F32, F16, BF16, I64, got BOOL"),
+        ({DOWN: torch.zeros(4, 8).long(), UP: torch.zeros(6, 4)}, "must be of F64, F32, F16, BF16, got I64"),
         ({DOWN: torch.zeros(4, 8).int(), UP: torch.zeros(6, 4)}, "must be of F64, F32, F16, BF16, got I32"),
     ],
 )

@@ -12,6 +12,7 @@ from pentimento.diffusion.checkpoint import file_sum
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, check_lora, digest_lora, layers_of, read_lora
 from pentimento.diffusion.loras.original_layout import original_names
+from pentimento.files.lora_headers import judge_lora
 from pentimento.testing.lora_files import (
     EVERYWHERE,
     Factors,
@@ -63,6 +64,28 @@ def assert_same_deltas(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> N
 def product(factors: Factors, component: str, module: str) -> Tensor:
     down, up = factors[component][module]
     return up.flatten(1) @ down.flatten(1)
+
+
+def test_a_file_that_diffusers_gave_kohyas_names_is_read_with_its_whole_alphas(
+    base: BaseLayers, tmp_path: Path
+) -> None:
+    """As its training scripts write one for other programs: each alpha is the rank, a whole number."""
+    from diffusers.utils import convert_state_dict_to_kohya
+
+    factors = random_factors(base, seed=9)
+    peft = {
+        f"{component}.{name}.{half}.weight": tensor
+        for component, modules in factors.items()
+        for name, (down, up) in modules.items()
+        for half, tensor in (("lora_A", down), ("lora_B", up))
+    }
+    path = write_tensors(tmp_path / "converted.safetensors", convert_state_dict_to_kohya(peft))
+
+    judge_lora(path.read_bytes(), "file")
+    read = read_lora(path, base, F32)
+
+    wanted = {f"{part}.{name}": product(factors, part, name) for part in factors for name in factors[part]}
+    assert_same_deltas(deltas(read), wanted)
 
 
 @pytest.mark.parametrize("kind", ["diffusers", "kohya"])
