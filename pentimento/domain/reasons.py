@@ -25,6 +25,11 @@ class Reason(StrEnum):
         "the worker does not hold that attempt (any more)",
         "nothing: the frontdoor runs the request again",
     )
+    BAD_LORA = (
+        "BAD_LORA",
+        "the file of a LoRA of the request is unsound, or another one by now",
+        "name another LoRA; upload it again, or mend its file and start the worker anew",
+    )
     CLIENT_LEFT = (
         "CLIENT_LEFT",
         "the request was cancelled because the connection of its client broke",
@@ -59,6 +64,11 @@ class Reason(StrEnum):
         "INPUT_UNAVAILABLE",
         "an image that the request came with, or what a replay starts from, cannot be read now",
         "look at the object store; ask again once it is there",
+    )
+    LORA_MISMATCH = (
+        "LORA_MISMATCH",
+        "a LoRA of the request changes layers that the model does not have",
+        "name one that was made for the model",
     )
     MESSAGE_TOO_LARGE = (
         "MESSAGE_TOO_LARGE",

@@ -19,6 +19,7 @@ from pentimento.diffusion.loras.alphas import StatedAlphas, stated_in_config, st
 from pentimento.diffusion.loras.files import LoraFile, config_of, open_header, open_lora
 from pentimento.diffusion.loras.key_names import FactorKey, key_names
 from pentimento.diffusion.loras.lora import BadLora, BaseLayers, Lora, LowRankFactors
+from pentimento.domain.reasons import Reason
 from pentimento.files.lora_headers import MAX_RANK, FactorPart, dtypes_of
 from pentimento.files.safetensors_header import SafetensorsHeader, judge_safetensors
 
@@ -131,7 +132,7 @@ def _refuse_strangers(file_name: str, strangers: list[str], key_count: int, base
     named = ", ".join(repr(key[:120]) for key in strangers[:_NAMED_KEYS])
     rest = f" and {len(strangers) - _NAMED_KEYS} more" if len(strangers) > _NAMED_KEYS else ""
     message = f"{file_name}: of {key_count} keys {len(strangers)} match no layer of this {base.family} model: "
-    raise BadLora(f"{message}{named}{rest}", "LORA_MISMATCH")
+    raise BadLora(f"{message}{named}{rest}", Reason.LORA_MISMATCH)
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def _check_shapes(where: str, down: _Shape, up: _Shape, shape: _Shape) -> None:
     wanted = _factor_shapes(rank, shape)
     if not (_fits(down, wanted[0]) and _fits(up, wanted[1])):
         message = f"{where}: factors {list(down)} and {list(up)} do not make a change of {list(shape)}"
-        raise BadLora(message, "LORA_MISMATCH")
+        raise BadLora(message, Reason.LORA_MISMATCH)
 
 
 def _factor_shapes(rank: int, shape: _Shape) -> tuple[_Shape, _Shape]:

@@ -50,6 +50,8 @@ Stream = AsyncIterator[ExecuteEvent]
 STOP_TIMEOUT_S = 2.0
 # Something else than the worker is away.
 NOT_THE_WORKERS = frozenset({Reason.INPUT_UNAVAILABLE, Reason.CONTROLNET_LOST})
+# A file is no other one at the next try, on whatever worker.
+OF_THE_LORA = frozenset({Reason.BAD_LORA, Reason.LORA_MISMATCH})
 ON_ITS_WAY_OUT = frozenset({Reason.DRAINING, Reason.WORKER_STOPPED})
 
 
@@ -288,7 +290,7 @@ def failure_kind(error: PentimentoError) -> FailureKind:
         case ResourceExhausted():
             return FailureKind.WORKER_LOST if error.reason == Reason.DEVICE_OUT_OF_MEMORY else FailureKind.NO_CREDIT
         case FailedPrecondition():
-            return FailureKind.NOT_HELD
+            return FailureKind.FATAL if error.reason in OF_THE_LORA else FailureKind.NOT_HELD
         case Aborted():
             # A newer attempt, or a newer frontdoor, is known there: the journal says who is right.
             return FailureKind.NO_CREDIT

@@ -93,6 +93,18 @@ async def test_a_picture_says_what_it_was_painted_with(adapted: FrontdoorSuite, 
     assert (told["controlnets"][0]["name"], told["controlnets"][0]["digest"]) == ("edges", EDGES.digest)
 
 
+async def test_a_lora_that_its_worker_cannot_use_ends_the_request_at_once(
+    adapted: FrontdoorSuite, worker: PacedWorker
+) -> None:
+    """Until its deadline it would be tried again every second, and each time hold up who can be painted."""
+    worker.fail_with = FailedPrecondition("BAD_LORA", "neon.safetensors: holds numbers that are not finite")
+
+    with pytest.raises(FailedPrecondition, match="not finite") as caught:
+        await adapted.paint(STYLED)
+
+    assert caught.value.reason == "BAD_LORA"
+
+
 async def test_how_late_the_lora_may_come_is_part_of_the_route(adapted: FrontdoorSuite, worker: PacedWorker) -> None:
     await adapted.paint(replace(STYLED, num_inference_steps=50))
     await adapted.paint(replace(STYLED, num_inference_steps=50, loras=(AskedLora("neon"), AskedLora("mosaic"))))

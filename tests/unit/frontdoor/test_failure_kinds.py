@@ -18,6 +18,8 @@ from services.frontdoor.workers.attempts import failure_kind
         (errors.ResourceExhausted("CONTROLNET_FULL", ""), FailureKind.NO_CREDIT),
         (errors.ResourceExhausted("DEVICE_OUT_OF_MEMORY", ""), FailureKind.WORKER_LOST),
         (errors.FailedPrecondition("MODEL_DIGEST_MISMATCH", ""), FailureKind.NOT_HELD),
+        (errors.FailedPrecondition("BAD_LORA", ""), FailureKind.FATAL),
+        (errors.FailedPrecondition("LORA_MISMATCH", ""), FailureKind.FATAL),
         (errors.Aborted("FENCED_OFF", ""), FailureKind.NO_CREDIT),
         (errors.NotFound("ATTEMPT_GONE", ""), FailureKind.GONE),
         (errors.NotFound("UNKNOWN_LORA", ""), FailureKind.FATAL),
