@@ -306,9 +306,3 @@ class OpenHalf:
         """On the event loop, where there is still one."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(act)
-
-
-def _tell_failure(failed: Callable[[PentimentoError], None], answered: "asyncio.Future[Tensor]") -> None:
-    error = None if answered.cancelled() else answered.exception()
-    if isinstance(error, PentimentoError):
-        failed(error)
