@@ -287,6 +287,8 @@ def failure_kind(error: PentimentoError) -> FailureKind:
             return FailureKind.FATAL
         case Unavailable():
             return FailureKind.NO_CREDIT if error.reason in ON_ITS_WAY_OUT else FailureKind.WORKER_LOST
+        case ResourceExhausted() if error.reason == Reason.MESSAGE_TOO_LARGE:
+            return FailureKind.FATAL
         case ResourceExhausted():
             return FailureKind.WORKER_LOST if error.reason == Reason.DEVICE_OUT_OF_MEMORY else FailureKind.NO_CREDIT
         case FailedPrecondition():

@@ -1,6 +1,8 @@
 """Images that requests come with, and the store that they lie in."""
 
 import io
+import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,13 @@ def png(colour: str = "red") -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8), colour).save(buffer, "png")
     return buffer.getvalue()
+
+
+def png_of_bytes(count: int) -> bytes:
+    """A picture whose file is so large, of a chunk that nobody reads."""
+    whole, end = png()[:-12], png()[-12:]
+    content = b"noNe" + bytes(count - len(whole) - len(end) - 12)
+    return whole + struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content)) + end
 
 
 @contextmanager

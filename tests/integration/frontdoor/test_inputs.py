@@ -18,7 +18,7 @@ from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, un
 from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.objects import inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
-from tests.integration.frontdoor.inputs import png, store_away
+from tests.integration.frontdoor.inputs import png, png_of_bytes, store_away
 
 IMAGE = png()
 REQUEST = ImageRequest("a red circle", num_inference_steps=4, seed=1, init_image=InitImage(IMAGE, 0.5))
@@ -42,6 +42,16 @@ async def test_the_worker_gets_the_image_and_the_journal_does_not(suite: Frontdo
     assert worker.executed[0].init_image == InitImage(IMAGE, 0.5)
     assert IMAGE not in record.request.body
     assert job.request.resolved.spec.init_image == InitImage(b"", 0.5)
+
+
+async def test_as_much_as_a_request_may_bring_reaches_its_worker(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    """An attempt says more than its request did: where, from which start, under which grant."""
+    most = 8 << 20
+    image, mask = png_of_bytes(most), png_of_bytes(most - 200)
+
+    await suite.paint(replace(REQUEST, init_image=InitImage(image, 0.5, mask), deadline_ms=20_000))
+
+    assert worker.executed[0].init_image == InitImage(image, 0.5, mask)
 
 
 async def test_requests_that_share_an_image_store_it_once_and_until_the_last_has_ended(

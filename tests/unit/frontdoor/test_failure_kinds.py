@@ -17,6 +17,7 @@ from services.frontdoor.workers.attempts import failure_kind
         (errors.ResourceExhausted("NO_CREDIT", ""), FailureKind.NO_CREDIT),
         (errors.ResourceExhausted("CONTROLNET_FULL", ""), FailureKind.NO_CREDIT),
         (errors.ResourceExhausted("DEVICE_OUT_OF_MEMORY", ""), FailureKind.WORKER_LOST),
+        (errors.ResourceExhausted("MESSAGE_TOO_LARGE", ""), FailureKind.FATAL),
         (errors.FailedPrecondition("MODEL_DIGEST_MISMATCH", ""), FailureKind.NOT_HELD),
         (errors.FailedPrecondition("BAD_LORA", ""), FailureKind.FATAL),
         (errors.FailedPrecondition("LORA_MISMATCH", ""), FailureKind.FATAL),

@@ -93,7 +93,7 @@ class UnetWorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Execute(self, request, context):
-        """Runs one attempt. FAILED_PRECONDITION when the digest or generation is not what the worker holds.
+        """Runs one attempt, with all that its request brought. FAILED_PRECONDITION when the digest or generation is not what the worker holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,7 @@ class UnetWorkerServiceStub:
     WatchCredits: _grpc.UnaryStreamMultiCallable[_unet_worker_service_pb2.WatchCreditsRequest, _unet_worker_service_pb2.WatchCreditsResponse]
     """Capacity, as an open stream: the first message answers at once, then one on every change and at least one a second."""
     Execute: _grpc.UnaryStreamMultiCallable[_unet_worker_service_pb2.ExecuteRequest, _unet_worker_service_pb2.ExecuteResponse]
-    """Runs one attempt. FAILED_PRECONDITION when the digest or generation is not what the worker holds."""
+    """Runs one attempt, with all that its request brought. FAILED_PRECONDITION when the digest or generation is not what the worker holds."""
     Attach: _grpc.UnaryStreamMultiCallable[_unet_worker_service_pb2.AttachRequest, _unet_worker_service_pb2.AttachResponse]
     """Re-attaches to a running or just finished attempt whose stream broke; NOT_FOUND when it is gone."""
     CancelAttempt: _grpc.UnaryUnaryMultiCallable[_unet_worker_service_pb2.CancelAttemptRequest, _unet_worker_service_pb2.CancelAttemptResponse]
@@ -65,7 +65,7 @@ class UnetWorkerServiceAsyncStub(UnetWorkerServiceStub):
     WatchCredits: _aio.UnaryStreamMultiCallable[_unet_worker_service_pb2.WatchCreditsRequest, _unet_worker_service_pb2.WatchCreditsResponse]  # type: ignore[assignment]
     """Capacity, as an open stream: the first message answers at once, then one on every change and at least one a second."""
     Execute: _aio.UnaryStreamMultiCallable[_unet_worker_service_pb2.ExecuteRequest, _unet_worker_service_pb2.ExecuteResponse]  # type: ignore[assignment]
-    """Runs one attempt. FAILED_PRECONDITION when the digest or generation is not what the worker holds."""
+    """Runs one attempt, with all that its request brought. FAILED_PRECONDITION when the digest or generation is not what the worker holds."""
     Attach: _aio.UnaryStreamMultiCallable[_unet_worker_service_pb2.AttachRequest, _unet_worker_service_pb2.AttachResponse]  # type: ignore[assignment]
     """Re-attaches to a running or just finished attempt whose stream broke; NOT_FOUND when it is gone."""
     CancelAttempt: _aio.UnaryUnaryMultiCallable[_unet_worker_service_pb2.CancelAttemptRequest, _unet_worker_service_pb2.CancelAttemptResponse]  # type: ignore[assignment]
@@ -100,7 +100,7 @@ class UnetWorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _unet_worker_service_pb2.ExecuteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_unet_worker_service_pb2.ExecuteResponse], _abc.AsyncIterator[_unet_worker_service_pb2.ExecuteResponse]]:
-        """Runs one attempt. FAILED_PRECONDITION when the digest or generation is not what the worker holds."""
+        """Runs one attempt, with all that its request brought. FAILED_PRECONDITION when the digest or generation is not what the worker holds."""
 
     @_abc_1.abstractmethod
     def Attach(
