@@ -18,6 +18,7 @@ from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner, SignedFile
 from services.edge.http.bounded import CUT_OFF_EXTENSION
+from services.edge.http.known_answers import asker_has, asks_for_new_alone
 from services.edge.http.leaving import Receive, Scope, Send
 from services.edge.parts import EdgeParts
 
@@ -62,8 +63,9 @@ class SignedFiles:
         now = time.time()
         file = self._signer().verify(request.path_params["key"], query, now)
         headers = headers_of(file, now)
-        if headers["ETag"] in request.headers.get("if-none-match", ""):
-            await Response(status_code=304, headers=headers)(scope, receive, send)
+        unchanged = Response(status_code=304, headers=headers)
+        if asker_has(request, headers["ETag"]):
+            await unchanged(scope, receive, send)
             return
         headers["Content-Length"] = str(file.reference.size_bytes)
         async with self._places.taken():
@@ -71,6 +73,9 @@ class SignedFiles:
                 data = await asyncio.to_thread(self._store.get, file.reference)
             except ObjectMissing:
                 raise NotFound("RESULT_GONE", "the picture is not kept any more") from None
+            if asks_for_new_alone(request):
+                await unchanged(scope, receive, send)
+                return
             with self._places.reading(lambda: scope["extensions"][CUT_OFF_EXTENSION]("places")) as reader:
                 await StreamingResponse(chunks(data, reader), headers=headers)(scope, receive, send)
 

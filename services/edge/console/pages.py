@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from pentimento.domain.errors import NotFound
+from services.edge.http.known_answers import asker_has, asks_for_new_alone
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {
@@ -60,7 +61,7 @@ class StaticFile:
     def response(self, request: Request) -> Response:
         """Return the answer to a request for it: 304 where the asker has it."""
         headers = {**HEADERS, "ETag": self.tag}
-        if self.tag in request.headers.get("if-none-match", ""):
+        if asker_has(request, self.tag) or asks_for_new_alone(request):
             return Response(status_code=304, headers=headers)
         if takes_gzip(request):
             return Response(

@@ -71,6 +71,20 @@ async def test_a_reader_that_has_the_picture_gets_it_no_second_time(files: Files
     assert (other.status_code, other.content) == (200, files.picture)
 
 
+async def test_whoever_asks_for_what_is_new_alone_gets_no_picture_that_is_there(files: FilesUnderTest) -> None:
+    there = await files.http.get(files.url, headers={"If-None-Match": "*"})
+    several = await files.http.get(
+        files.url, headers=[("If-None-Match", '"0"'), ("If-None-Match", there.headers["etag"])]
+    )
+    store = open_objects(f"file://{files.folder / 'objects'}")
+    for key in store.keys("results/"):
+        store.delete(key)
+    gone = await files.http.get(files.url, headers={"If-None-Match": "*"})
+
+    assert (there.status_code, there.content, several.status_code) == (304, b"", 304)
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "RESULT_GONE")
+
+
 async def test_whatever_is_wrong_is_answered_alike(files: FilesUnderTest) -> None:
     signer = PathSigner(*read_signing_keys(files.folder / "keys"))
     key, _, query = files.url.removeprefix("/v1/files/").partition("?")
