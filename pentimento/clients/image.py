@@ -23,7 +23,7 @@ from pentimento.domain.image_request import (
 from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl, ResultUrlServer
 from pentimento.domain.requests import RequestState
 from pentimento.wire.adapters import adapter_from_proto
-from pentimento.wire.carried import carried_by
+from pentimento.wire.carried import carried, carried_by
 from pentimento.wire.enumerations import REQUEST_STATES, RESULT_URL_SERVERS
 from pentimento.wire.image import (
     event_from_proto,
@@ -76,8 +76,7 @@ class ImageClient:
     ) -> Accepted:
         """Have the request painted as a job, and return its id. `webhook_url` is called once it has ended."""
         generate = generate_to_proto(request, idempotency_key, preview_interval_steps)
-        with carried_by(pb.Webhook, {"url": webhook_url}, "webhook."):
-            webhook = pb.Webhook(url=webhook_url) if webhook_url else None
+        webhook = carried(pb.Webhook, "webhook.", url=webhook_url) if webhook_url else None
         with domain_errors():
             answer = await self._stub.Submit(pb.SubmitRequest(generate=generate, webhook=webhook))
         return Accepted(answer.request_id, answer.replayed, tuple(answer.image_request_ids))
@@ -85,20 +84,22 @@ class ImageClient:
     async def attach(self, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed of a request that was asked for before; leaving cancels no
         job."""
-        async with aclosing(_events(self._stub.Attach(pb.AttachRequest(request_id=request_id)))) as events:
+        message = carried(pb.AttachRequest, request_id=request_id)
+        async with aclosing(_events(self._stub.Attach(message))) as events:
             async for event in events:
                 yield event
 
     async def list_requests(self, query: RequestQuery, timeout_s: float | None = None) -> RequestPage:
         """Return a page of the tenant's requests, newest first."""
+        message = query_to_proto(query)
         with domain_errors():
-            return page_from_proto(await self._stub.ListRequests(query_to_proto(query), timeout=timeout_s))
+            return page_from_proto(await self._stub.ListRequests(message, timeout=timeout_s))
 
     async def result_url(
         self, request_id: str, expires_in_ms: int | None = None, timeout_s: float | None = None
     ) -> ResultUrl:
         """Return an address under which anybody may read the request's picture until it expires."""
-        message = pb.GetResultUrlRequest(request_id=request_id, expires_in_ms=expires_in_ms)
+        message = carried(pb.GetResultUrlRequest, request_id=request_id, expires_in_ms=expires_in_ms)
         with domain_errors():
             return result_url_from_proto(await self._stub.GetResultUrl(message, timeout=timeout_s))
 
@@ -109,20 +110,21 @@ class ImageClient:
 
     async def pin(self, request_id: str, duration_ms: int, timeout_s: float | None = None) -> PinnedPicture:
         """Keep what a completed request's picture started from for so long from now, so that it can be replayed."""
-        with carried_by(pb.PinRequest, {"request_id": request_id, "duration_ms": duration_ms}):
-            message = pb.PinRequest(request_id=request_id, duration_ms=duration_ms)
+        message = carried(pb.PinRequest, request_id=request_id, duration_ms=duration_ms)
         with domain_errors():
             return pinned_from_proto(await self._stub.Pin(message, timeout=timeout_s))
 
     async def unpin(self, request_id: str, timeout_s: float | None = None) -> None:
         """End the pin of a request."""
+        message = carried(pb.UnpinRequest, request_id=request_id)
         with domain_errors():
-            await self._stub.Unpin(pb.UnpinRequest(request_id=request_id), timeout=timeout_s)
+            await self._stub.Unpin(message, timeout=timeout_s)
 
     async def cancel(self, request_id: str, timeout_s: float | None = None) -> RequestState:
         """Cancel the request and return the state it is in afterwards."""
+        message = carried(pb.CancelRequest, request_id=request_id)
         with domain_errors():
-            answer = await self._stub.Cancel(pb.CancelRequest(request_id=request_id), timeout=timeout_s)
+            answer = await self._stub.Cancel(message, timeout=timeout_s)
         return REQUEST_STATES.from_proto(answer.state)
 
     async def get_request(
@@ -130,7 +132,7 @@ class ImageClient:
     ) -> RequestStatus:
         """Return the request's state, with its picture when it is completed. NotFound when there is none of this
         tenant."""
-        message = pb.GetRequestRequest(request_id=request_id, omit_image=omit_image)
+        message = carried(pb.GetRequestRequest, request_id=request_id, omit_image=omit_image)
         with domain_errors():
             return status_from_proto(await self._stub.GetRequest(message, timeout=timeout_s))
 
@@ -138,8 +140,7 @@ class ImageClient:
         self, request: ImageRequest, timeout_s: float | None = None, *, neighbour_count: int = 0
     ) -> Explanation:
         """Return the route that `generate` would take now, and so many of the cache's nearest entries."""
-        with carried_by(pb.ExplainRequest, {"neighbour_count": neighbour_count}):
-            message = pb.ExplainRequest(request=request_to_proto(request), neighbour_count=neighbour_count)
+        message = carried(pb.ExplainRequest, request=request_to_proto(request), neighbour_count=neighbour_count)
         with domain_errors():
             return explanation_from_proto(await self._stub.Explain(message, timeout=timeout_s))
 
@@ -164,13 +165,12 @@ class ImageClient:
 
 def generate_to_proto(request: ImageRequest, idempotency_key: str, preview_interval_steps: int) -> pb.GenerateRequest:
     """Return a call for a picture. InvalidArgument names a value that no message carries."""
-    values = {"idempotency_key": idempotency_key, "preview_interval_steps": preview_interval_steps}
-    with carried_by(pb.GenerateRequest, values):
-        return pb.GenerateRequest(
-            request=request_to_proto(request),
-            idempotency_key=idempotency_key,
-            preview_interval_steps=preview_interval_steps,
-        )
+    return carried(
+        pb.GenerateRequest,
+        request=request_to_proto(request),
+        idempotency_key=idempotency_key,
+        preview_interval_steps=preview_interval_steps,
+    )
 
 
 async def _events(call: Any) -> AsyncGenerator[GenerateEvent, None]:

@@ -27,8 +27,14 @@ class EnumTable(Generic[E]):
         self._values = {number: value for value, number in numbers.items()}
 
     def to_proto(self, value: E | None) -> Any:
-        """Return the number, 0 for None; Any because protobuf's stubs give each enumeration a type of its own."""
-        return self._numbers[value] if value else 0
+        """Return the number, 0 for None; Any because protobuf's stubs give each enumeration a type of its own.
+        InvalidArgument for what is no value of the enumeration, such as the text of one."""
+        if not value:
+            return 0
+        kind = type(next(iter(self._numbers)))
+        if not isinstance(value, kind):
+            raise InvalidArgument.of(self._field, f"must be of {kind.__name__}, got {type(value).__name__}")
+        return self._numbers[value]
 
     def from_proto(self, number: int) -> E:
         if number not in self._values:

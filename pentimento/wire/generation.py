@@ -30,6 +30,7 @@ from pentimento.domain.generation import (
 )
 from pentimento.domain.retrieval import Neighbour
 from pentimento.domain.spec_inputs import take_inputs
+from pentimento.wire.carried import carried
 from pentimento.wire.enumerations import CONTROLNET_MODES, NOISE_FORMS, SCHEDULERS
 
 
@@ -116,7 +117,10 @@ def controlnet_from_proto(message: pb.ControlNetSelection) -> ControlNetSelectio
 
 
 def init_image_to_proto(init_image: InitImage) -> pb.InitImage:
-    return pb.InitImage(image=init_image.image, strength=init_image.strength, mask=init_image.mask)
+    """Return it as a message. InvalidArgument names a value that no message carries."""
+    if not isinstance(init_image, InitImage):
+        raise InvalidArgument.of("init_image", f"must be an InitImage, got {type(init_image).__name__}")
+    return carried(pb.InitImage, "init_image.", **vars(init_image))
 
 
 def init_image_from_proto(message: pb.InitImage) -> InitImage:

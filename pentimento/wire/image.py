@@ -1,6 +1,6 @@
 """pentimento.api.image.v1 beside pentimento.domain.image_request."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from pentimento.domain.image_request import (
     RequestStatus,
     Routed,
 )
-from pentimento.wire.carried import carried_by
+from pentimento.wire.carried import carried, carried_by
 from pentimento.wire.enumerations import CACHE_MODES, IMAGE_FORMATS, REQUEST_STATES
 from pentimento.wire.error_codes import code_number_of, error_class_of
 from pentimento.wire.generation import (
@@ -68,8 +68,11 @@ def request_to_proto(request: ImageRequest) -> pb.ImageRequest:
             negative_prompt=request.negative_prompt,
             model=request.model,
             scheduler=request.scheduler,
-            loras=[asked_lora_to_proto(lora, index) for index, lora in enumerate(request.loras)],
-            controlnets=[asked_controlnet_to_proto(one, index) for index, one in enumerate(request.controlnets)],
+            loras=[asked_lora_to_proto(lora, index) for index, lora in _each("loras", request.loras, AskedLora)],
+            controlnets=[
+                asked_controlnet_to_proto(one, index)
+                for index, one in _each("controlnets", request.controlnets, AskedControlNet)
+            ],
             init_image=init_image_to_proto(request.init_image) if request.init_image else None,
             cache=CACHE_MODES.to_proto(request.cache),
             format=IMAGE_FORMATS.to_proto(request.format),
@@ -78,15 +81,11 @@ def request_to_proto(request: ImageRequest) -> pb.ImageRequest:
 
 
 def asked_lora_to_proto(lora: AskedLora, index: int) -> pb.AskedLora:
-    values = asdict(lora)
-    with carried_by(pb.AskedLora, values, f"loras[{index}]."):
-        return pb.AskedLora(**values)
+    return carried(pb.AskedLora, f"loras[{index}].", **asdict(lora))
 
 
 def asked_controlnet_to_proto(controlnet: AskedControlNet, index: int) -> pb.AskedControlNet:
-    values = asdict(controlnet)
-    with carried_by(pb.AskedControlNet, values, f"controlnets[{index}]."):
-        return pb.AskedControlNet(**values)
+    return carried(pb.AskedControlNet, f"controlnets[{index}].", **asdict(controlnet))
 
 
 def request_from_proto(message: pb.ImageRequest) -> ImageRequest:
@@ -104,6 +103,16 @@ def request_from_proto(message: pb.ImageRequest) -> ImageRequest:
         format=IMAGE_FORMATS.from_proto(message.format) if message.format else None,
         **numbers,
     )
+
+
+def _each(field: str, parts: Iterable[Part], kind: type[Part]) -> Iterator[tuple[int, Part]]:
+    """Yield the parts with their places. InvalidArgument for what is none: a caller may have written its name alone."""
+    if not isinstance(parts, Iterable):
+        raise InvalidArgument.of(field, f"must be a tuple of {kind.__name__}, got {type(parts).__name__}")
+    for index, part in enumerate(parts):
+        if not isinstance(part, kind):
+            raise InvalidArgument.of(f"{field}[{index}]", f"must be of {kind.__name__}, got {type(part).__name__}")
+        yield index, part
 
 
 def _few(field: str, parts: Sequence[Part]) -> Sequence[Part]:
@@ -138,7 +147,7 @@ def replay_to_proto(request: ReplayRequest) -> pb.ReplayRequest:
     with carried_by(pb.ReplayRequest, vars(request)):
         return pb.ReplayRequest(
             request_id=request.request_id,
-            inputs=[pb.ReplayInput(field=place, data=data) for place, data in request.inputs],
+            inputs=[carried(pb.ReplayInput, "inputs.", field=place, data=data) for place, data in request.inputs],
             deadline_ms=request.deadline_ms,
         )
 

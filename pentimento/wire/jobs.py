@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, ResultUrl, WebhookDelivery
+from pentimento.wire.carried import carried
 from pentimento.wire.enumerations import REQUEST_STATES, WEBHOOK_STATES
 
 
@@ -24,9 +25,13 @@ def summary_from_proto(message: pb.RequestSummary) -> RequestSummary:
 
 
 def query_to_proto(query: RequestQuery) -> pb.ListRequestsRequest:
-    states = sorted(REQUEST_STATES.to_proto(state) for state in query.states)
-    return pb.ListRequestsRequest(
-        states=states, jobs_only=query.jobs_only, page_size=query.page_size, page_token=query.page_token
+    """Return what is asked for. InvalidArgument names a value that no message carries."""
+    return carried(
+        pb.ListRequestsRequest,
+        states=sorted(REQUEST_STATES.to_proto(state) for state in query.states),
+        jobs_only=query.jobs_only,
+        page_size=query.page_size,
+        page_token=query.page_token,
     )
 
 

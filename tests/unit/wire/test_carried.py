@@ -7,11 +7,15 @@ import pytest
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.clients.image import generate_to_proto
 from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import AskedControlNet, AskedLora, ImageRequest, ReplayRequest
+from pentimento.domain.jobs import RequestQuery
 from pentimento.wire.carried import carried_by
 from pentimento.wire.image import replay_to_proto, request_to_proto
+from pentimento.wire.jobs import query_to_proto
 
 HALF = "canary\ud800"
+WRONG: Any = "canary"
 TEXT = "must be text that UTF-8 can carry"
 
 
@@ -26,6 +30,23 @@ TEXT = "must be text that UTF-8 can carry"
         ({"model": HALF}, f"model: {TEXT}"),
         ({"loras": (AskedLora("a"), AskedLora(HALF))}, rf"loras\[1\]\.name: {TEXT}"),
         ({"controlnets": (AskedControlNet(HALF, b""),)}, rf"controlnets\[0\]\.name: {TEXT}"),
+        ({"prompt": 7}, "prompt: must be text, got int"),
+        ({"prompt": b"canary\xff"}, "prompt: must be text, got bytes"),
+        ({"seed": "canary"}, "seed: must be a whole number, got str"),
+        ({"num_inference_steps": 1.5}, "num_inference_steps: must be a whole number, got float"),
+        ({"width_px": (512,)}, "width_px: must be a whole number, got tuple"),
+        ({"guidance_scale": "canary"}, "guidance_scale: must be a number, got str"),
+        ({"guidance_scale": 10**400}, "guidance_scale: must be a number, got int"),
+        ({"binding_steps": "canary"}, "binding_steps: must be true or false, got str"),
+        ({"cache": "off"}, "cache: must be of CacheMode, got str"),
+        ({"format": ["png"]}, "format: must be of ImageFormat, got list"),
+        ({"loras": None}, "loras: must be a tuple of AskedLora, got NoneType"),
+        ({"loras": ("canary",)}, r"loras\[0\]: must be of AskedLora, got str"),
+        ({"loras": (AskedLora("a", WRONG),)}, r"loras\[0\]\.scale: must be a number, got str"),
+        ({"controlnets": (AskedControlNet("a", WRONG),)}, r"controlnets\[0\]\.conditioning_image: must be bytes"),
+        ({"init_image": b"canary"}, "init_image: must be an InitImage, got bytes"),
+        ({"init_image": InitImage(b"", WRONG)}, r"init_image\.strength: must be a number, got str"),
+        ({"init_image": InitImage(b"", 0.5, WRONG)}, r"init_image\.mask: must be bytes, got str"),
     ],
 )
 def test_a_value_of_a_request_is_named(values: dict[str, Any], says: str) -> None:
@@ -47,6 +68,15 @@ def test_what_goes_with_a_request_is_named() -> None:
 def test_a_value_of_a_replay_is_named() -> None:
     with pytest.raises(InvalidArgument, match=f"^request_id: {TEXT}"):
         replay_to_proto(ReplayRequest(HALF))
+    with pytest.raises(InvalidArgument, match=r"^inputs\.data: must be bytes, got str"):
+        replay_to_proto(ReplayRequest("r-1", (("init_image.image", WRONG),)))
+
+
+def test_a_value_of_a_list_of_requests_is_named() -> None:
+    with pytest.raises(InvalidArgument, match=r"^state: must be of RequestState, got str"):
+        query_to_proto(RequestQuery(frozenset({WRONG})))
+    with pytest.raises(InvalidArgument, match=r"^page_size: must be a whole number, got str"):
+        query_to_proto(RequestQuery(page_size=WRONG))
 
 
 def test_what_is_wrong_otherwise_stays_what_it_is() -> None:
