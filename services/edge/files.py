@@ -4,16 +4,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.files.signing_keys import read_signing_keys
-from pentimento.rpc.kept_reading import KeptReading
-from pentimento.settings import SettingsError
+from pentimento.domain.errors import NotFound
+from pentimento.rpc.signing_keys import kept_signing_keys
 from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner, SignedFile
@@ -35,18 +33,9 @@ def file_routes(parts: EdgeParts) -> list[BaseRoute]:
     settings = parts.settings
     if not settings.files_url or settings.signing_key_file is None:
         return []
-    path, not_reloaded = settings.signing_key_file, "signing keys not reloaded, those before are believed"
-    signers = KeptReading([path], lambda: read_signer(path), not_reloaded)
-    files = SignedFiles(open_objects(settings.files_url, read_only=True), signers.current)
+    keys = kept_signing_keys(settings.signing_key_file)
+    files = SignedFiles(open_objects(settings.files_url, read_only=True), lambda: PathSigner(*keys()))
     return [Route(f"{FILES_PATH}{{key:path}}", files, methods=["GET"])]
-
-
-def read_signer(path: Path) -> PathSigner:
-    """Return what verifies by the keys of that file. SettingsError names it where it has none."""
-    try:
-        return PathSigner(*read_signing_keys(path))
-    except InvalidArgument as error:
-        raise SettingsError(error.message) from error.__cause__
 
 
 class SignedFiles:

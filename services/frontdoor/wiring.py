@@ -17,7 +17,7 @@ from pentimento.clients.registration import Registration, RegistrationNews
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ReplicaKind
-from pentimento.files.signing_keys import keep_signing_keys, read_signing_keys
+from pentimento.files.signing_keys import keep_signing_keys
 from pentimento.policies.cache_worth import CacheWorth
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.residual_pipelining import PipeliningRule
@@ -25,6 +25,7 @@ from pentimento.policies.thinning_profiles import ThinningProfiles, read_thinnin
 from pentimento.rpc import RpcServer
 from pentimento.rpc.channel import ChannelOpener, channel_opener
 from pentimento.rpc.keyring import KeyRing
+from pentimento.rpc.signing_keys import SigningKeys, kept_signing_keys
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.lease import LedgerLease
 from pentimento.stores.ledger import Journal
@@ -97,13 +98,13 @@ PERFORMERS: Mapping[type, Callable[[FrontdoorParts, Any], None]] = {
 }
 
 
-def signing_keys(settings: FrontdoorSettings) -> tuple[bytes, ...]:
-    """Return what addresses and webhooks are signed with; none without a file."""
+def signing_keys(settings: FrontdoorSettings) -> SigningKeys | None:
+    """Return what gives the keys of addresses and webhooks; None without a file."""
     if settings.signing_key_file is None:
-        return ()
+        return None
     if settings.make_signing_key:
         keep_signing_keys(settings.signing_key_file)
-    return read_signing_keys(settings.signing_key_file)
+    return kept_signing_keys(settings.signing_key_file)
 
 
 def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor:
@@ -112,7 +113,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
     server = RpcServer(settings.rpc, "frontdoor", ring, takes_turns=True)
     interpreter = Interpreter(Dataplane(epoch, dataplane_settings(settings)), SystemClock())
     keys = signing_keys(settings)
-    signer = PathSigner(*keys) if keys else None
+    signer = (lambda: PathSigner(*keys())) if keys else None
     keeper = ObjectKeeper(lambda: open_objects(settings.objects_url, signer), journal.objects, keeping_limits(settings))
     tenant_book = TenantDirectory(journal.tenants, ring, interpreter.submit)
     identity = Identity(settings.frontdoor_id, epoch)

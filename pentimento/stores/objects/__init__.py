@@ -4,13 +4,13 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.stores.objects.signed_paths import PathSigner
+from pentimento.stores.objects.signed_paths import CurrentSigner
 from pentimento.stores.objects.store import ObjectStore
 
 __all__ = ["ObjectStore", "open_objects"]
 
 
-def open_objects(url: str, signer: PathSigner | None = None, *, read_only: bool = False) -> ObjectStore:
+def open_objects(url: str, signer: CurrentSigner | None = None, *, read_only: bool = False) -> ObjectStore:
     """Return the store at `file:///directory` or `s3://bucket/prefix`; raises InvalidArgument for any other url.
     `signer`: what addresses of files are signed with; S3 signs its own. `read_only`: nothing is made or swept.
 
@@ -25,7 +25,7 @@ def open_objects(url: str, signer: PathSigner | None = None, *, read_only: bool 
         raise InvalidArgument.of("objects_url", f"must be one that can be opened, got {url!r}: {error}") from None
 
 
-def _open_objects(url: str, signer: PathSigner | None, read_only: bool) -> ObjectStore:
+def _open_objects(url: str, signer: CurrentSigner | None, read_only: bool) -> ObjectStore:
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.path and not (parts.netloc or parts.query or parts.fragment):
         from pentimento.stores.objects.filesystem import FilesystemObjectStore

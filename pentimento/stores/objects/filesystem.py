@@ -29,7 +29,7 @@ from pentimento.domain.generation import ObjectReference
 from pentimento.domain.jobs import ResultUrlServer
 from pentimento.files.private_files import close_to_others, make_private_directory
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
-from pentimento.stores.objects.signed_paths import PathSigner, presigned_path
+from pentimento.stores.objects.signed_paths import CurrentSigner, presigned_path
 from pentimento.stores.objects.store import (
     StoreUsage,
     aside_name,
@@ -50,7 +50,7 @@ class FilesystemObjectStore:
 
     backend = "filesystem"
 
-    def __init__(self, root: Path, signer: PathSigner | None = None, *, read_only: bool = False) -> None:
+    def __init__(self, root: Path, signer: CurrentSigner | None = None, *, read_only: bool = False) -> None:
         """`signer`: what `presign` signs with; None where nobody serves these files. `read_only`: its directories are
         another's, who makes and sweeps them."""
         self._signer = signer

@@ -23,7 +23,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.jobs import ResultUrlServer
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
-from pentimento.stores.objects.signed_paths import PathSigner, presigned_path
+from pentimento.stores.objects.signed_paths import CurrentSigner, presigned_path
 from pentimento.stores.objects.store import (
     StoreUsage,
     aside_name,
@@ -76,7 +76,7 @@ class S3ObjectStore:
         bucket: str,
         prefix: str,
         part_bytes: int = _DEFAULT_PART_MIB * _MEBIBYTE,
-        signer: PathSigner | None = None,
+        signer: CurrentSigner | None = None,
         address_server: ResultUrlServer = ResultUrlServer.STORE,
     ) -> None:
         """`signer` signs paths of the edge where that serves addresses, None where there is no key for them."""
@@ -89,7 +89,7 @@ class S3ObjectStore:
 
     @classmethod
     def from_options(
-        cls, bucket: str, prefix: str, options: Mapping[str, str], signer: PathSigner | None = None
+        cls, bucket: str, prefix: str, options: Mapping[str, str], signer: CurrentSigner | None = None
     ) -> "S3ObjectStore":
         """Build a store from the query of an `s3:` url. Raises StoreUnavailable only where it is asked to create the
         bucket."""
@@ -265,7 +265,7 @@ class S3ObjectStore:
             self._create_bucket_in({})
 
 
-def _address_server(options: Mapping[str, str], signer: PathSigner | None) -> ResultUrlServer:
+def _address_server(options: Mapping[str, str], signer: CurrentSigner | None) -> ResultUrlServer:
     addresses = options.get("addresses", "store")
     if addresses not in _ADDRESSES:
         raise InvalidArgument.of("objects_url", f"addresses must be {' or '.join(_ADDRESSES)}, got {addresses!r}")

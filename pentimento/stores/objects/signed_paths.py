@@ -10,6 +10,7 @@ import base64
 import hashlib
 import hmac
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -69,11 +70,15 @@ class PathSigner:
         return file
 
 
-def presigned_path(signer: PathSigner | None, reference: ObjectReference, media_type: str, expires_at: int) -> str:
+# What signs now: keys change while a process runs.
+CurrentSigner = Callable[[], PathSigner]
+
+
+def presigned_path(signer: CurrentSigner | None, reference: ObjectReference, media_type: str, expires_at: int) -> str:
     """Return the signed path of an object. Raises FailedPrecondition URLS_OFF without a signer."""
     if signer is None:
         raise FailedPrecondition("URLS_OFF", "this deployment gives no addresses of pictures: it has no key for them")
-    return signer.sign(SignedFile(reference, media_type, expires_at))
+    return signer().sign(SignedFile(reference, media_type, expires_at))
 
 
 def _signature(secret: bytes, key: str, fields: dict[str, str]) -> str:

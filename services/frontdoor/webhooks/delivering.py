@@ -13,6 +13,7 @@ from pentimento.domain.backoff import Backoff
 from pentimento.domain.clock import Clock, SteadyClock
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
+from pentimento.rpc.signing_keys import SigningKeys
 from pentimento.stores.ledger.journal_webhooks import DueWebhook, JournalWebhooks
 from services.frontdoor.metrics import WEBHOOKS
 from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed
@@ -42,7 +43,7 @@ class DeliveryLimits:
 
 
 class Webhooks:
-    """`keys`: the deployment's, newest first; none where webhooks are off."""
+    """`keys` gives the deployment's as they are now, newest first; none where webhooks are off."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Webhooks:
         clock: Clock,
         caller: WebhookCaller,
         rules: WebhookRules,
-        keys: tuple[bytes, ...],
+        keys: SigningKeys,
         limits: DeliveryLimits,
     ) -> None:
         self._journal = journal
@@ -75,7 +76,7 @@ class Webhooks:
         """Return what the tenant's webhooks are signed with. Raises FailedPrecondition WEBHOOKS_OFF."""
         if not self._rules.hosts:
             raise FailedPrecondition("WEBHOOKS_OFF", "this deployment calls no webhooks")
-        return key_as_text(tenant_key(self._keys[0], tenant))
+        return key_as_text(tenant_key(self._keys()[0], tenant))
 
     def wake(self) -> None:
         """Look again soon: a request has ended."""
@@ -185,7 +186,7 @@ class Webhooks:
     async def _try(self, due: DueWebhook) -> WebhookDelivery:
         tries = due.try_count + 1
         body = webhook_body(due)
-        headers = signed_headers(self._keys, due.tenant, due.job_id, body, self._clock.wall())
+        headers = signed_headers(self._keys(), due.tenant, due.job_id, body, self._clock.wall())
         try:
             status = await self._caller.post(due.url, headers, body)
         except WebhookFailed as failed:

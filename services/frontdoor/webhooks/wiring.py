@@ -5,6 +5,7 @@ import ssl
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import InvalidArgument
+from pentimento.rpc.signing_keys import SigningKeys
 from pentimento.stores.ledger.journal_webhooks import JournalWebhooks
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.webhooks.calling import WebhookCaller
@@ -15,7 +16,7 @@ LONGEST_PAUSE_S = 3600.0
 
 
 def wire_webhooks(
-    settings: FrontdoorSettings, journal: JournalWebhooks, clock: Clock, keys: tuple[bytes, ...]
+    settings: FrontdoorSettings, journal: JournalWebhooks, clock: Clock, keys: SigningKeys | None
 ) -> Webhooks:
     """Return the webhooks that the settings allow; none are called without hosts. Raises InvalidArgument naming what is
     wrong with them."""
@@ -25,7 +26,12 @@ def wire_webhooks(
     tls = _believing(settings) if rules.hosts else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     caller = WebhookCaller(rules, tls, settings.webhook_timeout_s)
     limits = DeliveryLimits(settings.webhook_tries, pauses, _give_up_s(settings, pauses))
-    return Webhooks(journal, clock, caller, rules, keys, limits)
+    return Webhooks(journal, clock, caller, rules, keys or no_keys, limits)
+
+
+def no_keys() -> tuple[bytes, ...]:
+    """Where no webhooks are called, none are needed."""
+    return ()
 
 
 def _give_up_s(settings: FrontdoorSettings, pauses: Backoff) -> float:

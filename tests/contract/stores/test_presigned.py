@@ -51,7 +51,7 @@ def test_an_address_of_nothing_gives_nothing(s3_endpoint: str) -> None:
 
 
 def test_a_files_path_reads_back_under_the_same_key(tmp_path: Path) -> None:
-    store = open_objects(f"file://{tmp_path}/objects", SIGNER)
+    store = open_objects(f"file://{tmp_path}/objects", lambda: SIGNER)
     reference = store.put("results/0a1b", b"a picture")
 
     path = store.presign(reference, "image/png", 2_000_000_000)
@@ -66,7 +66,7 @@ def test_s3_that_clients_do_not_reach_has_addresses_of_the_edge(s3_endpoint: str
     url = f"s3://behind-an-edge/p?endpoint={s3_endpoint}&create_bucket=true"
     reference = open_objects(url).put("results/0a1b", b"a picture")
 
-    path = open_objects(f"{url}&addresses=edge", SIGNER).presign(reference, "image/png", 2_000_000_000)
+    path = open_objects(f"{url}&addresses=edge", lambda: SIGNER).presign(reference, "image/png", 2_000_000_000)
 
     key, _, query = path.removeprefix(FILES_PATH).partition("?")
     found = SIGNER.verify(key, query, 1_999_999_999)
@@ -74,14 +74,14 @@ def test_s3_that_clients_do_not_reach_has_addresses_of_the_edge(s3_endpoint: str
     with pytest.raises(FailedPrecondition, match="no key"):
         open_objects(f"{url}&addresses=edge").presign(reference, "image/png", 2_000_000_000)
     with pytest.raises(InvalidArgument, match="store or edge"):
-        open_objects(f"{url}&addresses=other", SIGNER)
+        open_objects(f"{url}&addresses=other", lambda: SIGNER)
 
 
 def test_a_store_says_who_serves_its_addresses(tmp_path: Path, s3_endpoint: str) -> None:
     s3, files = f"s3://who-serves/p?endpoint={s3_endpoint}", f"file://{tmp_path}/objects"
     urls = (s3, f"{s3}&addresses=edge", files)
 
-    assert [open_objects(url, SIGNER).address_server.value for url in urls] == ["store", "edge", "edge"]
+    assert [open_objects(url, lambda: SIGNER).address_server.value for url in urls] == ["store", "edge", "edge"]
     assert [open_objects(url).address_server.value for url in urls] == ["store", "none", "none"]
 
 

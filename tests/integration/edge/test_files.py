@@ -89,7 +89,7 @@ async def test_whatever_is_wrong_is_answered_alike(files: FilesUnderTest) -> Non
     signer = PathSigner(*read_signing_keys(files.folder / "keys"))
     key, _, query = files.url.removeprefix("/v1/files/").partition("?")
     reference = signer.verify(key, query, 0.0).reference
-    expired = open_objects(f"file://{files.folder / 'objects'}", signer).presign(reference, "image/png", 1)
+    expired = open_objects(f"file://{files.folder / 'objects'}", lambda: signer).presign(reference, "image/png", 1)
     wrong = [
         files.url[:-1],
         files.url + "x",

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
 from pentimento.files.signing_keys import new_signing_key, read_signing_keys
+from pentimento.rpc import watched_file
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
@@ -31,6 +32,29 @@ async def test_an_address_leads_to_the_picture_until_it_ends(folder: Path, keys:
     assert signed.media_type == "image/png"
     assert signed.expires_at * 1000 == result.expires_at_ms
     assert open_objects(f"file://{folder / 'objects'}").get(signed.reference) == completed.image
+
+
+async def test_addresses_are_signed_by_the_key_that_is_first_now(
+    folder: Path, keys: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
+    old, new = keys.read_text(), new_signing_key()
+    async with running_suite(folder, signing_key_file=keys) as suite:
+        request_id = (await suite.paint()).request_id
+
+        async def signed_by(key: str) -> bool:
+            path, _, query = (await suite.client.result_url(request_id)).url.removeprefix(FILES_PATH).partition("?")
+            try:
+                return bool(PathSigner(bytes.fromhex(key)).verify(path, query, 0.0))
+            except PermissionDenied:
+                return False
+
+        before = await signed_by(old)
+        keys.write_text(f"{new}\n{old}\n")
+        changed = await signed_by(new)
+        keys.write_text("")
+
+        assert (before, changed, await signed_by(new)) == (True, True, True)
 
 
 async def test_an_address_lives_as_long_as_the_deployment_says(folder: Path, keys: Path, worker: PacedWorker) -> None:

@@ -80,7 +80,7 @@ async def running_webhooks(
 ) -> AsyncIterator[tuple[Webhooks, "asyncio.Queue[str]"]]:
     caller = Caller()
     rules = webhook_rules(("*.example",), (), plain_http=False)
-    webhooks = Webhooks(journal, clock, cast(WebhookCaller, caller), rules, (b"k" * 32,), limits)
+    webhooks = Webhooks(journal, clock, cast(WebhookCaller, caller), rules, lambda: (b"k" * 32,), limits)
     running = asyncio.create_task(webhooks.run_forever())
     try:
         yield webhooks, caller.called
