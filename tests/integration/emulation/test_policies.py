@@ -110,11 +110,15 @@ async def test_what_the_controller_plans_is_what_the_pure_policy_decides_for_wha
 
 
 async def test_the_joint_policy_hears_of_demand_that_another_stage_took(directory: Path) -> None:
-    """Twice what the heavy model can paint: the light one stands in, without a score (ADR 0067)."""
+    """More than the heavy model can paint: the light one stands in, without a score (ADR 0067). How many
+    come a second is the machine's, not the test's: a busy one sends them later than their times."""
     async with planned_fleet(directory, "joint") as fleet:
         await begun(fleet, "joint")
 
+        began = asyncio.get_running_loop().time()
         endings = await loaded(fleet.suite, 240, 60.0, deadline_ms=2000)
+        took_s = asyncio.get_running_loop().time() - began
+        await fleet.wait_until(lambda: not any(one.arrivals_per_s for one in fleet.settings.asked[-1][0].demand))
 
         heard = [
             (sum(one.arrivals_per_s for one in context.demand), sum(one.sent_on_per_s for one in context.demand))
@@ -122,8 +126,9 @@ async def test_the_joint_policy_hears_of_demand_that_another_stage_took(director
         ]
     assert sum(endings.values()) == 240
     assert endings["light"] > 0
-    assert max(sent_on for _, sent_on in heard) > 5.0
-    assert max(arrived - sent_on for arrived, sent_on in heard) > 30.0
+    # At its highest no rate is below its mean; half of that, for what the looks at either end leave out.
+    assert max(sent_on for _, sent_on in heard) > 0.5 * endings["light"] / took_s
+    assert max(arrived - sent_on for arrived, sent_on in heard) > 0.5 * 240 / took_s
 
 
 async def test_the_joint_policy_counts_on_steps_that_may_be_left_out_and_gets_them(directory: Path) -> None:
