@@ -39,6 +39,7 @@ PREFLIGHT = {
     "Access-Control-Allow-Headers": "Authorization, *",
     "Access-Control-Max-Age": "600",
 }
+VARIES = (b"vary", b"Origin")
 # What scripts of an allowed page may read besides what browsers always show them.
 EXPOSED_HEADERS = b"Location, Retry-After, X-Request-Id, X-Should-Retry"
 
@@ -88,9 +89,13 @@ class EdgeApp:
         # Who has a signed address may read by it wherever it stands; nothing else of a request counts there.
         if not scope["path"].startswith(FILES_PATH):
             self._origins.check(request)
+        if self._origins.origins:
+            # Of every answer: a browser keeps the one that it got for an element, which says nothing of origins, and
+            # would take it for what a script of an allowed page may read.
+            answer.headers.append(VARIES)
         origin = request.headers.get("origin")
         if origin is not None and self._origins.allows(origin):
-            answer.headers += [(b"access-control-allow-origin", origin.encode()), (b"vary", b"Origin")]
+            answer.headers.append((b"access-control-allow-origin", origin.encode()))
             answer.headers.append((b"access-control-expose-headers", EXPOSED_HEADERS))
             if request.method == "OPTIONS":
                 await Response(status_code=204, headers=PREFLIGHT)(scope, receive, answer)
@@ -114,7 +119,7 @@ class EdgeAnswer:
                 self.headers.append((b"x-request-id", request_id.encode()))
             given = list(message.get("headers", ()))
             said = {name.lower() for name, _ in given}
-            message["headers"] = [*given, *(header for header in self.headers if header[0] not in said)]
+            message["headers"] = [*given, *(one for one in self.headers if one == VARIES or one[0] not in said)]
         await self._send(message)
 
 

@@ -59,3 +59,20 @@ async def test_its_own_pages_and_programs_are_told_nothing_of_others(edge: EdgeU
     answer = await edge.generate(num_inference_steps=1)
 
     assert [name for name in answer.headers if name.startswith("access-control")] == []
+
+
+async def test_what_a_browser_keeps_of_an_element_is_not_taken_for_what_a_script_may_read(edge: EdgeUnderTest) -> None:
+    """An address in `<img>` is asked for without an origin; the script of the same page that then wants the bytes would
+    get that answer, which allows nobody to read it, out of the browser's cache."""
+    asked = {"prompt": "a red circle", "num_inference_steps": 1, "response_format": "url"}
+    url = (await edge.http.post("/v1/images/generations", json=asked)).json()["data"][0]["url"]
+
+    shown, read = await edge.http.get(url), await edge.http.get(url, headers={"Origin": PAGE})
+    page = await edge.http.get("/")
+
+    assert (shown.status_code, "access-control-allow-origin" in shown.headers) == (200, False)
+    assert read.headers["access-control-allow-origin"] == PAGE
+    assert "max-age" in shown.headers["cache-control"]
+    for answer in (shown, read, page):
+        assert "origin" in listed(answer, "vary")
+    assert "accept-encoding" in listed(page, "vary")
