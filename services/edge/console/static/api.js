@@ -65,16 +65,21 @@ export function pictureOf(requestId) {
 export async function* events(path, body, signal) {
   const answer = await call(path, body, signal);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
+  // A large picture comes in hundreds of pieces: what was looked through is not looked through again.
+  let line = [];
+  let block = [];
   try {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
-      text += value;
-      let end;
-      while ((end = text.indexOf("\n\n")) >= 0) {
-        const event = parse(text.slice(0, end));
-        text = text.slice(end + 2);
+      const [first, ...others] = value.split("\n");
+      line.push(first);
+      for (const next of others) {
+        block.push(line.join(""));
+        line = [next];
+        if (block.at(-1)) continue;
+        const event = parse(block);
+        block = [];
         if (event?.event === "error") throw new ApiError(0, event.data.error);
         if (event) yield event;
       }
@@ -84,10 +89,10 @@ export async function* events(path, body, signal) {
   }
 }
 
-function parse(block) {
+function parse(lines) {
   let event = "message";
   let data = "";
-  for (const line of block.split("\n")) {
+  for (const line of lines) {
     if (line.startsWith("event: ")) event = line.slice(7);
     else if (line.startsWith("data: ")) data += line.slice(6);
   }
