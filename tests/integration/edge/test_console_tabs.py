@@ -211,6 +211,31 @@ async def test_a_picture_that_is_painted_again_does_not_start_from_the_image_of_
     assert told == (0 if init_image is None else 1)
 
 
+async def test_a_prompt_is_asked_for_as_it_was_pasted_however_long(page: Any) -> None:
+    """Whether it is too long is the deployment's to say: a browser that cuts it off says nothing."""
+    pasted = "a red circle " * 1000
+    await page.goto("/")
+    await page.get_by_label("Prompt").focus()
+    await page.keyboard.insert_text(pasted)
+    async with page.expect_request("**/generate") as asked:
+        await page.get_by_role("button", name="Paint", exact=True).click()
+
+    assert (await asked.value).post_data_json["prompt"] == pasted
+    await page.get_by_role("alert").get_by_text("must have at most 8192 bytes of UTF-8").wait_for()
+
+
+async def test_a_prompt_is_written_and_shown_in_the_direction_of_its_script(page: Any) -> None:
+    await page.goto("/")
+    await page.get_by_label("Prompt").fill("دائرة حمراء")
+    await page.get_by_role("button", name="Paint", exact=True).click()
+    shown = page.locator("article.picture p.prompt")
+    await shown.wait_for()
+
+    direction = "element => getComputedStyle(element).direction"
+    assert await page.get_by_label("Prompt").evaluate(direction) == "rtl"
+    assert await shown.evaluate(direction) == "rtl"
+
+
 async def test_a_picture_that_is_looked_at_again_stays_readable_beside_many_others(page: Any) -> None:
     picture = io.BytesIO()
     Image.new("RGB", (3, 2), "red").save(picture, "PNG")

@@ -54,7 +54,7 @@ function thresholds(rows) {
 export class CacheBrowser {
   async open(main) {
     const known = await deployment();
-    this.prompt = h("input", { type: "search", required: true, maxlength: "8000", placeholder: "a red circle left of a blue square" });
+    this.prompt = h("input", { type: "search", required: true, dir: "auto", placeholder: "a red circle left of a blue square" });
     this.model = h("select", null, known.models.map((model) => h("option", { value: model.name }, model.name)));
     this.steps = h("input", { type: "number", min: "1", placeholder: "as usual" });
     this.shared = h("input", { type: "checkbox", id: "shared-pool" });

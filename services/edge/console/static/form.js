@@ -52,8 +52,8 @@ export class PaintForm {
   constructor(known, onpaint, onstop) {
     this.known = known;
     this.onpaint = onpaint;
-    this.prompt = h("textarea", { rows: "3", required: true, maxlength: "8000", spellcheck: "true", placeholder: "a red circle left of a blue square" });
-    this.negative = h("input", { type: "text", maxlength: "8000" });
+    this.prompt = h("textarea", { rows: "3", required: true, dir: "auto", spellcheck: "true", placeholder: "a red circle left of a blue square" });
+    this.negative = h("input", { type: "text", dir: "auto" });
     this.model = h("select", { onchange: () => this.follow() }, this.models());
     this.count = number({ min: "1", max: String(MOST_PICTURES), step: "1", value: "1" });
     this.seed = number({ min: "0", step: "1", placeholder: "drawn" });
