@@ -93,6 +93,16 @@ async def test_a_wrong_token_is_said_and_a_right_one_opens_the_console(context: 
     await page.locator("article.picture").wait_for()
 
 
+async def test_a_token_that_no_header_carries_may_be_given_anew(context: Any) -> None:
+    """As it comes along where a token is copied out of a chat: nobody sees it."""
+    page = await open_page(context)
+    await sign_in(page, f"{USER}\u200b")
+    await page.get_by_text("does not know the token").wait_for()
+
+    await sign_in(page, USER)
+    await page.get_by_label("Prompt").wait_for()
+
+
 async def test_the_token_stays_in_the_tab_and_goes_with_signing_out(context: Any) -> None:
     page = await open_page(context)
     await sign_in(page, USER)

@@ -18,8 +18,16 @@ export function keepToken(value) {
   else sessionStorage.removeItem(TOKEN);
 }
 
+/** Throws what an answer says is wrong; who is not known is asked for another token. */
+function refuse(status, error) {
+  if (status === 401) window.dispatchEvent(new Event("pentimento:sign-in"));
+  throw new ApiError(status, error);
+}
+
 async function call(path, body, signal) {
   const headers = {};
+  // A browser sends no header of other characters, and says of it what it says of a deployment that is away.
+  if (/[^ -~]/.test(token())) refuse(401, { message: "a token has printable characters of ASCII alone", code: "MALFORMED_TOKEN" });
   if (token()) headers.Authorization = `Bearer ${token()}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const method = body === undefined ? "GET" : "POST";
@@ -32,8 +40,7 @@ async function call(path, body, signal) {
   }
   if (answer.ok) return answer;
   const document = await answer.json().catch(() => null);
-  if (answer.status === 401) window.dispatchEvent(new Event("pentimento:sign-in"));
-  throw new ApiError(answer.status, document?.error);
+  return refuse(answer.status, document?.error);
 }
 
 export const get = async (path, signal) => (await call(path, undefined, signal)).json();
