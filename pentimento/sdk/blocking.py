@@ -1,6 +1,8 @@
 """The public API for programs without asyncio: the asyncio client on a thread of its own."""
 
 import asyncio
+import atexit
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextlib import suppress
@@ -31,7 +33,8 @@ T = TypeVar("T")
 
 
 class Client:
-    """`AsyncClient` with blocking methods; safe to share among threads. An interrupt (Ctrl-C) cancels the request."""
+    """`AsyncClient` with blocking methods; safe to share among threads. An interrupt (Ctrl-C) cancels the request. One
+    that nobody closes is closed with the interpreter. A process that is forked off has to make its own."""
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class Client:
         self._ending: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="pentimento-client", daemon=True)
         self._thread.start()
+        _OPEN.add(self)
         try:
             self._client = self._call(
                 self._open(
@@ -75,7 +79,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection and end the thread of the event loop."""
-        if self._loop.is_closed():
+        if self._stopped or self._loop.is_closed():
             return
         self._call(self._finish())
         self._end()
@@ -88,6 +92,7 @@ class Client:
         self._loop.run_forever()
 
     def _end(self) -> None:
+        _OPEN.discard(self)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -264,6 +269,28 @@ class Client:
         # What was handed over before is looked at: it is looked once more after this is set.
         if not self._stopped:
             ended.get()
+
+
+# Whose threads run. They do not outlive the interpreter, and a fork has none of them: who then let go of a stream, or
+# asked anything, would wait for ever.
+_OPEN: set[Client] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    for client in tuple(_OPEN):
+        # Another thread may be closing it.
+        with suppress(RuntimeError):
+            client.close()
+
+
+def _leave_all_to_the_parent() -> None:
+    for client in _OPEN:
+        client._closed = client._stopped = True
+    _OPEN.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_the_parent)
 
 
 async def next_or_none(events: AsyncGenerator[T, None]) -> T | None:

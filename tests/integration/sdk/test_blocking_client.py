@@ -97,6 +97,50 @@ async def test_a_stream_that_the_collector_finds_is_cancelled_on_whichever_threa
     assert picture == b"image"
 
 
+@pytest.mark.parametrize("forks", [False, True])
+async def test_a_program_that_closes_nothing_ends_all_the_same(tmp_path: Path, forks: bool) -> None:
+    """As it is written first: the client and what it streams are let go of with the interpreter."""
+    service = ScriptedImageService([for_ever])
+    ask = "from pentimento import Client, ImageRequest\nclient = Client({!r})\n"
+    stream = "events = client.stream(ImageRequest('a circle'))\nnext(events)\n"
+    fork = "import os, sys\nchild = os.fork()\nif child == 0:\n    sys.exit()\nassert os.waitpid(child, 0)[1] == 0\n"
+
+    async with serving(service, tmp_path) as address:
+        program = ask.format(address) + stream + (fork if forks else "")
+        ended = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+        try:
+            await asyncio.wait_for(ended.wait(), 120)
+        finally:
+            with suppress(ProcessLookupError):
+                ended.kill()
+        await asyncio.wait_for(service.cancelled.wait(), 120)
+
+    assert ended.returncode == 0
+
+
+async def test_a_client_is_of_one_process(tmp_path: Path) -> None:
+    program = """
+import os
+from pentimento import Client
+client = Client("unix:/nobody")
+child = os.fork()
+if child == 0:
+    try:
+        client.list_models()
+    except RuntimeError as error:
+        os._exit(17 if "closed" in str(error) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+"""
+    ended = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    try:
+        await asyncio.wait_for(ended.wait(), 120)
+    finally:
+        with suppress(ProcessLookupError):
+            ended.kill()
+
+    assert ended.returncode == 0
+
+
 async def test_blocking_client_returns_the_picture(tmp_path: Path) -> None:
     service = ScriptedImageService([plays(ACCEPTED, COMPLETED)])
 
