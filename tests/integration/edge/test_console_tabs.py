@@ -236,6 +236,21 @@ async def test_a_prompt_is_written_and_shown_in_the_direction_of_its_script(page
     assert await shown.evaluate(direction) == "rtl"
 
 
+async def test_a_browser_that_is_told_to_keep_nothing_shows_the_console_all_the_same(page: Any) -> None:
+    refusing = "{ get() { throw new DOMException('denied', 'SecurityError'); } }"
+    for name in ("sessionStorage", "localStorage"):
+        await page.add_init_script(f"Object.defineProperty(window, '{name}', {refusing});")
+    errors: list[Any] = []
+    page.on("pageerror", lambda error: errors.append(error))
+    await page.goto("/")
+    await page.get_by_label("Prompt").fill("a red circle")
+    await page.get_by_label("Theme").select_option("dark")
+    await page.get_by_role("button", name="Paint", exact=True).click()
+    await page.locator("article.picture").wait_for()
+
+    assert errors == []
+
+
 async def test_a_picture_that_is_looked_at_again_stays_readable_beside_many_others(page: Any) -> None:
     picture = io.BytesIO()
     Image.new("RGB", (3, 2), "red").save(picture, "PNG")

@@ -17,7 +17,7 @@ def heard(pieces: str, found: str = "found") -> Any:
     """An expression of the events that are found in a stream that comes in these pieces, both in JavaScript."""
     assert NODE is not None
     program = f"""
-        globalThis.sessionStorage = {{ getItem: () => null }};
+        globalThis.window = {{ sessionStorage: {{ getItem: () => null }} }};
         globalThis.fetch = async () => new Response(new ReadableStream({{
             start(stream) {{
                 for (const piece of {pieces}) stream.enqueue(new TextEncoder().encode(piece));

@@ -1,5 +1,7 @@
 // Calls of this deployment's data. The token, if any, is sent as a header and never as a cookie: no other page can use it.
 
+import { ofTab } from "./kept.js";
+
 const TOKEN = "pentimento.token";
 
 export class ApiError extends Error {
@@ -11,11 +13,11 @@ export class ApiError extends Error {
   }
 }
 
-export const token = () => sessionStorage.getItem(TOKEN) ?? "";
+export const token = () => ofTab.getItem(TOKEN) ?? "";
 
 export function keepToken(value) {
-  if (value) sessionStorage.setItem(TOKEN, value);
-  else sessionStorage.removeItem(TOKEN);
+  if (value) ofTab.setItem(TOKEN, value);
+  else ofTab.removeItem(TOKEN);
 }
 
 /** Throws what an answer says is wrong; who is not known is asked for another token. */

@@ -3,6 +3,7 @@
 import { get, keepToken, token } from "./api.js";
 import { deployment, forgetDeployment } from "./deployment.js";
 import { field, h, notice } from "./dom.js";
+import { ofAll } from "./kept.js";
 import { Playground } from "./playground.js";
 
 // What only some look at is loaded when they do. `role` is what a token must be for, `needs` a part of the deployment.
@@ -71,13 +72,13 @@ async function listPages(access) {
 
 function followTheme() {
   const choice = document.getElementById("theme");
-  choice.value = localStorage.getItem("pentimento.theme") ?? "auto";
+  choice.value = ofAll.getItem("pentimento.theme") ?? "auto";
   choice.addEventListener("change", () => {
     if (choice.value === "auto") {
-      localStorage.removeItem("pentimento.theme");
+      ofAll.removeItem("pentimento.theme");
       delete document.documentElement.dataset.theme;
     } else {
-      localStorage.setItem("pentimento.theme", choice.value);
+      ofAll.setItem("pentimento.theme", choice.value);
       document.documentElement.dataset.theme = choice.value;
     }
   });

@@ -1,11 +1,13 @@
 // What was painted in this tab: ids alone, the pictures stay where they are.
 
+import { ofTab } from "./kept.js";
+
 const KEY = "pentimento.painted";
 const MOST = 100;
 
 export function painted() {
   try {
-    return JSON.parse(sessionStorage.getItem(KEY) ?? "[]");
+    return JSON.parse(ofTab.getItem(KEY) ?? "[]");
   } catch {
     return [];
   }
@@ -13,5 +15,5 @@ export function painted() {
 
 export function notePainted(requestId) {
   const ids = [requestId, ...painted().filter((id) => id !== requestId)].slice(0, MOST);
-  sessionStorage.setItem(KEY, JSON.stringify(ids));
+  ofTab.setItem(KEY, JSON.stringify(ids));
 }
