@@ -149,16 +149,9 @@ def wire(settings: GatewaySettings, machine_clock: Clock | None = None) -> Gatew
         object_backend=stores.objects.backend,
     )
     server.add(add_VectordbGatewayServiceServicer_to_server, GatewayServicer(gateway), FULL_NAME)
+    hits_add, intervals = selection.keep_latents_of_hits, settings.maintenance
     maintenance = Maintenance(
-        stores.ledger,
-        stores.objects,
-        indexing,
-        capacity,
-        settings.maintenance,
-        watch,
-        uses,
-        quality,
-        hits_add=selection.keep_latents_of_hits,
+        stores.ledger, stores.objects, indexing, capacity, intervals, watch, uses, quality, hits_add=hits_add
     )
     member = FleetMember(server, ReplicaKind.VECTORDB_GATEWAY, settings)
     return GatewayProcess(
