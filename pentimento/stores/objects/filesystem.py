@@ -18,6 +18,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
@@ -42,6 +43,7 @@ from pentimento.stores.objects.store import (
     verify,
 )
 
+_SHARD = re.compile("[0-9a-f]{2}", re.ASCII)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -129,11 +131,13 @@ class FilesystemObjectStore:
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Yield every key that starts with `prefix`, in no order."""
+        # Whoever asks for the few of a kind among millions waits for all the others to be passed over.
+        first = prefix.replace("/", ".")
         with _typed_errors():
-            for path in self._objects.glob("[0-9a-f][0-9a-f]/*"):
-                key = path.name.replace(".", "/")
-                if key.startswith(prefix) and is_key(key):
-                    yield key
+            for shard in filter(_SHARD.fullmatch, os.listdir(self._objects)):
+                for name in _listed(f"{self._objects}/{shard}"):
+                    if name.startswith(first) and is_key(key := name.replace(".", "/")):
+                        yield key
 
     def free_bytes(self) -> int | None:
         """Return the room left on the disk."""
@@ -212,6 +216,13 @@ class FilesystemObjectStore:
             except BlockingIOError:
                 pass
             os.close(descriptor)
+
+
+def _listed(shard: str) -> list[str]:
+    # One that is gone since, or a foreign file.
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return os.listdir(shard)
+    return []
 
 
 def _unlink(path: str) -> None:

@@ -171,6 +171,10 @@ def test_a_volume_that_went_away_is_unavailable_rather_than_empty(tmp_path: Path
         store.get(reference)
     with pytest.raises(StoreUnavailable):
         store.put("a", b"bytes")
+    with pytest.raises(StoreUnavailable):
+        list(store.keys())
+    with pytest.raises(StoreUnavailable):
+        store.usage()
     assert not root.exists()
 
 
