@@ -26,6 +26,8 @@ from services.controlnet_svc.residency.shelf import NetworkShelf
 T = TypeVar("T")
 MAX_STEPS = 10_000
 MAX_SIDE_PX = 8192
+# Whose residuals' shapes are remembered: there are as many sizes as anybody asks for.
+KEPT_SIZES = 1024
 
 
 @dataclass(frozen=True)
@@ -212,12 +214,15 @@ class ControlNets:
     ) -> tuple[ResidualLayer, ...]:
         """Of this ControlNet and size: known after the first stream, whose first forward pass it costs."""
         key = (order.controlnet.name, order.row_count, order.latent_dims)
-        if key not in self._layers:
+        found = self._layers.get(key)
+        if found is None:
             latents = torch.zeros(order.row_count, *order.latent_dims, device=network.device, dtype=network.dtype)
             inputs = ControlStep(_inputs(latents, 1.0, conditioning), embedded, ControlSetting())
             step = StreamStep(key, network, inputs, layers_of, alone=True)
-            self._layers[key] = await asyncio.wrap_future(self.compute.submit(step))
-        return self._layers[key]
+            found = self._layers[key] = await asyncio.wrap_future(self.compute.submit(step))
+            while len(self._layers) > KEPT_SIZES:
+                del self._layers[next(iter(self._layers))]
+        return found
 
 
 def _inputs(latents: Tensor, timestep: float, conditioning: Conditioning) -> DenoiserInput:

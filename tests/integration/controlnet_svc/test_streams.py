@@ -28,6 +28,7 @@ from pentimento.tensors.device import outgoing_tensor
 from pentimento.tensors.regions import RegionDirectory, RegionSize, SharedRegion
 from pentimento.testing.frontdoor_suite import until
 from pentimento.wire.tensors import UNBOUND, Binding
+from services.controlnet_svc import streams
 from tests.integration.controlnet_svc.conftest import (
     EDGES,
     LAYOUT,
@@ -91,7 +92,7 @@ async def test_residuals_are_those_of_diffusers(service: Service, shared: bool, 
 
 
 async def test_streams_of_two_requests_share_forward_passes_and_keep_their_own(service: Service) -> None:
-    streams = [await service.client.open_stream(request_for(rows=rows), 1, OPEN_S) for rows in (2, 1, 2)]
+    opened = [await service.client.open_stream(request_for(rows=rows), 1, OPEN_S) for rows in (2, 1, 2)]
 
     async def steps(stream: Any, rows: int) -> dict[str, Tensor]:
         received = None
@@ -100,10 +101,21 @@ async def test_streams_of_two_requests_share_forward_passes_and_keep_their_own(s
         assert received is not None
         return tensors_of(received)
 
-    found = await asyncio.gather(*(steps(stream, rows) for stream, rows in zip(streams, (2, 1, 2), strict=True)))
+    found = await asyncio.gather(*(steps(stream, rows) for stream, rows in zip(opened, (2, 1, 2), strict=True)))
 
     for got, rows in zip(found, (2, 1, 2), strict=True):
         assert_equal(got, of_diffusers(EDGES, 500.0, 1.0, rows))
+
+
+async def test_of_sizes_without_end_only_some_are_remembered(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "KEPT_SIZES", 1)
+    for rows in (2, 1, 2):
+        stream = await service.client.open_stream(request_for(rows=rows), 1, OPEN_S)
+        received = await stream.residuals(0, 500.0, outgoing_tensor(latents(rows), UNBOUND))
+
+        assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0, rows))
+        assert len(service.process.controlnets._layers) == 1
+        stream.close()
 
 
 async def test_no_region_outlives_its_stream(service: Service) -> None:
