@@ -1,5 +1,6 @@
 """The routes of the edge, and what is done for every request: origins, errors, counting."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -10,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 
 from pentimento.domain.errors import Cancelled
+from pentimento.rpc.failures import shutting_down
 from pentimento.stores.objects.signed_paths import FILES_PATH
 from services.edge.api_document import document_routes
 from services.edge.console import console_routes
@@ -81,6 +83,11 @@ class EdgeApp:
             elif response.status_code != CLIENT_CLOSED:
                 # Half an answer is out: that the connection ends here is all that can still be told.
                 raise
+        except asyncio.CancelledError:
+            # The time of the drain is over, and the answer has not begun: another process, or the next, has it.
+            if answer.status:
+                raise
+            await failure(shutting_down())(scope, receive, answer)
         finally:
             count(scope, answer.status, time.monotonic() - started)
 

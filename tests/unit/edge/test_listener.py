@@ -7,9 +7,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from pentimento.rpc import RpcServerSettings
+from services.edge.app import EdgeApp
 from services.edge.http.listener import HttpListener
+from services.edge.http.origins import origin_rule
 from services.edge.settings import HttpSettings
 
 
@@ -49,7 +54,9 @@ class HeldApp:
 
 
 @asynccontextmanager
-async def asked(app: HeldApp, drain_timeout_s: float) -> AsyncIterator[tuple[HttpListener, asyncio.StreamReader]]:
+async def asked(
+    app: Any, drain_timeout_s: float, entered: asyncio.Event | None = None
+) -> AsyncIterator[tuple[HttpListener, asyncio.StreamReader]]:
     """A listener that a client has asked something."""
     http, rpc = HttpSettings(http_listen="127.0.0.1:0"), RpcServerSettings(drain_timeout_s=drain_timeout_s)
     listener = HttpListener(app, http, rpc)
@@ -58,7 +65,7 @@ async def asked(app: HeldApp, drain_timeout_s: float) -> AsyncIterator[tuple[Htt
         host, _, port = listener.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await app.entered.wait()
+        await (entered or app.entered).wait()
         yield listener, reader
         writer.close()
 
@@ -88,6 +95,23 @@ async def test_an_answer_that_takes_longer_than_the_drain_is_cancelled() -> None
     async with asked(app, 0.01) as (listener, _):
         await listener.drain()
         await app.cancelled.wait()
+
+
+async def test_who_is_cancelled_before_the_answer_begins_is_told_to_come_back() -> None:
+    held = HeldApp()
+
+    async def paint(request: Request) -> Response:
+        held.entered.set()
+        await held.release.wait()
+        return Response()
+
+    app = EdgeApp([Route("/", paint)], origin_rule("127.0.0.1:0", (), ()))
+    async with asked(app, 0.01, held.entered) as (listener, reader):
+        await listener.drain()
+        answer = await reader.read()
+
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nretry-after: " in answer and b'"code":"SHUTTING_DOWN"' in answer
 
 
 async def test_the_date_of_answers_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
