@@ -1,6 +1,6 @@
 """Do hits keep their quality? The zoo's selector profiles on a log of prompts that they were not made with.
 
-    python -m benchmarks.selector_profile [--profiles DIR] [--prompts 300] [--log-seed 12]
+    python -m benchmarks.selector_profile [--profiles DIR] [--prompts 600] [--log-seed 12]
 
 Every prompt of the log (`zoo.scene_log`, another seed than the profiles') is painted from scratch by the large model.
 For each K of a profile's table the pairs from its threshold on are painted with K of N steps skipped, and it is counted
@@ -120,7 +120,7 @@ def main() -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profiles", type=Path, default=PROFILES, help="file or directory of selector profiles")
-    parser.add_argument("--prompts", type=int, default=300, help="of the held-out log")
+    parser.add_argument("--prompts", type=int, default=600, help="of the held-out log")
     parser.add_argument("--log-seed", type=int, default=12)
 
 
