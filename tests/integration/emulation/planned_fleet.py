@@ -2,6 +2,7 @@
 sockets, in this process, so that a test sees what the policy was asked."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -106,15 +107,15 @@ class PlannedFleet:
 
 @asynccontextmanager
 async def planned_fleet(
-    folder: Path, policy: str, *, thins: bool = False, **serving: Any
+    folder: Path, policy: str, *, thins: bool = False, slowness: float = 1.0, **serving: Any
 ) -> AsyncIterator[PlannedFleet]:
     """Up to where every part is connected and registered; the policy begins then. `thins`: under load pictures of the
-    heavy model may take two of their four steps."""
-    (folder / "fleet.toml").write_text(FLEET)
+    heavy model may take two of their four steps. `slowness`: devices take so many times as long, and have so long."""
+    (folder / "fleet.toml").write_text(slowed(FLEET, slowness))
     fleet, address = folder / "fleet.toml", f"unix:{folder / 'c'}"
     settings = RecordingSettings(
         RpcServerSettings(listen=(address,)),
-        PolicySettings(fleet=fleet, slo_s=2.0, **serving),
+        PolicySettings(fleet=fleet, slo_s=2.0 * slowness, **serving),
         lease_s=LEASE_S,
         allocator_limit_s=60.0,
         plan_interval_s=PLAN_INTERVAL_S,
@@ -136,6 +137,11 @@ async def planned_fleet(
         await fleet.wait_until(lambda: len(controller.controller.fleet().replicas) == 6)
         begin_policy(controller)
         yield fleet
+
+
+def slowed(fleet: str, slowness: float) -> str:
+    """Return the fleet with all of its seconds, which are below one, multiplied."""
+    return re.sub(r"(?<= = )0\.\d+", lambda seconds: f"{float(seconds[0]) * slowness:g}", fleet)
 
 
 def halving_profile(path: Path, held: HeldModel) -> Path:
