@@ -127,7 +127,7 @@ LARGER_REQUESTS_MIB = {
     "image.v1.ImageService.Explain": 16,
     "image.v1.ImageService.Replay": 16,
     "image.v1.ImageService.Submit": 16,
-    "worker.v1.UnetWorkerService.Execute": 16,
+    "worker.v1.UnetWorkerService.Execute": 20,
     "worker.v1.UnetWorkerService.PredictHalf": 20,
     "controlnet.v1.ControlNetService.StreamResiduals": 20,
     "embedder.v1.EmbedderService.EmbedText": 2,

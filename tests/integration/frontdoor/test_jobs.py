@@ -315,7 +315,10 @@ async def test_a_cancel_by_the_id_of_several_pictures_stops_those_that_there_are
     refuse(suite.frontdoor.parts.journal, "-0", monkeypatch)
     with pytest.raises(ResourceExhausted):
         await suite.client.submit(replace(REQUEST, image_count=2), "key")
-    (left,) = (await suite.client.list_requests(RequestQuery())).requests
+    # The other one may be accepted only after the refusal of this one was told.
+    while not (listed := (await suite.client.list_requests(RequestQuery())).requests):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    (left,) = listed
 
     await suite.client.cancel(left.group_id)
 

@@ -195,21 +195,20 @@ def test_zoo_keeps_the_exit_status() -> None:
     assert "no-such-part" in done.stderr
 
 
-def test_text_that_no_message_carries_is_one_line() -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable.encode(), b"-m", b"pentimento.cli", b"jobs", b"show"),
-            b"\xff",
-            b"--address",
-            b"unix:/nobody",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+@pytest.mark.parametrize(
+    "words, code, line",
+    [
+        (b"jobs show \xff --address unix:/nobody", 1, "request_id: must be text that UTF-8 can carry"),
+        (b"models remove \xff --controller-address unix:/nobody", 2, "'\\udcff' must be UTF-8 text"),
+    ],
+    ids=["a field of the API", "any other call"],
+)
+def test_text_that_no_message_carries_is_one_line(words: bytes, code: int, line: str) -> None:
+    command = [sys.executable.encode(), b"-m", b"pentimento.cli", *words.split()]
 
-    assert (done.returncode, done.stderr) == (2, "pentimento: '\\udcff' must be UTF-8 text\n")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert (done.returncode, done.stderr) == (code, f"pentimento: {line}\n")
 
 
 def test_what_an_encoding_lacks_is_printed_as_json_writes_it() -> None:
