@@ -10,15 +10,18 @@ from pentimento.supervisor.state import StateDirectory
 
 _RESULTS = "select image_key from journal_requests where image_key is not null"
 _CACHED = "select key from cache_objects"
+# Says whose objects the store has (ADR 0096).
+_MARK = "owner/journal"
 _OPEN_GRANTS = "select count(*) from cache_grants where entry_id is null"
 
 
 def orphan_objects(state: StateDirectory) -> list[str]:
-    """Keys that neither the journal names as a result nor the gateway's ledger as cached, once no request is open."""
+    """Keys, but the mark, that neither the journal names as a result nor the gateway's ledger as cached, once no
+    request is open."""
     # The keys first: a row may be younger than this look, an object must not be.
     keys = list(FilesystemObjectStore(state.path / "objects").keys())
     named = column(state.path / "frontdoor.sqlite", _RESULTS) | column(state.path / "gateway.sqlite", _CACHED)
-    return [key for key in keys if key not in named]
+    return [key for key in keys if key not in named and key != _MARK]
 
 
 def open_grants(state: StateDirectory) -> int:
