@@ -97,6 +97,16 @@ async def test_a_stream_that_the_collector_finds_is_cancelled_on_whichever_threa
     assert picture == b"image"
 
 
+async def status_of(program: str) -> int | None:
+    """How a Python program ended; one that does not is killed."""
+    ended = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    try:
+        return await asyncio.wait_for(ended.wait(), 120)
+    finally:
+        with suppress(ProcessLookupError):
+            ended.kill()
+
+
 @pytest.mark.parametrize("forks", [False, True])
 async def test_a_program_that_closes_nothing_ends_all_the_same(tmp_path: Path, forks: bool) -> None:
     """As it is written first: the client and what it streams are let go of with the interpreter."""
@@ -107,15 +117,10 @@ async def test_a_program_that_closes_nothing_ends_all_the_same(tmp_path: Path, f
 
     async with serving(service, tmp_path) as address:
         program = ask.format(address) + stream + (fork if forks else "")
-        ended = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
-        try:
-            await asyncio.wait_for(ended.wait(), 120)
-        finally:
-            with suppress(ProcessLookupError):
-                ended.kill()
+        status = await status_of(program)
         await asyncio.wait_for(service.cancelled.wait(), 120)
 
-    assert ended.returncode == 0
+    assert status == 0
 
 
 async def test_a_client_is_of_one_process(tmp_path: Path) -> None:
@@ -131,14 +136,7 @@ if child == 0:
         os._exit(17 if "closed" in str(error) else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
 """
-    ended = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
-    try:
-        await asyncio.wait_for(ended.wait(), 120)
-    finally:
-        with suppress(ProcessLookupError):
-            ended.kill()
-
-    assert ended.returncode == 0
+    assert await status_of(program) == 0
 
 
 async def test_blocking_client_returns_the_picture(tmp_path: Path) -> None:

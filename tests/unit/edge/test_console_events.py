@@ -1,22 +1,19 @@
 """Events of a stream, as the console's own module reads them in Node.js."""
 
 import json
-import shutil
-import subprocess
 from typing import Any
 
 import pytest
 
 from services.edge.console.pages import STATIC
+from tests.unit.edge.console_modules import needs_node, printed
 
-NODE = shutil.which("node")
-pytestmark = pytest.mark.skipif(NODE is None, reason="Node.js is not here")
+pytestmark = needs_node
 
 
 def heard(pieces: str, found: str = "found") -> Any:
     """An expression of the events that are found in a stream that comes in these pieces, both in JavaScript."""
-    assert NODE is not None
-    program = f"""
+    return printed(f"""
         globalThis.window = {{ sessionStorage: {{ getItem: () => null }} }};
         globalThis.fetch = async () => new Response(new ReadableStream({{
             start(stream) {{
@@ -28,15 +25,7 @@ def heard(pieces: str, found: str = "found") -> Any:
         const found = [];
         for await (const event of events("generate", {{}})) found.push(event);
         console.log(JSON.stringify({found}));
-    """
-    done = subprocess.run(
-        [NODE, "--experimental-default-type=module", "--input-type=module", "-e", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    return json.loads(done.stdout)
+    """)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])

@@ -1,16 +1,12 @@
 """What charts show of looks at a frontdoor's totals, computed by the console's own module in Node.js."""
 
 import json
-import shutil
-import subprocess
 from typing import Any
 
-import pytest
-
 from services.edge.console.pages import STATIC
+from tests.unit.edge.console_modules import needs_node, printed
 
-NODE = shutil.which("node")
-pytestmark = pytest.mark.skipif(NODE is None, reason="Node.js is not here")
+pytestmark = needs_node
 # So far apart that a window of the charts holds two of them.
 APART_MS = 40_000
 
@@ -25,20 +21,11 @@ def look(at_ms: int, **more: Any) -> dict[str, Any]:
 
 def shown(expression: str, *looks: dict[str, Any]) -> Any:
     """The value of an expression of `figures` and `looks`; NaN is null."""
-    assert NODE is not None
-    program = f"""
+    return printed(f"""
         import * as figures from {json.dumps((STATIC / "figures.js").as_uri())};
         const looks = {json.dumps(looks)};
         console.log(JSON.stringify({expression}));
-    """
-    done = subprocess.run(
-        [NODE, "--experimental-default-type=module", "--input-type=module", "-e", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    return json.loads(done.stdout)
+    """)
 
 
 def test_every_chart_is_the_growth_of_totals_between_two_looks() -> None:
