@@ -113,6 +113,8 @@ def test_what_many_tenants_hold_is_not_read_anew_for_each_batch(
 ) -> None:
     """Five tenants let go of four entries each, batch by batch of two: each is read once."""
     monkeypatch.setattr(cache_evictions, "_BATCH_COUNT", 2)
+    # All in one part, however slow this machine is now.
+    monkeypatch.setattr(cache_evictions, "_CHOOSING_S", 60.0)
     for number in range(30):
         add(ledger, str(number), (5,), tenant=f"t{number % 5}")
     ordered = list[str]()
