@@ -14,10 +14,10 @@ SigningKeys = Callable[[], tuple[bytes, ...]]
 def kept_signing_keys(path: Path) -> SigningKeys:
     """Return what gives the keys of that file as they are now, the one that signs first; those before where it holds
     none any more. SettingsError names it where it has none at first."""
-    return KeptReading([path], lambda: read(path), "signing keys not reloaded, those before are believed").current
+    return KeptReading([path], lambda: _read(path), "signing keys not reloaded, those before are believed").current
 
 
-def read(path: Path) -> tuple[bytes, ...]:
+def _read(path: Path) -> tuple[bytes, ...]:
     """Return the keys of that file. SettingsError names it where it has none."""
     try:
         return read_signing_keys(path)

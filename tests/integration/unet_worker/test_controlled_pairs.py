@@ -16,9 +16,7 @@ from torch import Tensor
 
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as controlnet_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
-from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.controlnet import ControlNetClient, ResidualStream, ResidualStreamRequest
-from pentimento.clients.errors import domain_errors
 from pentimento.clients.guidance_half import GuidanceHalfClient, HalfControlNet
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.errors import InvalidArgument, Unavailable
@@ -53,7 +51,16 @@ from tests.integration.unet_worker.test_controlnets import (
     start_replica,
     step_counts,
 )
-from tests.integration.unet_worker.test_pairs import STEPS, TOLERANCE, Painted, Parts, Peer, difference, half_of
+from tests.integration.unet_worker.test_pairs import (
+    STEPS,
+    TOLERANCE,
+    Painted,
+    Parts,
+    Peer,
+    difference,
+    half_of,
+    painted_for,
+)
 from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -97,10 +104,7 @@ async def paint(
     request = request_for(worker, controlnets, [replica.address for replica in replicas], pipelined_from)
     if peer_address:
         request.latent_parallel_peer.CopyFrom(pb.LatentParallelPeer(worker_id="p", address=peer_address))
-    with domain_errors():
-        *_, answer = [answer async for answer in UnetWorkerServiceStub(worker.channel).Execute(request)]
-    notes = [note for note in answer.result.notes if note.startswith("painted by a pair")]
-    return Painted(tensor_from_wire(tensor_from_proto(answer.result.final_latents)), "".join(notes))
+    return await painted_for(request, worker)
 
 
 async def all_closed(replicas: Sequence[Replica]) -> None:
@@ -249,47 +253,32 @@ async def test_a_peer_without_a_replica_is_given_up_and_what_it_lacked_is_not_ke
 
 
 PNG = edges().conditioning_image
-
-
-def controlnet_of(**changes: Any) -> ControlNetSelection:
-    return replace(edges(), **changes)
-
-
 HERE = ["unix:/nowhere"]
+
+
+def half_with(**changes: Any) -> HalfControlNet:
+    return HalfControlNet(replace(edges(), **changes), HERE)
+
+
 BAD_CONTROLNETS: dict[str, tuple[HalfControlNet, str]] = {
-    "no name": (HalfControlNet(controlnet_of(name="../edges"), HERE), "controlnet.name"),
-    "no digest": (HalfControlNet(controlnet_of(digest=""), HERE), "controlnet.digest"),
-    "a scale that is no number": (
-        HalfControlNet(controlnet_of(conditioning_scale=float("nan")), HERE),
-        "controlnet.conditioning_scale",
-    ),
-    "a scale beyond all": (
-        HalfControlNet(controlnet_of(conditioning_scale=101.0), HERE),
-        "controlnet.conditioning_scale",
-    ),
-    "a share that begins nowhere": (
-        HalfControlNet(controlnet_of(start_fraction=-0.1), HERE),
-        "controlnet.start_fraction",
-    ),
-    "a share that ends before it begins": (
-        HalfControlNet(controlnet_of(start_fraction=0.6, end_fraction=0.5), HERE),
-        "controlnet.end_fraction",
-    ),
-    "no image": (HalfControlNet(controlnet_of(conditioning_image=b""), HERE), "controlnet.conditioning_image"),
-    "a part of an image": (
-        HalfControlNet(controlnet_of(conditioning_image=PNG[:20]), HERE),
-        "controlnet.conditioning_image",
-    ),
+    "no name": (half_with(name="../edges"), "controlnet.name"),
+    "no digest": (half_with(digest=""), "controlnet.digest"),
+    "a scale that is no number": (half_with(conditioning_scale=float("nan")), "controlnet.conditioning_scale"),
+    "a scale beyond all": (half_with(conditioning_scale=101.0), "controlnet.conditioning_scale"),
+    "a share that begins nowhere": (half_with(start_fraction=-0.1), "controlnet.start_fraction"),
+    "a share that ends before it begins": (half_with(start_fraction=0.6, end_fraction=0.5), "controlnet.end_fraction"),
+    "no image": (half_with(conditioning_image=b""), "controlnet.conditioning_image"),
+    "a part of an image": (half_with(conditioning_image=PNG[:20]), "controlnet.conditioning_image"),
     "an image of another size": (
         HalfControlNet(selection(EDGES, CONDITIONS[0][:, :, :32, :32], ControlSetting()), HERE),
         "controlnet.conditioning_image",
     ),
-    "nowhere": (HalfControlNet(controlnet_of(), []), "addresses"),
-    "everywhere": (HalfControlNet(controlnet_of(), HERE * 257), "addresses"),
-    "no address": (HalfControlNet(controlnet_of(), [""]), "addresses"),
-    "an endless address": (HalfControlNet(controlnet_of(), ["a" * 1025]), "addresses"),
+    "nowhere": (HalfControlNet(edges(), []), "addresses"),
+    "everywhere": (HalfControlNet(edges(), HERE * 257), "addresses"),
+    "no address": (HalfControlNet(edges(), [""]), "addresses"),
+    "an endless address": (HalfControlNet(edges(), ["a" * 1025]), "addresses"),
     "a latent": (
-        HalfControlNet(controlnet_of(), HERE, outgoing_tensor(torch.zeros(1, 4, 8, 8), UNBOUND)),
+        HalfControlNet(edges(), HERE, outgoing_tensor(torch.zeros(1, 4, 8, 8), UNBOUND)),
         "encoded_conditioning",
     ),
 }
@@ -309,7 +298,7 @@ async def test_a_controlnet_that_no_half_can_have_is_refused_by_its_field(parts:
 
 
 async def test_more_controlnets_than_a_half_may_have_are_refused(parts: Parts) -> None:
-    half = half_of(parts, controlnets=[HalfControlNet(controlnet_of(), HERE)] * 17)
+    half = half_of(parts, controlnets=[half_with()] * 17)
 
     with pytest.raises(InvalidArgument) as refused:
         await GuidanceHalfClient(parts.worker.channel).open_stream(half, 1, 10.0)
@@ -319,7 +308,7 @@ async def test_more_controlnets_than_a_half_may_have_are_refused(parts: Parts) -
 
 async def test_images_as_large_as_a_request_may_bring_are_read(parts: Parts) -> None:
     """Nine megabytes: judged as an image, and not refused as a message."""
-    large = HalfControlNet(controlnet_of(conditioning_image=b"x" * (9 << 20)), HERE)
+    large = half_with(conditioning_image=b"x" * (9 << 20))
 
     with pytest.raises(InvalidArgument) as refused:
         await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts, controlnets=[large]), 1, 30.0)

@@ -161,6 +161,14 @@ class Painted:
         return int(self.note.split()[4]) if self.note else 0
 
 
+async def painted_for(request: pb.ExecuteRequest, worker: Served) -> Painted:
+    """What the worker paints, with what it notes of a pair."""
+    with domain_errors():
+        *_, answer = [answer async for answer in UnetWorkerServiceStub(worker.channel).Execute(request)]
+    notes = [note for note in answer.result.notes if note.startswith("painted by a pair")]
+    return Painted(tensor_from_wire(tensor_from_proto(answer.result.final_latents)), "".join(notes))
+
+
 async def paint(
     parts: Parts,
     peer_address: str = "",
@@ -176,10 +184,7 @@ async def paint(
         return_latents=True,
         latent_parallel_peer=pb.LatentParallelPeer(worker_id="p", address=peer_address) if peer_address else None,
     )
-    with domain_errors():
-        *_, answer = [answer async for answer in UnetWorkerServiceStub(worker.channel).Execute(request)]
-    notes = [note for note in answer.result.notes if note.startswith("painted by a pair")]
-    return Painted(tensor_from_wire(tensor_from_proto(answer.result.final_latents)), "".join(notes))
+    return await painted_for(request, worker)
 
 
 def difference(one: Painted, other: Painted) -> float:
