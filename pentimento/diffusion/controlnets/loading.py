@@ -30,6 +30,7 @@ class ControlNetForm:
 PLAIN = ControlNetForm()
 
 
+@torch.inference_mode(mode=False)  # as of a model
 def load_controlnet(
     directory: Path,
     device: torch.device,

@@ -14,6 +14,7 @@ from pentimento.diffusion.families.model import DiffusionModel
 FamilyLoader = Callable[[Checkpoint, Callable[[], CheckpointDigests], torch.device, torch.dtype], DiffusionModel]
 
 
+@torch.inference_mode(mode=False)  # weights of a caller's inference mode could be changed in no other mode
 def load_model(directory: Path, device: torch.device, dtype: torch.dtype) -> DiffusionModel:
     """Return the model of a directory after checking it. Raises BadCheckpoint with one line naming what is wrong."""
     checkpoint = check_checkpoint(directory)

@@ -59,6 +59,17 @@ def row(inputs: DenoiserInput, index: int) -> DenoiserInput:
     return DenoiserInput(inputs.latents[part], inputs.timesteps[part], Conditioning(texts.states[part], pooled, sizes))
 
 
+@pytest.mark.parametrize("written", [write_checkpoint, write_xl_checkpoint, write_flow_checkpoint])
+def test_weights_are_the_same_kind_of_tensors_whichever_mode_they_are_loaded_in(
+    written: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    with torch.inference_mode():
+        loaded = load(written(tmp_path / "model"))
+
+    for network in (loaded.denoiser, loaded.picture_decoder, *loaded.adaptable.values()):
+        assert not any(weight.is_inference() for weight in network.parameters())
+
+
 def test_rows_of_different_pictures_do_not_see_each_other(any_model: DiffusionModel) -> None:
     inputs = two_rows(any_model)
     with torch.inference_mode():

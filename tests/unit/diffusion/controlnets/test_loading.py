@@ -41,6 +41,13 @@ def test_what_it_is_is_told(controlnet: ControlNet, controlnet_directory: Path) 
     assert info.digest == digest_directory(controlnet_directory)
 
 
+def test_weights_are_the_same_kind_of_tensors_whichever_mode_they_are_loaded_in(controlnet_directory: Path) -> None:
+    with torch.inference_mode():
+        network = load(controlnet_directory).network
+
+    assert not any(weight.is_inference() for weight in network.parameters())
+
+
 def test_a_flows_takes_latents(flow_controlnet: ControlNet) -> None:
     info = flow_controlnet.info
 
