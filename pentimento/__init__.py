@@ -5,12 +5,17 @@ imported when they are first used.
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pentimento.sdk import *  # noqa: F403 # as many names as `pentimento.sdk` has
 
 _SDK = "pentimento.sdk"
+
+# gRPC reads it as it is imported. By default it runs handlers at each fork, under which the children of a process with
+# an open stream crash one time in three, whatever they do.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def __getattr__(name: str) -> Any:

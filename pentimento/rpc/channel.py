@@ -7,6 +7,7 @@ made; work that shall outlive that call is started with `context.spawn_detached`
 The channel wraps gRPC's own instead of using its interceptors, which would put a task around every call.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,8 @@ Deserializer = Callable[[bytes], Any]
 ChannelOpener = Callable[[str], grpc.aio.Channel]
 
 
+# Those that opened a channel: this one, and those that it was forked off from.
+_PROCESSES: set[int] = set()
 # gRPC shares the connections of channels that are alike.
 OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
 
@@ -47,7 +50,9 @@ def open_channel(
     `service_token_file`; `own_connection`: no other channel's calls are on its connection; `credentials`: those of the
     settings, held by who opens channels all the time, and goes on while the files do not hold what they should.
 
-    SettingsError when the token or the certificates cannot be read, InvalidArgument for a `token` that can be none.
+    SettingsError when the token or the certificates cannot be read, InvalidArgument for a `token` that can be none,
+    RuntimeError in a process that was forked off from one with channels: gRPC's threads are not in it, and its first
+    call would wait for ever.
     """
     return _opened(
         address, settings, bearer_of(settings, token), credentials, (OWN_CONNECTION,) if own_connection else ()
@@ -77,6 +82,9 @@ def _opened(
     own: tuple[tuple[str, int], ...] = (),
 ) -> grpc.aio.Channel:
     options = channel_options(settings.channel_max_message_bytes) + own
+    _PROCESSES.add(os.getpid())
+    if len(_PROCESSES) > 1:
+        raise RuntimeError("gRPC does not outlast a fork: start processes by 'spawn', or before the first channel")
 
     def connect(shown: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
         if shown is None:

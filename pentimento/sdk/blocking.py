@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 class Client:
     """`AsyncClient` with blocking methods; safe to share among threads. An interrupt (Ctrl-C) cancels the request. One
-    that nobody closes is closed with the interpreter. A process that is forked off has to make its own."""
+    that nobody closes is closed with the interpreter. It does not outlast a fork, and neither does gRPC: a process that
+    was forked off after the first client has none (RuntimeError); one that was spawned makes its own."""
 
     def __init__(
         self,

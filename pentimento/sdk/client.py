@@ -50,7 +50,8 @@ class AsyncClient:
         retries: RetryPolicy | None = None,
     ) -> None:
         """`tls_ca_file`: PEM authorities of the server, which is called over TLS then; the other two are shown to one
-        that asks for a certificate. InvalidArgument names a file that lacks, SettingsError one that is none."""
+        that asks for a certificate. InvalidArgument names a file that lacks, SettingsError one that is none; in a
+        process that was forked off after the first client, RuntimeError."""
         settings = client_settings(tls_ca_file, tls_client_cert_file, tls_client_key_file)
         self._channel = open_channel(address, settings, token or None)
         self._images = ImageClient(self._channel)

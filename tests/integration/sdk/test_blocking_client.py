@@ -113,7 +113,14 @@ async def test_a_program_that_closes_nothing_ends_all_the_same(tmp_path: Path, f
     service = ScriptedImageService([for_ever])
     ask = "from pentimento import Client, ImageRequest\nclient = Client({!r})\n"
     stream = "events = client.stream(ImageRequest('a circle'))\nnext(events)\n"
-    fork = "import os, sys\nchild = os.fork()\nif child == 0:\n    sys.exit()\nassert os.waitpid(child, 0)[1] == 0\n"
+    fork = """
+import os, sys
+for _ in range(12):
+    child = os.fork()
+    if child == 0:
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+"""
 
     async with serving(service, tmp_path) as address:
         program = ask.format(address) + stream + (fork if forks else "")
@@ -123,20 +130,40 @@ async def test_a_program_that_closes_nothing_ends_all_the_same(tmp_path: Path, f
     assert status == 0
 
 
-async def test_a_client_is_of_one_process(tmp_path: Path) -> None:
-    program = """
+@pytest.mark.parametrize("asked", ["client.list_models()", "Client('unix:/nobody')"])
+async def test_a_client_is_of_one_process_and_a_fork_can_have_none(asked: str) -> None:
+    program = f"""
 import os
 from pentimento import Client
 client = Client("unix:/nobody")
 child = os.fork()
 if child == 0:
     try:
-        client.list_models()
+        {asked}
     except RuntimeError as error:
-        os._exit(17 if "closed" in str(error) else 1)
+        os._exit(17 if "closed" in str(error) or "fork" in str(error) else 1)
+    os._exit(2)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
 """
     assert await status_of(program) == 0
+
+
+async def test_what_is_forked_off_before_the_first_client_has_its_own(tmp_path: Path) -> None:
+    program = """
+import os
+from pentimento import Client, ImageRequest
+child = os.fork()
+with Client({!r}) as client:
+    picture = client.generate(ImageRequest("a circle")).data
+if child == 0:
+    os._exit(17 if picture == b"image" else 1)
+assert picture == b"image"
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+"""
+    service = ScriptedImageService([plays(ACCEPTED, COMPLETED), plays(ACCEPTED, COMPLETED)])
+
+    async with serving(service, tmp_path) as address:
+        assert await status_of(program.format(address)) == 0
 
 
 async def test_blocking_client_returns_the_picture(tmp_path: Path) -> None:
