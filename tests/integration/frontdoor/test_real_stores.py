@@ -12,7 +12,7 @@ from pentimento.domain.image_request import ImageRequest
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
 from pentimento.testing.paced_worker import PacedWorker
 from tests.integration.frontdoor.inputs import png
-from tests.postgresql import running_server, why_not
+from tests.postgresql import PostgresqlServer, running_server, why_not
 from tests.s3_server import running_s3_server
 
 REQUEST = ImageRequest("a red circle", num_inference_steps=4, seed=1, init_image=InitImage(png(), 0.5))
@@ -27,16 +27,21 @@ def s3_endpoint() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def ledger_url() -> Iterator[str]:
+def postgresql() -> Iterator[PostgresqlServer]:
     if reason := why_not():
         pytest.skip(reason)
     with running_server() as server:
-        yield server.new_database()
+        yield server
 
 
-def keys(endpoint: str) -> list[str]:
+@pytest.fixture
+def ledger_url(postgresql: PostgresqlServer) -> str:
+    return postgresql.new_database()
+
+
+def keys(endpoint: str, bucket: str) -> list[str]:
     client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
-    found = [each["Key"] for each in client.list_objects_v2(Bucket="bucket").get("Contents", ())]
+    found = [each["Key"] for each in client.list_objects_v2(Bucket=bucket).get("Contents", ())]
     return [key for key in found if key != "owner/journal"]
 
 
@@ -48,18 +53,18 @@ async def swept(suite: FrontdoorSuite) -> None:
 async def test_inputs_come_and_go_and_pictures_stay(
     folder: Path, worker: PacedWorker, s3_endpoint: str, ledger_url: str
 ) -> None:
-    objects_url = f"s3://bucket?endpoint={s3_endpoint}&create_bucket=true"
+    objects_url = f"s3://inputs?endpoint={s3_endpoint}&create_bucket=true"
     worker.hold.clear()
     async with running_suite(folder, ledger_url=ledger_url, objects_url=objects_url) as suite:
         stream = suite.client.generate(REQUEST)
         await suite.accepted(stream)
         await swept(suite)
-        (held,) = await asyncio.to_thread(keys, s3_endpoint)
+        (held,) = await asyncio.to_thread(keys, s3_endpoint, "inputs")
         worker.hold.set()
         *_, completed = [event async for event in stream]
-        await until(lambda: held not in keys(s3_endpoint))
+        await until(lambda: held not in keys(s3_endpoint, "inputs"))
         await swept(suite)
-        left = await asyncio.to_thread(keys, s3_endpoint)
+        left = await asyncio.to_thread(keys, s3_endpoint, "inputs")
 
         status = await suite.client.get_request(completed.request_id)  # type: ignore[union-attr]
 
@@ -72,11 +77,11 @@ async def test_inputs_come_and_go_and_pictures_stay(
 async def test_pictures_wait_in_postgresql_while_s3_is_away(
     folder: Path, worker: PacedWorker, ledger_url: str, s3_endpoint: str
 ) -> None:
-    nowhere = "s3://bucket?endpoint=http://127.0.0.1:9"
+    nowhere = "s3://pictures?endpoint=http://127.0.0.1:9"
     async with running_suite(folder, ledger_url=ledger_url, objects_url=nowhere, store_timeout_ms=500) as suite:
         completed = await suite.paint(REQUEST)
 
-    there = f"s3://bucket?endpoint={s3_endpoint}&create_bucket=true"
+    there = f"s3://pictures?endpoint={s3_endpoint}&create_bucket=true"
     async with running_suite(folder, ledger_url=ledger_url, objects_url=there) as suite:
         await until(lambda: not suite.frontdoor.parts.journal.objects.spooled().result())
         status = await suite.client.get_request(completed.request_id)

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, digest_directory
-from pentimento.diffusion.controlnets import ControlNet, check_base, load_controlnet, open_controlnet
+from pentimento.diffusion.controlnets import ControlNet, check_base, load_controlnet, loading, open_controlnet
 from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.weights import load_network
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.testing.checkpoints import write_controlnet, write_flow_controlnet, write_xl_checkpoint
 
@@ -41,11 +42,16 @@ def test_what_it_is_is_told(controlnet: ControlNet, controlnet_directory: Path) 
     assert info.digest == digest_directory(controlnet_directory)
 
 
-def test_weights_are_the_same_kind_of_tensors_whichever_mode_they_are_loaded_in(controlnet_directory: Path) -> None:
-    with torch.inference_mode():
-        network = load(controlnet_directory).network
+def test_weights_are_the_same_kind_of_tensors_whichever_mode_they_are_loaded_in(
+    controlnet_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Any] = []
+    monkeypatch.setattr(loading, "load_network", lambda *given: loaded.append(load_network(*given)) or loaded[-1])
 
-    assert not any(weight.is_inference() for weight in network.parameters())
+    with torch.inference_mode():
+        load(controlnet_directory)
+
+    assert not any(weight.is_inference() for weight in loaded[0].parameters())
 
 
 def test_a_flows_takes_latents(flow_controlnet: ControlNet) -> None:
