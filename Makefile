@@ -14,13 +14,14 @@ TORCH_INDEX_URL ?=
 TEST_PROCESSES ?= 2
 PYTEST_ARGS ?=
 
-# Compiled modules are kept: services and tests start the same packages in process after process.
+# Modules are compiled as they are first imported, a tenth of all that is installed, and kept: services and tests import
+# the same ones in process after process.
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 CONSTRAINTS := constraints/$(DEVICE).txt
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints/cpu.txt)
 EXTRA_INDEX := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
@@ -61,14 +62,14 @@ test-training: $(DEV_READY) ## short trainings of every part of the zoo, interru
 	$(PYTEST) -m training $(PYTEST_ARGS)
 
 test-kernels: $(DEV_READY) ## the fused kernels in Triton's interpreter, on a CPU (installs Triton beside the venv's packages)
-	@[ -d $(VENV)/triton ] || $(PIP) install -qq --no-deps -c $(CONSTRAINTS) --target $(VENV)/triton triton
+	@[ -d $(VENV)/triton ] || $(INSTALL) --no-deps -c $(CONSTRAINTS) --target $(VENV)/triton triton
 	PYTHONPATH=$(VENV)/triton $(BIN)/python -m pytest tests/unit/diffusion/kernels $(PYTEST_ARGS)
 
 test-gpu: $(DEV_READY) ## with DEVICE=cuda: pictures against diffusers on the GPU, the suite on it, tensors in its memory
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
 test-torchvision: $(DEV_READY) ## discriminators of torchvision's networks (installs torchvision beside the venv's packages)
-	@[ -d $(VENV)/torchvision ] || $(PIP) install -qq --no-deps -c $(CONSTRAINTS) --target $(VENV)/torchvision torchvision
+	@[ -d $(VENV)/torchvision ] || $(INSTALL) --no-deps -c $(CONSTRAINTS) --target $(VENV)/torchvision torchvision
 	PYTHONPATH=$(VENV)/torchvision $(BIN)/python -m pytest tests/golden/discriminator $(PYTEST_ARGS)
 
 lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts and the code generated from them
@@ -133,29 +134,29 @@ $(TORCH_READY): $(MADE) $(CONSTRAINTS)
 	    echo "To avoid that, stop this and name an index that has it (PyTorch's installation page lists them):"; \
 	    echo "  make $(MAKECMDGOALS) TORCH_INDEX_URL=…"; } ;; esac; \
 	  echo "Installing $$build …"; \
-	  if $(PIP) install -qq $(EXTRA_INDEX) -c $(CONSTRAINTS) "$$build"; then installed=yes; break; fi; \
+	  if $(INSTALL) $(EXTRA_INDEX) -c $(CONSTRAINTS) "$$build"; then installed=yes; break; fi; \
 	done; [ "$$installed" = yes ] || { \
 	  echo "$(TORCH) could not be installed. Name an index that has it: make $(MAKECMDGOALS) TORCH_INDEX_URL=…"; exit 1; }
 	@rm -f $(VENV)/.torch-* $(VENV)/.installed-* && touch $@
 
 $(DEMO_READY): $(TORCH_READY) pyproject.toml constraints/base.txt
 	@echo "Installing what the suite needs (a few minutes, once) …"
-	@$(PIP) install -qq $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[all]"
+	@$(INSTALL) $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[all]"
 	@touch $@
 
 $(DEV_READY): $(TORCH_READY) pyproject.toml constraints/base.txt
 	@echo "Installing what the suite and its tests need (a few minutes, once) …"
-	@$(PIP) install -qq $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[dev]"
+	@$(INSTALL) $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[dev]"
 	@touch $@ $(DEMO_READY)
 
 # The site needs no torch, nor anything else of the suite.
 $(DOCS_READY): $(MADE) pyproject.toml constraints/base.txt
-	@$(PIP) install -qq -c constraints/base.txt --editable ".[docs]"
+	@$(INSTALL) -c constraints/base.txt --editable ".[docs]"
 	@touch $@
 
 $(BENCH_READY): $(DEV_READY)
 	@echo "Installing what the benchmarks compare with …"
-	@$(PIP) install -qq $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[bench]"
+	@$(INSTALL) $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[bench]"
 	@touch $@
 
 clean: ## what tests, builds and runs left behind (the venv stays)
