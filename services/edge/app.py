@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 
-from pentimento.domain.errors import Cancelled
+from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.rpc.failures import shutting_down
 from pentimento.stores.objects.signed_paths import FILES_PATH
 from services.edge.api_document import document_routes
@@ -21,7 +21,8 @@ from services.edge.http.errors import as_known, error_response
 from services.edge.http.origins import OriginRule, origin_rule
 from services.edge.images import image_routes
 from services.edge.images.asking import API_NAMES
-from services.edge.images.painting import REQUEST_ID
+from services.edge.images.events import error_event
+from services.edge.images.painting import REQUEST_ID, STREAM_HEADERS
 from services.edge.jobs import job_routes
 from services.edge.metrics import CLIENTS_LEFT, HTTP_REQUESTS, HTTP_SECONDS
 from services.edge.model_list import model_routes
@@ -84,10 +85,13 @@ class EdgeApp:
                 # Half an answer is out: that the connection ends here is all that can still be told.
                 raise
         except asyncio.CancelledError:
-            # The time of the drain is over, and the answer has not begun: another process, or the next, has it.
-            if answer.status:
+            # The time of the drain is over: another process, or the next, has what has not begun.
+            if answer.is_of_events:
+                await answer(events_end(shutting_down()))
+            elif answer.status:
                 raise
-            await failure(shutting_down())(scope, receive, answer)
+            else:
+                await failure(shutting_down())(scope, receive, answer)
         finally:
             count(scope, answer.status, time.monotonic() - started)
 
@@ -110,13 +114,20 @@ class EdgeApp:
         await self._router(scope, receive, answer)
 
 
+def events_end(error: PentimentoError) -> Message:
+    """Return the last part of a stream of events, whose last event is the error."""
+    return {"type": "http.response.body", "body": error_event(error), "more_body": False}
+
+
 class EdgeAnswer:
-    """A `send` that adds the headers of every answer and notes its status; 0 before it begins."""
+    """A `send` that adds the headers of every answer and notes its status, 0 before it begins, and whether it is a
+    stream of events that has begun."""
 
     def __init__(self, send: Send, scope: Scope) -> None:
         self._send = send
         self._scope = scope
         self.status = 0
+        self.is_of_events = False
         self.headers: list[tuple[bytes, bytes]] = list(SAFE_HEADERS)
 
     async def __call__(self, message: Message) -> None:
@@ -126,6 +137,7 @@ class EdgeAnswer:
                 self.headers.append((b"x-request-id", request_id.encode()))
             given = list(message.get("headers", ()))
             said = {name.lower() for name, _ in given}
+            self.is_of_events = STREAM_HEADERS[0] in given
             message["headers"] = [*given, *(one for one in self.headers if one == VARIES or one[0] not in said)]
         await self._send(message)
 

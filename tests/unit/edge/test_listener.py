@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from pentimento.rpc import RpcServerSettings
@@ -112,6 +112,26 @@ async def test_who_is_cancelled_before_the_answer_begins_is_told_to_come_back() 
 
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"\r\nretry-after: " in answer and b'"code":"SHUTTING_DOWN"' in answer
+
+
+async def test_events_that_the_drain_ends_end_by_an_error() -> None:
+    begun = asyncio.Event()
+
+    async def tell(request: Request) -> Response:
+        async def events() -> AsyncIterator[bytes]:
+            yield b": still painting\n\n"
+            begun.set()
+            await asyncio.Event().wait()
+
+        return StreamingResponse(events(), headers={"content-type": "text/event-stream; charset=utf-8"})
+
+    app = EdgeApp([Route("/", tell)], origin_rule("127.0.0.1:0", (), ()))
+    async with asked(app, 0.01, begun) as (listener, reader):
+        await listener.drain()
+        answer = await reader.read()
+
+    assert b"event: error\ndata: {" in answer and b'"code":"SHUTTING_DOWN"' in answer
+    assert answer.endswith(b"}\n\n\r\n0\r\n\r\n")
 
 
 async def test_the_date_of_answers_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
