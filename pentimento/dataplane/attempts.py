@@ -212,17 +212,21 @@ def _after_failure(
     if kind is FailureKind.DEADLINE:
         return on_deadline(state, now, request)
     # A stop that nobody here asked for is a worker on its way out.
-    return _rerun_elsewhere(state, now, request, worker, to_blame)
+    return _rerun_elsewhere(state, now, request, worker, to_blame, event)
 
 
-def _rerun_elsewhere(state: State, now: float, request: Request, worker: Worker, to_blame: bool) -> list[Effect]:
-    """Again with the same seed and route, at most `max_reruns` times, and not where it was lost."""
+def _rerun_elsewhere(
+    state: State, now: float, request: Request, worker: Worker, to_blame: bool, told: AttemptFailed | None = None
+) -> list[Effect]:
+    """Again with the same seed and route, at most `max_reruns` times, and not where it was lost. A worker that goes on
+    may have `told` what was wrong, such as a picture that no device has memory for."""
     if to_blame:
         worker.lost_begun = True
         request.losses += 1
         request.excluded |= {(worker.worker_id, worker.worker_generation)}
     if request.losses > state.settings.max_reruns:
-        message = f"{request.losses} workers were lost while they ran this request"
+        last = f"; the last said {told.reason}: {told.message}" if told is not None and told.reason else ""
+        message = f"{request.losses} workers were lost while they ran this request{last}"
         return end_request(state, request, End.FAILED, Reason.WORKER_LOST, message)
     state.counters.rerun += 1
     if request.losses >= state.settings.suspect_losses:

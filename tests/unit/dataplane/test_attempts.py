@@ -125,6 +125,25 @@ def test_at_most_two_reruns_follow_lost_workers(driver: Driver) -> None:
     end = only(effects.PersistEnd, driver.worker("w1", generation=4))
 
     assert (end.end, end.reason) == (effects.End.FAILED, "WORKER_LOST")
+    assert end.message == "3 workers were lost while they ran this request"
+
+
+def test_who_could_not_be_painted_anywhere_hears_what_the_last_worker_said(driver: Driver) -> None:
+    for name in ("w1", "w2", "w3", "w4"):
+        driver.worker(name)
+    run = driver.run()
+    for _ in range(2):
+        run = driver.start(driver.send(out_of_memory(run)))
+
+    end = only(effects.PersistEnd, driver.send(out_of_memory(run)))
+
+    said = "DEVICE_OUT_OF_MEMORY: no room for 4096 x 4096"
+    assert end.message == f"3 workers were lost while they ran this request; the last said {said}"
+
+
+def out_of_memory(run: effects.Execute) -> events.AttemptFailed:
+    said = ("DEVICE_OUT_OF_MEMORY", "no room for 4096 x 4096")
+    return events.AttemptFailed("r1", run.fencing_token, FailureKind.WORKER_LOST, *said)
 
 
 def test_a_suspect_waits_for_a_second_worker_before_it_may_take_another_down() -> None:
