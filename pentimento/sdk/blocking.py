@@ -51,6 +51,7 @@ class Client:
         self._loop = asyncio.new_event_loop()
         # Whether no work is begun any more, and whether none of it is looked at.
         self._closed = self._stopped = False
+        self._why_closed = "the client is closed"
         self._ending: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="pentimento-client", daemon=True)
         self._thread.start()
@@ -256,7 +257,7 @@ class Client:
             raise
         if not begun:
             work.close()
-            raise RuntimeError("the client is closed")
+            raise RuntimeError(self._why_closed)
         try:
             return begun[0].result()
         except asyncio.CancelledError as error:
@@ -288,6 +289,7 @@ def _close_all() -> None:
 def _leave_all_to_the_parent() -> None:
     for client in _OPEN:
         client._closed = client._stopped = True
+        client._why_closed = "the client is of the process that this one was forked off from"
     _OPEN.clear()
 
 

@@ -141,7 +141,7 @@ if child == 0:
     try:
         {asked}
     except RuntimeError as error:
-        os._exit(17 if "closed" in str(error) or "fork" in str(error) else 1)
+        os._exit(17 if "fork" in str(error) else 1)
     os._exit(2)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
 """
