@@ -30,7 +30,7 @@ class ControlNetForm:
 PLAIN = ControlNetForm()
 
 
-@torch.inference_mode(mode=False)  # as of a model
+@torch.inference_mode(mode=False)  # as `load_model`
 def load_controlnet(
     directory: Path,
     device: torch.device,
