@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 
-from pentimento.domain.errors import Cancelled, PentimentoError
+from pentimento.domain.errors import Cancelled
 from pentimento.rpc.failures import shutting_down
 from pentimento.stores.objects.signed_paths import FILES_PATH
 from services.edge.api_document import document_routes
@@ -87,7 +87,7 @@ class EdgeApp:
         except asyncio.CancelledError:
             # The time of the drain is over: another process, or the next, has what has not begun.
             if answer.is_of_events:
-                await answer(events_end(shutting_down()))
+                await answer({"type": "http.response.body", "body": error_event(shutting_down()), "more_body": False})
             elif answer.status:
                 raise
             else:
@@ -112,11 +112,6 @@ class EdgeApp:
                 await Response(status_code=204, headers=PREFLIGHT)(scope, receive, answer)
                 return
         await self._router(scope, receive, answer)
-
-
-def events_end(error: PentimentoError) -> Message:
-    """Return the last part of a stream of events, whose last event is the error."""
-    return {"type": "http.response.body", "body": error_event(error), "more_body": False}
 
 
 class EdgeAnswer:
