@@ -24,7 +24,7 @@ from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.pairing import servicer
 from services.unet_worker.pairing.servicer import HalfServicer, Requests
 from tests.integration.unet_worker.conftest import Served, serve
-from tests.integration.unet_worker.test_switching import credits_where, engine_count
+from tests.integration.unet_worker.test_switching import credits_where, engines
 
 OPEN_S = 20.0
 LATENT = outgoing_tensor(torch.zeros(1, 4, SIDE_PX // 4, SIDE_PX // 4), UNBOUND)
@@ -163,11 +163,11 @@ async def test_a_worker_that_closes_while_its_halves_end_leaves_no_engine_behind
         await asyncio.Event().wait()
 
     monkeypatch.setattr(HalfServicer, "let_go", let_go)
-    engines_before = engine_count()
+    engines_before = engines()
     async with serve(checkpoint, directory, other_models=(other,)) as worker:
         worker.switch.assign("other", 8)
         await ending.wait()
 
     async with asyncio.timeout(20):
-        while engine_count() > engines_before:  # noqa: ASYNC110 - another thread
+        while engines() - engines_before:  # noqa: ASYNC110 - another thread
             await asyncio.sleep(0.01)

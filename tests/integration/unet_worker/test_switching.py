@@ -164,8 +164,8 @@ def without_numbers(checkpoint: Path) -> Path:
     return checkpoint
 
 
-def engine_count() -> int:
-    return [thread.name for thread in threading.enumerate()].count("step-engine")
+def engines() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "step-engine"}
 
 
 @pytest.mark.parametrize("fails_at", ["its LoRAs", "its first picture"])
@@ -173,15 +173,17 @@ async def test_nothing_goes_on_running_of_a_model_that_fails_once_its_engine_run
     checkpoint: Path, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str
 ) -> None:
     other, bounds = write_checkpoint(tmp_path / "other", prediction_type="epsilon"), tmp_path / LORA_BOUNDS_FILE
+    engines_beside = engines()
     async with serve(checkpoint, directory, other_models=(other,), adapters_dir=tmp_path) as worker:
-        engines_beside, running, load = engine_count() - 1, [], worker.switch._load
+        running, load = [], worker.switch._load
+        assert len(engines() - engines_beside) == 1
         if fails_at == "its LoRAs":
             bounds.write_text("no bounds")
         else:
             without_numbers(other)
 
         async def loading(model: str) -> LoadedModel:
-            running.append(engine_count() - engines_beside)
+            running.append(len(engines() - engines_beside))
             if model == "tiny":
                 bounds.unlink(missing_ok=True)
             return await load(model)

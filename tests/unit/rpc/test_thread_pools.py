@@ -33,7 +33,8 @@ async def test_the_event_loop_has_its_threads_from_the_start() -> None:
 
     name = await asyncio.to_thread(lambda: threading.current_thread().name)
 
-    assert name in at_the_start and named("asyncio_") == at_the_start
+    # Those of earlier tests' loops may end meanwhile.
+    assert name in at_the_start and named("asyncio_") <= at_the_start
 
 
 @pytest.mark.parametrize(("core_count", "thread_count"), [(None, 5), (1, 5), (2, 6), (28, 32), (64, 32)])

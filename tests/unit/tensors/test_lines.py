@@ -14,6 +14,7 @@ from pentimento.tensors.receiving import TensorReceiver
 from pentimento.tensors.regions import RegionDirectory, RegionSize
 from pentimento.tensors.step_lines import open_asking_line
 from pentimento.wire.tensors import UNBOUND
+from tests.open_files import files_open_under
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def test_a_directory_that_takes_no_line_says_so(tmp_path: Path) -> None:
 def test_a_line_whose_slots_are_none_is_not_left_open(directory: RegionDirectory) -> None:
     answering, told = make_line(directory)
     slots = pb.SharedMemoryRegion(region_id="0" * 32, slot_size_bytes=0, slot_count=2)
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = files_open_under(directory.path)
 
     with pytest.raises(InvalidArgument):
         open_asking_line(
@@ -151,5 +152,6 @@ def test_a_line_whose_slots_are_none_is_not_left_open(directory: RegionDirectory
             lambda _: [],
         )
 
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert sorted(files_open_under(directory.path)) == sorted(before)
+    assert len(before) > 0
     answering.close()

@@ -10,6 +10,7 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from pentimento.tensors.regions import MAX_REGION_BYTES, PAGE_BYTES, RegionDirectory, RegionSize
+from tests.open_files import files_open_under
 
 SIZE = RegionSize(slot_size_bytes=100, slot_count=3)
 
@@ -47,13 +48,11 @@ def test_a_region_that_nobody_opened_goes_with_its_maker(directory: RegionDirect
 
 
 def test_a_region_that_its_maker_loses_gives_up_name_and_descriptor(directory: RegionDirectory) -> None:
-    descriptors = set(Path("/proc/self/fd").iterdir())
-
     directory.create(SIZE)
     gc.collect()
 
     assert directory.region_count() == 0
-    assert set(Path("/proc/self/fd").iterdir()) == descriptors
+    assert files_open_under(directory.path) == []
 
 
 def test_what_a_killed_maker_left_is_removed_by_the_next(tmp_path: Path, directory: RegionDirectory) -> None:
@@ -104,13 +103,12 @@ def test_without_space_there_is_no_region(directory: RegionDirectory, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    before = len(list(Path("/proc/self/fd").iterdir()))
 
     with pytest.raises(ResourceExhausted) as caught:
         directory.create(SIZE)
 
     assert (caught.value.reason, directory.region_count()) == ("NO_SHARED_MEMORY", 0)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert files_open_under(directory.path) == []
 
 
 def test_a_directory_that_others_may_enter_is_not_used(tmp_path: Path) -> None:

@@ -1,0 +1,17 @@
+"""Which files of a directory this process has open."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def files_open_under(directory: Path) -> list[str]:
+    """Return the names of the directory's files that are open, once for each descriptor, also of those deleted since.
+
+    Descriptors of other files are not counted: what earlier tests left is closed whenever garbage is collected.
+    """
+    names = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # Closed since it was listed.
+            names.append(os.readlink(descriptor))
+    return [name for name in names if name.startswith(f"{directory}/")]
