@@ -50,7 +50,7 @@ def passes_of(compute: ComputeThread, asked: Sequence[tuple[str, float]]) -> lis
     futures = [compute.submit(step_of(stream, network, timestep)) for stream, timestep in asked]
     go_on.set()
     for future in (busy, *futures):
-        future.result(10)
+        future.result(60.0)
     return network.passes
 
 
@@ -96,9 +96,9 @@ def test_parts_are_delivered_to_those_that_take_them_and_again_after_an_error(co
     futures = [compute.submit(step) for step in asked]
     go_on.set()
 
-    assert [future.result(10) for future in (busy, *futures[:2])] == [True, "in parts", "whole"]
+    assert [future.result(60.0) for future in (busy, *futures[:2])] == [True, "in parts", "whole"]
     # Both are computed again, by themselves; the one that failed by itself is not.
     assert awaited == {"in parts": [2, 1, 2, 1, 0], "whole": [0], "refuses": [2]}
     assert [len(one) for one in network.passes] == [3, 1, 1]
     with pytest.raises(InvalidArgument):
-        futures[2].result(10)
+        futures[2].result(60.0)

@@ -47,13 +47,13 @@ def test_what_takes_long_to_find_keeps_no_commit_waiting(
     def hold(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
         if words in statement:
             begun.set()
-            go_on.wait(60)
+            go_on.wait(120)
 
     event.listen(journal._writer._engine, "before_cursor_execute", hold)
     searched = search(journal)
     begun.wait(60)
     try:
-        journal.accept(AcceptedRequest("r1", "acme", b"", "hash", 1.0)).result(10)
+        journal.accept(AcceptedRequest("r1", "acme", b"", "hash", 1.0)).result(60)
     finally:
         go_on.set()
 

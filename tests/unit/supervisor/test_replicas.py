@@ -13,9 +13,9 @@ def test_of_two_who_want_something_at_once_neither_is_lost(tmp_path: Path) -> No
     def ask(group: str) -> None:
         try:
             for count in range(1, 65):
-                together.wait(10)
+                together.wait(60.0)
                 files.want(group, count)
-                together.wait(10)
+                together.wait(60.0)
                 assert files.wanted()[group] == count
         except BaseException as error:
             failed.append(error)

@@ -219,19 +219,19 @@ def test_who_commits_does_not_wait_for_another_who_follows_and_which_learns_of_i
     def slow(after: int, limit_count: int) -> list[NumberedVector]:
         found = vectors_after(after, limit_count)
         read.set()
-        go_on.wait(30.0)
+        go_on.wait(120.0)
         return found
 
     monkeypatch.setattr(ledger, "vectors_after", slow)
     other, own = (threading.Thread(target=watch.follow, daemon=True) for _ in range(2))
     other.start()
-    read.wait(30.0)
+    read.wait(120.0)
     commit(ledger, STRANGE[390]).result()
     own.start()
-    own.join(10.0)
+    own.join(60.0)
     waited = own.is_alive()
     go_on.set()
-    other.join(30.0)
+    other.join(120.0)
 
     assert not waited
     assert ask(watch, STRANGE[390], saved_share=0.5) is Ruling.SEARCH
@@ -260,20 +260,20 @@ def test_who_commits_does_not_wait_for_a_training(ledger: CacheLedger, monkeypat
 
     def slow(codes: Codes) -> Support:
         trains.set()
-        go_on.wait(30.0)
+        go_on.wait(120.0)
         return fit(codes)
 
     monkeypatch.setattr(predictor_module, "fit_support", slow)
     training = threading.Thread(target=watch.maintain, daemon=True)
     training.start()
-    trains.wait(30.0)
+    trains.wait(120.0)
     commit(ledger, STRANGE[390]).result()
     committed = threading.Thread(target=watch.follow, daemon=True)
     committed.start()
-    committed.join(10.0)
+    committed.join(60.0)
     waited = committed.is_alive()
     go_on.set()
-    training.join(30.0)
+    training.join(120.0)
 
     assert not waited
     assert ask(watch, STRANGE[390], saved_share=0.5) is Ruling.SEARCH
