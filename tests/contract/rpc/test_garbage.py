@@ -40,12 +40,17 @@ async def test_a_call_that_is_refused_cut_off_or_missing_leaves_a_handful_of_obj
         gc.collect()
         gc.disable()
         try:
-            await refused_calls(target)
-            left_count = gc.collect()
+            # Of three times the least: others of this process, which earlier tests left, may leave some meanwhile.
+            left_count = min([await left_by_calls(target) for _ in range(3)])
         finally:
             gc.enable()
 
     assert left_count < CALLS * OBJECTS_OF_A_CALL
+
+
+async def left_by_calls(target: Scripted) -> int:
+    await refused_calls(target)
+    return gc.collect()
 
 
 async def refused_calls(target: Scripted) -> None:
