@@ -9,6 +9,12 @@ import pytest
 
 from pentimento.rpc import RpcServerSettings
 from tests.contract.rpc.scripted import Scripted, channel_to, serving
+from tests.integration.conftest import be_patient
+
+
+@pytest.fixture(autouse=True)
+def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
 
 
 @pytest.fixture

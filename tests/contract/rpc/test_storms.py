@@ -23,7 +23,7 @@ from pentimento.rpc.call_shaping import BURST_CALLS
 IMAGE_SERVICE = "pentimento.api.image.v1.ImageService"
 TOKENS = {"mallory": new_token(), "alice": new_token()}
 STORM = 3 * BURST_CALLS
-GUARD_S = 20.0
+GUARD_S = 100.0
 
 
 @dataclass
