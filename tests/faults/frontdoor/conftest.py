@@ -9,6 +9,12 @@ import pytest
 from pentimento.clients.image import ImageClient
 from pentimento.rpc import RpcChannelSettings, open_channel
 from tests.faults.frontdoor.processes import Processes, processes
+from tests.integration.conftest import be_patient
+
+
+@pytest.fixture(autouse=True)
+def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
 
 
 @pytest.fixture

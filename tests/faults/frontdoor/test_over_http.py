@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import signal
 from typing import Any
 
 import httpx
@@ -43,7 +44,7 @@ async def last_event(lines: Any) -> tuple[str, dict[str, Any]]:
 async def test_a_frontdoor_that_is_killed_is_told_and_loses_nothing(running: Processes) -> None:
     from pentimento.testing.edge_suite import running_edge
 
-    running.worker("w1", step_s=0.05)
+    worker = running.worker("w1", step_s=0.05)
     first = running.frontdoor("w1")
     await serving(running.address("f"))
     async with (
@@ -53,12 +54,15 @@ async def test_a_frontdoor_that_is_killed_is_told_and_loses_nothing(running: Pro
     ):
         submitted = (await http.post("/v1/jobs", json=ASKED, headers={"Idempotency-Key": "job"})).json()
         await until_state(http, submitted["id"], "running")
+        # It is not done before the kill, also where this process stands still meanwhile.
+        worker.send_signal(signal.SIGSTOP)
         streamed = {"json": STREAMED, "headers": {"Idempotency-Key": "stream"}}
         async with (
             http.stream("POST", "/v1/images/generations", **streamed) as stream,  # type: ignore[arg-type]
             http.stream("GET", f"/v1/jobs/{submitted['id']}/events") as events,
         ):
             kill(first)
+            worker.send_signal(signal.SIGCONT)
             told = await last_event(events.aiter_lines())
             away = [await http.post("/v1/images/generations", json=ASKED), await http.post("/v1/jobs", json=ASKED)]
             away += [await http.get(path) for path in ("/v1/models", "/v1/jobs", f"/v1/jobs/{submitted['id']}")]

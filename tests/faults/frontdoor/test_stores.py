@@ -44,7 +44,8 @@ async def test_images_of_accepted_requests_survive_a_kill_and_go_when_these_have
     running: Processes, client: ImageClient
 ) -> None:
     request = ImageRequest("x", num_inference_steps=20, init_image=InitImage(png() + os.urandom(1 << 20), 0.5))
-    running.worker("w1", step_s=0.01)
+    # None ends before the kill, also where this process stands still meanwhile.
+    worker = running.worker("w1", step_s=5.0)
     frontdoor = running.frontdoor("w1")
     await serving(running.address("f"))
     streams = {f"key-{number}": client.generate(request, f"key-{number}") for number in range(4)}
@@ -54,6 +55,8 @@ async def test_images_of_accepted_requests_survive_a_kill_and_go_when_these_have
     stored = list((running.folder / "objects").rglob("inputs.*"))
 
     kill(frontdoor)
+    kill(worker)
+    running.worker("w1", step_s=0.01)
     running.frontdoor("w1")
     await serving(running.address("f"))
     ends = [[event async for event in client.generate(request, key)][-1] for key in streams]

@@ -6,6 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import be_patient
+
+
+@pytest.fixture(autouse=True)
+def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
+
 
 @pytest.fixture
 def short_directory() -> Iterator[Path]:
