@@ -50,7 +50,7 @@ class Serving:
         host, _, port = self.target.address.rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port), ssl=context)
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        # At once: a connection that still says goodbye when the loop ends is complained of in whatever test is then run.
+        # At once: of one that still says goodbye when the loop ends, whatever test runs then hears a complaint.
         writer.transport.abort()
         await writer.wait_closed()
         return ssl.DER_cert_to_PEM_cert(shown)

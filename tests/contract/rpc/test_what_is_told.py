@@ -109,7 +109,7 @@ async def test_a_failure_is_logged_with_the_callers_request_id(
     with pytest.raises(grpc.aio.AioRpcError):
         await embed(channel, metadata=(("x-request-id", "req-7"),))
 
-    # Of calls alone: gRPC writes there too, in words, and what earlier tests left is complained of when it is collected.
+    # Of calls alone: gRPC writes there too, in words, and asyncio complains of what earlier tests left.
     told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
     entries = [one for one in map(json.loads, told) if "method" in one]
     assert [(one["request_id"], one["method"]) for one in entries if one["level"] == "error"] == [("req-7", EMBED_TEXT)]
