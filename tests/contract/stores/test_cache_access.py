@@ -7,13 +7,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import event, text
 
 from pentimento.domain.access import EvictionRule
 from pentimento.domain.cache import CacheHolding
 from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.policies.eviction import EvictionQueue, make_room
 from pentimento.policies.eviction_rules import EVICTION_NAMES, LcbfuRule, LruRule, eviction_rule
+from pentimento.stores.ledger import cache_evictions
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_tables import MIGRATIONS
 from pentimento.stores.ledger.database import open_engine
@@ -124,13 +125,15 @@ def test_more_than_a_batch_of_items_goes(ledger: CacheLedger) -> None:
 
 
 @pytest.mark.parametrize("of_items", [True, False])
-def test_what_goes_is_read_in_batches(ledger: CacheLedger, of_items: bool) -> None:
+def test_what_goes_is_read_in_batches(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch, of_items: bool) -> None:
     """Of 70 entries of one item 69 go: read by 8, 32 and 128, then two batches, each by ten statements at most."""
+    # All in one part, however slow this machine is now.
+    monkeypatch.setattr(cache_evictions, "_CHOOSING_S", 60.0)
     for number in range(70):
         add(ledger, f"g{number}", steps=(5,))
     made = list[str]()
 
-    with statements_of(made):
+    with statements_of(ledger, made):
         evicted = ledger.evict_items if of_items else ledger.evict
         assert evicted(down_to(1), grace_s=0).result() == 69
 
@@ -138,15 +141,17 @@ def test_what_goes_is_read_in_batches(ledger: CacheLedger, of_items: bool) -> No
 
 
 @contextmanager
-def statements_of(made: list[str]) -> Iterator[None]:
+def statements_of(ledger: CacheLedger, made: list[str]) -> Iterator[None]:
+    """Of this ledger alone: others of the process may still be at work."""
+
     def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
         made.append(statement)
 
-    event.listen(Engine, "before_cursor_execute", note)
+    event.listen(ledger._engine, "before_cursor_execute", note)
     try:
         yield
     finally:
-        event.remove(Engine, "before_cursor_execute", note)
+        event.remove(ledger._engine, "before_cursor_execute", note)
 
 
 def test_records_survive_a_restart(ledger_url: str) -> None:

@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import event
 
 from pentimento.domain.cache import CacheHolding
 from pentimento.policies.cache_quota import CacheLimits, gives_way
@@ -123,10 +123,10 @@ def test_what_many_tenants_hold_is_not_read_anew_for_each_batch(
         if "ORDER BY" in statement:
             ordered.append(statement)
 
-    event.listen(Engine, "before_cursor_execute", note)
+    event.listen(ledger._engine, "before_cursor_execute", note)
     evict = ledger.evict_items if of_items else ledger.evict
     evicted = evict(down_to(10, 10), grace_s=0).result()
-    event.remove(Engine, "before_cursor_execute", note)
+    event.remove(ledger._engine, "before_cursor_execute", note)
 
     assert (evicted, len(ordered)) == (20, 5)
 
