@@ -86,8 +86,14 @@ def failed(index: EdgeVectorIndex) -> int:
 
 
 def children_for(directory: Path) -> list[psutil.Process]:
-    """The processes of the index in that directory."""
-    return [child for child in psutil.Process().children() if str(directory) in " ".join(child.cmdline())]
+    """The processes of the index in that directory; other children of this process may be ending, or wait to be
+    collected, and have no command line any more."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if str(directory) in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def directories(directory: Path) -> set[str]:
