@@ -44,12 +44,13 @@ def test_a_migration_that_fails_changes_nothing(ledger_url: str) -> None:
 
 
 def test_a_migration_takes_as_long_as_it_takes(postgresql: PostgresqlServer) -> None:
-    engine = open_engine(f"{postgresql.new_database()}%20-cstatement_timeout%3D200")
+    # As long as a busy server may take for what comes before.
+    engine = open_engine(f"{postgresql.new_database()}%20-cstatement_timeout%3D2000")
 
-    assert migrate(engine, "things", (Migration(1, ("SELECT pg_sleep(0.5)",)),)) == 1
+    assert migrate(engine, "things", (Migration(1, ("SELECT pg_sleep(2.2)",)),)) == 1
 
     with engine.connect() as connection:
-        assert connection.execute(text("SHOW statement_timeout")).scalar_one() == "200ms"
+        assert connection.execute(text("SHOW statement_timeout")).scalar_one() == "2s"
     engine.dispose()
 
 

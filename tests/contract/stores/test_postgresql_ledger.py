@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from threading import Barrier
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import OperationalError
 
 from pentimento.domain.cache import CacheHolding
 from pentimento.policies.cache_quota import CacheLimits, gives_way
@@ -147,8 +148,7 @@ def test_a_process_that_stopped_in_a_transaction_does_not_keep_its_rows(postgres
         connection.execute(text("CREATE TABLE leases (holder TEXT)"))
         connection.execute(text("INSERT INTO leases (holder) VALUES ('nobody')"))
 
-    held = stopped.connect()
-    held.execute(text("UPDATE leases SET holder = 'stopped'"))
+    held = holding(stopped, "UPDATE leases SET holder = 'stopped'")
     with standby.begin() as connection:
         connection.execute(text("UPDATE leases SET holder = 'standby'"))
 
@@ -158,6 +158,15 @@ def test_a_process_that_stopped_in_a_transaction_does_not_keep_its_rows(postgres
     held.close()
     for engine in (stopped, standby):
         engine.dispose()
+
+
+def holding(engine: Engine, statement: str) -> Connection:
+    """A transaction that has run the statement: who stood still for too long before is thrown out, and begins anew."""
+    while True:
+        with suppress(OperationalError):
+            connection = engine.connect()
+            connection.execute(text(statement))
+            return connection
 
 
 @pytest.mark.parametrize("of_items", [False, True])
