@@ -29,6 +29,8 @@ from tests.silent_connections import silent_connections
 STORM = 400
 MEBIBYTE = 1 << 20
 SETTLED_S = 0.2
+PAUSE_S = 0.02
+GUARD_S = 60.0
 PING = b"a ping's"
 
 
@@ -58,16 +60,33 @@ def sent(address: str, texts: list[str], ping: bytes = b"") -> Iterator[socket.s
         yield made
 
 
+def both_wait(target: Scripted) -> None:
+    """Return once two connections wait for their turn. The event loop has none meanwhile."""
+    turns, end = target.server._pipeline._turns, time.monotonic() + GUARD_S
+    assert turns is not None
+    while len(turns._waiting) < 2:
+        assert time.monotonic() < end
+        give_way()
+
+
+def give_way() -> None:
+    """Leave the processor to the relay's thread and gRPC's, for long enough on a busy machine too."""
+    time.sleep(PAUSE_S)
+
+
 async def test_a_call_behind_a_storm_of_another_connection_is_taken_within_a_few() -> None:
     begun: list[str] = []
 
     async def note(request: embedder.EmbedTextRequest) -> str:
         begun.extend(request.texts)
+        if "bystander" not in begun:
+            give_way()
         return ""
 
     async with relayed() as target:
         target.embedder.embed = note
         with sent(target.address, ["storm"] * STORM), sent(target.address, ["bystander"]):
+            both_wait(target)
             await until(lambda: "bystander" in begun)
 
     # gRPC holds so many; while the second connection is accepted some more are taken.
