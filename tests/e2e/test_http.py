@@ -2,6 +2,7 @@
 
 import base64
 import io
+import time
 from typing import Any
 
 import httpx
@@ -38,5 +39,8 @@ def test_http_and_grpc_give_the_same_picture(suite: LocalSuite) -> None:
 
 
 def test_the_suite_says_where_http_is(suite: LocalSuite) -> None:
-    assert httpx.get(f"http://{suite.endpoint.http}/ready", timeout=60).json() == {"status": "ready"}
+    # The frontdoor is given two seconds to say that it serves.
+    while (told := httpx.get(f"http://{suite.endpoint.http}/ready", timeout=60)).status_code == 503:
+        time.sleep(0.1)
+    assert told.json() == {"status": "ready"}
     assert f"HTTP is at http://{suite.endpoint.http}" in suite.log("up")

@@ -21,7 +21,7 @@ def test_killed_supervisor_leaves_nothing_that_the_next_start_minds(crash: Crash
 
 
 def test_second_suite_on_the_same_state_is_refused_with_one_line(suite: LocalSuite) -> None:
-    done = subprocess.run([*COMMAND, "--state-dir", str(suite.state.path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*COMMAND, "--state-dir", str(suite.state.path)], capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1

@@ -1,7 +1,9 @@
 """Once a token file is configured every call needs a token, and each role its own calls. The suite that has it is
 interrupted in the end."""
 
+import asyncio
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -68,11 +70,17 @@ async def test_user_may_not_look_behind_the_frontdoor(guarded: Guarded) -> None:
 
 
 async def test_admin_sees_the_fleet(guarded: Guarded) -> None:
+    expected = ["embedder", "frontdoor", "unet_worker", "unet_worker", "vectordb_gateway"]
+    kinds: list[str] = []
     async with open_channel(guarded.suite.endpoint.controller, RpcChannelSettings(), guarded.admin) as channel:
-        fleet = await ControllerClient(channel).fleet()
+        # One that is too busy to report is there again a little later.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(120):
+                while kinds != expected:
+                    fleet = await ControllerClient(channel).fleet()
+                    kinds = sorted(status.replica.kind.value for status in fleet.replicas)
 
-    kinds = sorted(status.replica.kind.value for status in fleet.replicas)
-    assert kinds == ["embedder", "frontdoor", "unet_worker", "unet_worker", "vectordb_gateway"]
+    assert kinds == expected
 
 
 def test_no_token_and_no_prompt_in_any_log(guarded: Guarded) -> None:
@@ -88,6 +96,14 @@ def shared_memory_of(processes: list[psutil.Process], kept: Path) -> set[Path]:
     return {path for path in mapped if path.is_relative_to("/dev/shm") and not path.is_relative_to(kept)}
 
 
+def is_zombie(process: psutil.Process) -> bool:
+    """Whether it has ended, and waits for whoever is its parent now."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
 def test_interrupt_leaves_nothing_behind(guarded: Guarded) -> None:
     """The last test here: it ends the suite."""
     suite = guarded.suite
@@ -96,9 +112,11 @@ def test_interrupt_leaves_nothing_behind(guarded: Guarded) -> None:
 
     suite.supervisor.send_signal(signal.SIGINT)
 
-    assert suite.supervisor.wait(60) == 0
+    assert suite.supervisor.wait(120) == 0
     assert len(processes) >= 6
-    assert not [process for process in processes if process.is_running()]
+    # Children of services end by themselves when these have.
+    _, left = psutil.wait_procs(processes, timeout=60)
+    assert not [process for process in left if not is_zombie(process)]
     assert not suite.state.sockets.exists()
     assert suite.state.endpoint() is None
     assert not [path for path in shared if path.exists()]
