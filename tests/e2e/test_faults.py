@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import psutil
 import pytest
@@ -25,7 +25,11 @@ async def whole_again(suite: LocalSuite) -> AsyncIterator[None]:
 
 
 def process_of(suite: LocalSuite, module: str) -> psutil.Process:
-    return next(process for process in marked_processes(suite.state.path) if module in process.cmdline())
+    for process in marked_processes(suite.state.path):
+        with suppress(psutil.NoSuchProcess):  # One of before, which has just ended.
+            if module in process.cmdline():
+                return process
+    raise AssertionError(f"{module} does not run")
 
 
 async def test_request_survives_its_worker(suite: LocalSuite, client: AsyncClient) -> None:
