@@ -2,8 +2,10 @@
 real suite together, and the slow ones first)."""
 
 import gc
+import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -63,6 +65,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort by tier: what is dealt last is short, so that no process works alone for long."""
     items.sort(key=lambda item: next((at for at, tier in enumerate(SLOWEST_FIRST) if item.nodeid.startswith(tier)), 99))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """What a program does to its whole process at its start ends with the test that ran it in ours: how much is logged
+    and where to, and how often threads take turns."""
+    root, interval_s = logging.getLogger(), sys.getswitchinterval()
+    handlers, level = root.handlers[:], root.level
+    try:
+        return (yield)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        logging.captureWarnings(False)
+        sys.setswitchinterval(interval_s)
 
 
 @pytest.hookimpl(wrapper=True)
