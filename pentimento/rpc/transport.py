@@ -22,6 +22,8 @@ MAX_PENDING_S = 3600
 UNREAD_BYTES = 16 * 1024
 MAX_IDLE_MS = 300_000
 HANDSHAKE_TIMEOUT_MS = 10_000
+# A connection that takes longer to be made is tried anew, and calls that wait for it fail.
+CONNECT_TIMEOUT_MS = 1000
 
 KEEPALIVE: Options = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
@@ -73,7 +75,7 @@ def channel_options(max_message_bytes: int) -> Options:
         *message_limits(max_message_bytes),
         # A peer that comes back is found again within a second or two, not after gRPC's two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", 2000),
         # Calls inside the suite never go through the HTTP proxy of the environment.
         ("grpc.enable_http_proxy", 0),
