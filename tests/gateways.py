@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+import pytest
+
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.clock import Clock
@@ -20,6 +22,7 @@ from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCand
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.settings import load_settings
 from pentimento.testing.laid_ledgers import lay_tables
+from services.vectordb_gateway import neighbours, store_threads, writing
 from services.vectordb_gateway.integrity import check_integrity
 from services.vectordb_gateway.settings import GatewaySettings
 from services.vectordb_gateway.wiring import GatewayProcess, wire
@@ -153,12 +156,20 @@ def gateway_settings(directory: Path, *flags: str) -> GatewaySettings:
     return load_settings(GatewaySettings, "vectordb_gateway", argv, {})
 
 
+def be_patient_with_stores(patch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for a second or two is no store that hangs: nothing would be granted meanwhile."""
+    patch.setattr(writing, "_RESERVES_WITHIN_S", 6.0)
+    patch.setattr(store_threads, "_STUCK_S", 6.0)
+    patch.setattr(neighbours, "_TIMEOUT_S", 10.0)
+
+
 @asynccontextmanager
 async def running_gateway(directory: Path, *flags: str, clock: Clock | None = None) -> AsyncIterator[RunningGateway]:
     """A warm gateway on a socket of its own; `flags` are pairs of flag and value, yes and no for switches; `clock` is
     its machine's."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore", UserWarning)
+        be_patient_with_stores(patch)
         settings = gateway_settings(directory, *flags)
         lay_tables(settings.ledger_url)
         process = wire(settings, clock)
