@@ -1,6 +1,5 @@
 """Which files of a directory this process has open."""
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,5 +12,5 @@ def files_open_under(directory: Path) -> list[str]:
     names = []
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # Closed since it was listed.
-            names.append(os.readlink(descriptor))
+            names.append(str(descriptor.readlink()))
     return [name for name in names if name.startswith(f"{directory}/")]
