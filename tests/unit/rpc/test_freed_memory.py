@@ -1,7 +1,6 @@
 """When freed memory is given back: once enough of it is kept, and the process rests."""
 
 import asyncio
-import ctypes
 import errno
 import subprocess
 import sys
@@ -15,10 +14,7 @@ from pentimento.rpc import freed_memory
 from pentimento.rpc.freed_memory import (
     MEBIBYTE,
     FreedWatch,
-    HeapFigures,
     give_back_freed_memory,
-    resident_bytes,
-    spare_bytes,
 )
 
 
@@ -45,25 +41,51 @@ def test_freed_memory_is_given_back_when_there_is_enough_and_the_process_rests(
     assert [watch.pays(spare * MEBIBYTE) for spare in mebibytes] == gives_back
 
 
-def test_what_a_process_holds_is_what_the_kernel_says() -> None:
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS:"))
+# In a process of its own: in this one garbage of other tests goes meanwhile, and their threads take and free memory too.
+# A program prints bytes.
+HEAP = """
+import ctypes
+from pathlib import Path
 
-    assert resident_bytes() == pytest.approx(int(line.split()[1]) * 1024, rel=0.05)
+from pentimento.rpc.freed_memory import HeapFigures, resident_bytes, spare_bytes
+
+library = ctypes.CDLL(None)
+library.mallinfo2.restype = HeapFigures
+library.malloc.restype = ctypes.c_void_p
+library.malloc_trim(0)
+
+def filled(size):
+    block = ctypes.c_void_p(library.malloc(size))
+    ctypes.memset(block, 1, size)
+    return block
+
+"""
+
+
+def told_by(program: str) -> list[int]:
+    done = subprocess.run([sys.executable, "-c", HEAP + program], capture_output=True, text=True, check=True)
+    return [int(word) for word in done.stdout.split()]
+
+
+def test_what_a_process_holds_is_what_the_kernel_says() -> None:
+    status = 'Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0]'
+    found, kibibytes = told_by(f"print(resident_bytes(), {status})")
+
+    assert found == pytest.approx(kibibytes * 1024, rel=0.05)
 
 
 def test_blocks_are_spare_once_they_are_freed_and_kept() -> None:
-    library = c_library()
-    before = spare_bytes(library)
-
-    blocks = [filled(library, 64 << 10) for _ in range(1024)]
-    in_use = spare_bytes(library)
-    last = filled(library, 64 << 10)
-    for block in blocks:
-        library.free(block)
-    freed = spare_bytes(library)
-    library.malloc_trim(0)
-    given_back = spare_bytes(library)
-    library.free(last)
+    before, in_use, freed, given_back = told_by("""
+before = spare_bytes(library)
+blocks = [filled(64 << 10) for _ in range(1024)]
+in_use = spare_bytes(library)
+last = filled(64 << 10)
+for block in blocks:
+    library.free(block)
+freed = spare_bytes(library)
+library.malloc_trim(0)
+print(before, in_use, freed, spare_bytes(library))
+""")
 
     assert in_use == pytest.approx(before, abs=4 * MEBIBYTE)
     assert freed == pytest.approx(before + 64 * MEBIBYTE, abs=4 * MEBIBYTE)
@@ -71,28 +93,13 @@ def test_blocks_are_spare_once_they_are_freed_and_kept() -> None:
 
 
 def test_blocks_that_have_a_mapping_of_their_own_are_in_use_until_they_are_freed() -> None:
-    library = c_library()
-    before = spare_bytes(library)
-
-    block = filled(library, 256 * MEBIBYTE)
-    in_use = spare_bytes(library)
-    library.free(block)
+    before, in_use = told_by("""
+before = spare_bytes(library)
+block = filled(256 << 20)
+print(before, spare_bytes(library))
+""")
 
     assert in_use == pytest.approx(before, abs=4 * MEBIBYTE)
-
-
-def c_library() -> ctypes.CDLL:
-    library = ctypes.CDLL(None)
-    library.mallinfo2.restype = HeapFigures
-    library.malloc.restype = ctypes.c_void_p
-    library.malloc_trim(0)
-    return library
-
-
-def filled(library: ctypes.CDLL, size: int) -> ctypes.c_void_p:
-    block = ctypes.c_void_p(library.malloc(size))
-    ctypes.memset(block, 1, size)
-    return block
 
 
 async def test_it_is_looked_for_every_second_and_given_back_by_a_thread_that_ends(
