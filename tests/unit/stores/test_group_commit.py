@@ -278,9 +278,7 @@ def test_a_job_that_always_loses_is_given_up_after_the_fourth_time(writer: Group
 
 
 def test_a_process_can_end_without_closing_it(writer: GroupCommitWriter) -> None:
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "test-writer"]
-
-    assert thread.daemon
+    assert writer._thread.daemon
 
 
 def test_a_closed_writer_lets_go_of_the_database(engine: Engine, tmp_path: Path) -> None:

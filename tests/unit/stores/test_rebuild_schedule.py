@@ -13,7 +13,7 @@ from pentimento.stores.vectors.rebuild_schedule import RebuildSchedule
 
 BUILDING = IndexBuilding(least_points_count=1000, unindexed_share=0.5, first_retry_s=0.01)
 DUE, SETTLED = IndexCounts(1200, 1200), IndexCounts(1200, 0)
-LONG_S, SHORT_S = 30.0, 0.2
+LONG_S, SHORT_S = 60.0, 0.2
 
 
 @dataclass
@@ -48,13 +48,17 @@ def settle(builds: Builds) -> None:
 
 
 def test_what_was_due_while_a_build_ran_and_is_in_it_is_not_built_again() -> None:
+    built = threading.Event()
+
     def looked_at_meanwhile(builds: Builds) -> None:
         builds.schedule.look()
         settle(builds)
+        built.set()
 
     builds = Builds(looked_at_meanwhile)
     builds.schedule.start()
 
+    assert built.wait(LONG_S)
     assert not builds.one_more.wait(SHORT_S)
     builds.schedule.close()
     assert (builds.begun, builds.schedule.builds_count) == (1, 1)
