@@ -44,10 +44,11 @@ async def test_what_an_allocator_raises_is_raised():
 
 
 async def test_an_allocator_that_hangs_is_left_and_asked_again_a_few_times_only():
-    may_end, calls = threading.Event(), []
+    may_end, calls, called = threading.Event(), [], threading.Semaphore(0)
 
     def hanging(context: AllocationContext) -> AllocationDecision:
         calls.append(context)
+        called.release()
         may_end.wait(60)
         return AllocationDecision()
 
@@ -55,6 +56,8 @@ async def test_an_allocator_that_hangs_is_left_and_asked_again_a_few_times_only(
     for _ in range(MAX_STUCK + 2):
         with pytest.raises(AllocatorStuck):
             await threads.decide(hanging, CONTEXT)
+    for _ in range(MAX_STUCK):  # on a busy machine a thread begins after it was given up
+        assert await asyncio.to_thread(called.acquire, timeout=60)
     may_end.set()
 
     assert len(calls) == MAX_STUCK
