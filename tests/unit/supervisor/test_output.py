@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,12 @@ from pentimento.supervisor.outlet import MAX_PENDING_CHARS, Outlet
 from pentimento.supervisor.output import MAX_LOG_BYTES, LogFiles, LogView
 
 FULL = OSError(28, "No space left on device")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The moment that output gets to end is a long one where the machine is busy."""
+    monkeypatch.setattr(Outlet, "close", partialmethod(Outlet.close, wait_s=60.0))
 
 
 class Paper:
@@ -52,7 +59,7 @@ def test_a_writer_that_blocks_keeps_nobody_and_the_missing_are_counted() -> None
     for _ in range(10):
         outlet.put("worker", "x" * (MAX_PENDING_CHARS // 4))
     paper.free.set()
-    outlet.close(20)
+    outlet.close()
 
     assert paper.lines[:2] == [("worker", "first"), ("worker", "… 6 lines are missing here")]
     assert len(paper.lines) == 2 + 4
@@ -66,7 +73,7 @@ def test_a_line_that_cannot_be_written_is_counted_and_the_next_ones_are_tried() 
 
     for line in ("lost 1", "lost 2", "kept"):
         outlet.put("worker", line)
-    outlet.close(20)
+    outlet.close()
 
     assert paper.lines == [("worker", "… 2 lines are missing here"), ("worker", "kept")]
     assert failures == ["worker: No space left on device"] * 2
@@ -79,7 +86,7 @@ def test_what_one_source_lost_is_not_told_of_another() -> None:
 
     outlet.put("worker", "lost")
     outlet.put("frontdoor", "kept")
-    outlet.close(20)
+    outlet.close()
 
     assert paper.lines == [("frontdoor", "kept")]
 
