@@ -25,6 +25,7 @@ from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.attempts.starts import StartResolver
+from services.unet_worker.cache.uploads import Uploads
 from tests.unit.unet_worker.orders import FROM_LATENT, HELD, ORDER, order_with
 
 GRANT = CacheGrant("grant", (LatentSlot(2, "latents/k2"), LatentSlot(6, "latents/k6")), "images/one", 60_000)
@@ -166,6 +167,7 @@ class HungStore:
     def __init__(self) -> None:
         self.released = threading.Event()
         self.asked: list[str] = []
+        self.was_asked = threading.Semaphore(0)
 
     def get(self, reference: ObjectReference) -> bytes:
         self.released.wait()
@@ -173,6 +175,7 @@ class HungStore:
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> ObjectReference:
         self.asked.append(key)
+        self.was_asked.release()
         self.released.wait()
         return ObjectReference(key, "sha256:hung", len(data))
 
@@ -190,17 +193,30 @@ async def test_a_store_that_does_not_answer_costs_the_saving_and_not_the_picture
     parts.close()
 
 
-async def after_two_that_store_nothing(model: DiffusionModel) -> tuple[Parts, HungStore]:
-    """Two pictures are painted, whose uploads still wait for the store."""
+async def after_two_that_store_nothing(
+    model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Parts, HungStore]:
+    """Two pictures are painted, whose uploads still wait for the store: three of the first and, on the fourth thread,
+    one of the second."""
     hung: Any = HungStore()
-    parts = Parts(model, hung, upload_timeout_s=0.05)
-    for _ in range(2):
-        await parts.runner.run(replace(ORDER, cache_grant=GRANT), ignore)
+    parts, collect, awaited_counts = Parts(model, hung, upload_timeout_s=0.05), Uploads.collect, [1, 3]
+
+    async def collect_later(uploads: Uploads, timeout_s: float) -> Any:
+        for _ in range(awaited_counts.pop()):
+            assert await asyncio.to_thread(hung.was_asked.acquire, timeout=60)
+        return await collect(uploads, timeout_s)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Uploads, "collect", collect_later)
+        for _ in range(2):
+            await parts.runner.run(replace(ORDER, cache_grant=GRANT), ignore)
     return parts, hung
 
 
-async def test_an_image_of_the_request_does_not_wait_for_a_store_that_does_not_answer(model: DiffusionModel) -> None:
-    parts, hung = await after_two_that_store_nothing(model)
+async def test_an_image_of_the_request_does_not_wait_for_a_store_that_does_not_answer(
+    model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, hung = await after_two_that_store_nothing(model, monkeypatch)
 
     async with asyncio.timeout(60):
         result = (await parts.runner.run(order_with(init_image=InitImage(PICTURE, 0.5)), ignore)).result
@@ -210,11 +226,12 @@ async def test_an_image_of_the_request_does_not_wait_for_a_store_that_does_not_a
     parts.close()
 
 
-async def test_what_still_waits_for_the_store_is_given_up_with_its_attempt(model: DiffusionModel) -> None:
-    parts, hung = await after_two_that_store_nothing(model)
+async def test_what_still_waits_for_the_store_is_given_up_with_its_attempt(
+    model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, hung = await after_two_that_store_nothing(model, monkeypatch)
 
     hung.released.set()
     parts.close()
 
-    # Three objects of the first and, on the fourth thread, one of the second.
     assert sorted(hung.asked) == ["images/one", "latents/k2", "latents/k2", "latents/k6"]
