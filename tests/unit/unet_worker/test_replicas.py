@@ -58,8 +58,8 @@ class ToldReplica(ControlNetServiceServicer):
 
     async def WatchCredits(self, request: Any, context: Any) -> AsyncIterator[pb.WatchCreditsResponse]:
         while True:
+            self._told.clear()  # before it is told: what changes while it is on its way is told after it
             yield self.news
-            self._told.clear()
             await self._told.wait()
 
 
