@@ -25,6 +25,7 @@ from pentimento.policies.cache_selection import SelectionRules
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding
 from pentimento.stores.vectors.index import Space, VectorQuery
+from services.vectordb_gateway import store_threads
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.validation import SHARED_POOL
 from tests.contract.stores.cache_records import bind
@@ -370,7 +371,12 @@ async def test_a_closed_lookup_searches_nothing_more(gateway: Gateway) -> None:
         await lookup.lookup(candidates(scope()), EMBEDDING, None)
 
 
-async def test_eight_search_at_once_and_a_close_drops_those_that_wait_for_one(gateway: Gateway) -> None:
+async def test_eight_search_at_once_and_a_close_drops_those_that_wait_for_one(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is given up before all are there, nor is one that has searched for a while stuck."""
+    monkeypatch.setattr(store_threads, "_STUCK_S", 600.0)
+    gateway.timeout_s = 600.0
     lookup = gateway.open()
     gateway.index.gate.clear()
     asking = [asyncio.create_task(lookup.lookup(candidates(scope()), EMBEDDING, None)) for _ in range(10)]

@@ -40,6 +40,7 @@ async def test_beside_a_call_that_hangs_nothing_more_is_taken(
     hanging = asyncio.create_task(threads.run(hang))
     await asyncio.to_thread(began.wait)
     # A moment ago it began: others are taken as long as that is no hang.
+    monkeypatch.setattr(store_threads, "_STUCK_S", 600.0)
     assert await threads.run(abs, -1) == 1
     monkeypatch.setattr(store_threads, "_STUCK_S", 0.0)
 

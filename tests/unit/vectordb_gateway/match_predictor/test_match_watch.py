@@ -25,6 +25,7 @@ from pentimento.stores.ledger.cache_records import (
     NumberedVector,
 )
 from pentimento.stores.objects.store import refer_to
+from services.vectordb_gateway.match_predictor import match_watch
 from services.vectordb_gateway.match_predictor import predictor as predictor_module
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.match_predictor.sign_codes import Codes
@@ -98,6 +99,13 @@ def ledger(filled: Path, tmp_path: Path) -> Iterator[CacheLedger]:
     opened.close()
 
 
+@pytest.fixture(autouse=True)
+def steady_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes as long as on a machine that is doing nothing else, by the watch's own clock."""
+    fifties_of_us = itertools.count()
+    monkeypatch.setattr(match_watch, "perf_counter", lambda: next(fifties_of_us) * 5e-5)
+
+
 def ask(watch: MatchWatch, vector: np.ndarray, search_s: float = FAR_S, saved_share: float = 0.0) -> Ruling:
     """A lookup as the gateway makes it."""
     forecast = watch.forecast(("tenant",), vector.tobytes())
@@ -166,9 +174,7 @@ def test_while_it_is_off_predictions_take_a_tenth_of_the_time_of_searches(
     ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = itertools.count()
-    monkeypatch.setattr(
-        "services.vectordb_gateway.match_predictor.match_watch.perf_counter", lambda: float(next(seconds))
-    )
+    monkeypatch.setattr(match_watch, "perf_counter", lambda: float(next(seconds)))
     watch = learnt(ledger)  # a prediction takes a second by this clock, a search `FAR_S`
     asked = [watch.wants_to_study(watch.forecast(("tenant",), STRANGE[0].tobytes())) for _ in range(10_000)]
 
