@@ -15,6 +15,7 @@ from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus
 from pentimento.domain.generation import PlanVersion
 from pentimento.reports.allocations import AllocationSample
+from pentimento.testing.clocks import SetClock
 
 
 def test_a_suite_without_a_cache_misses_none() -> None:
@@ -97,7 +98,7 @@ def test_a_watch_goes_on_where_a_look_is_not_answered_and_shows_what_was_told_be
     gone = Unavailable("GONE", "nobody is there")
     replica = ReplicaStatus(Replica("worker-7", ReplicaKind.UNET_WORKER, "unix:/x", 1), 0, live=True)
     fleet = Fleet((replica,), Plan(PlanVersion(7, 2)), 7)
-    looks = iter([SuiteStatus.of(fleet, gone, None), SuiteStatus.of(gone, gone, None)])
+    looks, clock = iter([SuiteStatus.of(fleet, gone, None), SuiteStatus.of(gone, gone, None)]), SetClock()
 
     async def look(places: status.Places) -> SuiteStatus:
         found = next(looks, None)
@@ -106,14 +107,15 @@ def test_a_watch_goes_on_where_a_look_is_not_answered_and_shows_what_was_told_be
         return found
 
     async def sleep(seconds: float) -> None:
-        """At once."""
+        clock.monotonic_s += 3.0
 
     monkeypatch.setattr(status, "look", look)
+    monkeypatch.setattr(status, "time", clock)
     monkeypatch.setattr(status, "asyncio", SimpleNamespace(run=asyncio.run, sleep=sleep))
     addresses = [f"--{name}-address=unix:/nobody" for name in ("controller", "frontdoor", "gateway")]
 
     done = CliRunner().invoke(status.status, [*addresses, "--watch"])
 
     assert "worker-7" in done.stdout
-    assert "controller does not answer: nobody is there; what is shown of it is 0 s old" in done.stdout
+    assert "controller does not answer: nobody is there; what is shown of it is 3 s old" in done.stdout
     assert "frontdoor does not answer: nobody is there\n" in done.stdout
