@@ -293,14 +293,16 @@ def test_whoever_comes_interrupts_work_for_idle_times_and_it_goes_on_later(
 
 
 def test_work_for_idle_times_that_raises_is_not_tried_again(engine: StepEngine, model: DiffusionModel) -> None:
-    tried: list[str] = []
+    tried, was_idle = list[str](), threading.Event()
 
     def work(wanted: Callable[[], bool]) -> bool:
         tried.append("once")
+        was_idle.set()
         raise ValueError("broken")
 
     engine.work_when_idle(work)
 
+    assert was_idle.wait(60)
     assert canary_succeeds(engine, model)
     assert canary_succeeds(engine, model)
     assert tried == ["once"]
