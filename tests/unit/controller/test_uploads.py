@@ -253,7 +253,7 @@ async def test_a_file_may_be_as_large_as_the_bound_says(
     uploads = UploadedAdapters(ledger, objects, len(data), 60.0, Told())
     await uploads.load()
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         added = await uploads.add(upload_of(data), sent(data))
 
     assert added.name == "ink"

@@ -57,7 +57,7 @@ async def test_what_waited_is_moved_by_the_next_frontdoor_too(journal: Journal, 
     store = open_objects(f"file://{tmp_path}/objects")
 
     async with keeping(journal, lambda: store):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await waiting_keys(journal):
                 pass
 

@@ -80,7 +80,7 @@ async def test_the_next_picture_is_decoded_while_one_is_encoded(monkeypatch: pyt
     second_is_decoded = threading.Event()
     decoder = Decoder()
     model: Any = SimpleNamespace(decode_latent=lambda latent: _noted(decoder, latent, second_is_decoded))
-    monkeypatch.setattr(finishing, "png_of_rows", lambda rows: str(second_is_decoded.wait(30)).encode())
+    monkeypatch.setattr(finishing, "png_of_rows", lambda rows: str(second_is_decoded.wait(60)).encode())
     both = Finisher(model, preview_side_px=8)
 
     pictures = await asyncio.gather(both.finish(LATENT, "png", False), both.finish(LATENT + 1, "png", False))
