@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,9 +16,17 @@ async def received() -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.fixture(autouse=True)
+def handled_as_before() -> Iterator[None]:
+    """What a test does to the signals of this process is nobody else's."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_the_first_signal_asks_the_second_insists_and_the_third_is_the_kernel_s(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
     told = []
     with StopSignals(lambda: None) as signals:
         told.append((signals.asked.is_set(), signals.insisted.is_set()))
@@ -26,7 +35,6 @@ async def test_the_first_signal_asks_the_second_insists_and_the_third_is_the_ker
             await received()
             told.append((signals.asked.is_set(), signals.insisted.is_set()))
         third = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    signal.signal(number, before)
 
     assert told == [(False, False), (True, False), (True, True)]
     assert third == (signal.SIG_DFL, signal.SIG_DFL)
