@@ -1,9 +1,11 @@
 """How the most load that a server takes is found."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import worker_load
 from benchmarks.climbing import MOST_RUNS, STEP, ClimbTrial, Promise, RateRun, best, climb, climb_up, limit_of
 from benchmarks.worker_load import Answer, WorkerArrival
 
@@ -77,17 +79,29 @@ async def test_a_run_that_keeps_the_promise_holds() -> None:
     assert run.answered == 20
 
 
-async def test_a_run_ends_early_once_its_promise_is_broken() -> None:
-    lock = asyncio.Lock()
+async def test_a_run_ends_early_once_its_promise_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is answered before the next one is due, however late the machine is."""
+    waiting: list[asyncio.Future[None]] = []
+
+    def sleep(seconds: float) -> "asyncio.Future[None]":
+        waiting.append(asyncio.get_running_loop().create_future())
+        return waiting[-1]
 
     async def ask(arrival: WorkerArrival) -> None:
-        async with lock:
-            await asyncio.sleep(0.02)
+        """At once, which is later than promised here."""
 
-    run = await ClimbTrial("side", ask, Promise(0.0), 40, "search").run(100.0, seed=0)
+    monkeypatch.setattr(worker_load, "asyncio", SimpleNamespace(sleep=sleep, gather=asyncio.gather))
+    running = asyncio.create_task(ClimbTrial("side", ask, Promise(-1e9), 40, "search").run(100.0, seed=0))
+    while len(waiting) < 40:  # noqa: ASYNC110 - nobody is told
+        await asyncio.sleep(0)
+    for due in waiting:
+        due.set_result(None)
+        await asyncio.sleep(0)
+
+    run = await running
 
     assert not run.held
-    assert run.answered < 40
+    assert run.answered == 3
 
 
 async def test_a_failure_breaks_the_promise() -> None:
