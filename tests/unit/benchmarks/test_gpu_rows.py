@@ -77,8 +77,8 @@ def test_every_way_of_a_step_is_compared_with_the_eager_one(monkeypatch: pytest.
 def test_a_row_that_fails_costs_itself_alone(tmp_path: Path) -> None:
     collected = Collected()
 
-    collect("no such row", options(tmp_path), 60, collected)
-    collect("device", options(tmp_path, device="cuda"), 60, collected)
+    collect("no such row", options(tmp_path), 120, collected)
+    collect("device", options(tmp_path, device="cuda"), 120, collected)
     collect("device", options(tmp_path), 0.01, collected)
 
     assert collected.row_s == {} and collected.figures == []
