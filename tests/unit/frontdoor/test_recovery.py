@@ -48,9 +48,10 @@ def accept(journal: Journal, request_id: str = "r1", body: bytes = resolved_to_b
 
 
 @pytest.fixture
-def inputs(journal: Journal, tmp_path: Path) -> Inputs:
+def inputs(journal: Journal, tmp_path: Path) -> Iterator[Inputs]:
     keeper = ObjectKeeper(lambda: open_objects(f"file://{tmp_path}/objects"), journal.objects, KeepingLimits())
-    return Inputs(keeper, lambda work, name: None)
+    yield Inputs(keeper, lambda work, name: None)
+    keeper.close()
 
 
 @pytest.mark.parametrize(
