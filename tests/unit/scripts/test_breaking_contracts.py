@@ -1,5 +1,6 @@
 """What a change of the contracts breaks, against the last version that git has."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,13 @@ import pytest
 
 from scripts import breaking_contracts
 from scripts.breaking_contracts import DESCRIPTOR_SET, ROOT, committed, earlier_revision, exit_code, what_breaks
+
+
+@pytest.fixture(autouse=True)
+def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What git is told for all repositories of a machine, such as to sign commits, holds for none of these."""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
 
 
 @pytest.fixture
