@@ -41,8 +41,8 @@ def test_freed_memory_is_given_back_when_there_is_enough_and_the_process_rests(
     assert [watch.pays(spare * MEBIBYTE) for spare in mebibytes] == gives_back
 
 
-# In a process of its own: in this one garbage of other tests goes meanwhile, and their threads take and free memory too.
-# A program prints bytes.
+# In a process of its own, which prints bytes: in this one garbage of other tests goes meanwhile, and their threads take
+# memory.
 HEAP = """
 import ctypes
 from pathlib import Path
