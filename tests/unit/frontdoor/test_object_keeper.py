@@ -118,17 +118,20 @@ async def test_nothing_piles_up_before_a_store_in_which_every_thread_hangs(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was given up would wait there for as long as it hangs, with all that came after it."""
-    monkeypatch.setattr(object_keeper, "_READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(object_keeper, "_READ_TIMEOUT_S", 600.0)
     monkeypatch.setattr(object_keeper, "_STUCK_S", 0.0)
     store = HangingStore()
     keeper = ObjectKeeper(lambda: cast(ObjectStore, store), journal.objects, LIMITS)
-    while len(store.asked) < object_keeper._THREAD_COUNT:
-        await keeper.delete("results/a")
+    hanging = [asyncio.create_task(keeper.delete("results/a")) for _ in range(object_keeper._THREAD_COUNT)]
+    while len(store.asked) < object_keeper._THREAD_COUNT:  # noqa: ASYNC110 - other threads
+        await asyncio.sleep(0.001)
 
+    monkeypatch.setattr(object_keeper, "_READ_TIMEOUT_S", 0.05)
     await asyncio.gather(*(keeper.delete("results/b") for _ in range(20)))
 
     waiting = keeper._threads._work_queue.qsize()
     store.goes_on.set()
+    await asyncio.gather(*hanging)
     keeper.close()
     assert waiting == 0
 
