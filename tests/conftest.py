@@ -83,6 +83,17 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """What a file's tests leave is collected behind the last of them, which hears the complaints: not within a test of
+    whichever file comes next."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            gc.collect()
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Collections of garbage pass over the millions of objects that are imported and collected, and that stay: there
     are none meanwhile, and later ones leave them out."""
