@@ -21,6 +21,8 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+# The folders in which tests have a mark: to look through all for them takes half a minute.
+MARKED = $(sort $(dir $(shell grep -rl --include='*.py' 'mark\.$(1)\b' tests)))
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
 CONSTRAINTS := constraints/$(DEVICE).txt
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints/cpu.txt)
@@ -56,10 +58,10 @@ test: $(DEV_READY) ## every test but those of the next targets, and those that n
 	$(PYTEST) -m "not compose and not faults and not training and not gpu" $(PYTEST_ARGS)
 
 test-faults: $(DEV_READY) ## kills and stops of real processes under load
-	$(PYTEST) -m faults $(PYTEST_ARGS)
+	$(PYTEST) -m faults $(call MARKED,faults) $(PYTEST_ARGS)
 
 test-training: $(DEV_READY) ## short trainings of every part of the zoo, interrupted and resumed
-	$(PYTEST) -m training $(PYTEST_ARGS)
+	$(PYTEST) -m training $(call MARKED,training) $(PYTEST_ARGS)
 
 test-kernels: $(DEV_READY) ## the fused kernels in Triton's interpreter, on a CPU (installs Triton beside the venv's packages)
 	@[ -d $(VENV)/triton ] || $(INSTALL) --no-deps -c $(CONSTRAINTS) --target $(VENV)/triton triton
