@@ -191,7 +191,7 @@ def test_closing_leaves_no_other_thread_waiting() -> None:
             thread.start()
         client.close()
         for thread in asking:
-            thread.join(20)
+            thread.join(60)
 
         assert [thread for thread in asking if thread.is_alive()] == []
 

@@ -64,18 +64,18 @@ class HeldIndex:
 
     async def entered(self) -> None:
         """Wait for the next upsert to begin."""
-        assert await asyncio.to_thread(self._entered.acquire, timeout=30)
+        assert await asyncio.to_thread(self._entered.acquire, timeout=60)
 
     def _held(self, points: Sequence[VectorPoint]) -> None:
         self._entered.release()
-        assert self._through.acquire(timeout=30)
+        assert self._through.acquire(timeout=60)
         self.taken.append([point.entry_id for point in points])
         self._upsert(points)
 
 
 async def waited_for(indexed: indexing.Indexing) -> None:
     """Until somebody waits for the index."""
-    for _ in range(3000):
+    for _ in range(6000):
         if indexed._lock._gate.locked():
             return
         await asyncio.sleep(0.01)
@@ -89,7 +89,7 @@ async def test_a_commit_does_not_wait_until_a_lost_index_is_filled_again(
         ledger, index = gateway.process.stores.ledger, gateway.process.stores.index
         lost = await lost_entries(gateway, monkeypatch)
         # As long as the test needs: the commit waits for the batch that the index is taking.
-        monkeypatch.setattr(indexing, "_COMMIT_WAIT_S", 30.0)
+        monkeypatch.setattr(indexing, "_COMMIT_WAIT_S", 60.0)
         held = HeldIndex(index, monkeypatch)
 
         filling = asyncio.create_task(asyncio.to_thread(gateway.process.indexing.index_new))
