@@ -333,7 +333,7 @@ async def test_cache_parts_that_are_not_there_cost_the_cache_and_not_the_picture
 ) -> None:
     gone = f"unix:{folder / 'nobody'}"
 
-    async with running_suite(folder, embedder_address=gone, gateway_address=gone) as suite:
+    async with running_suite(folder, embedder_address=gone, gateway_address=gone, **WAITS) as suite:
         completed = await suite.paint(REQUEST)
 
     assert "cache skipped: embedder unavailable" in completed.provenance.notes
