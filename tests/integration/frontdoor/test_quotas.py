@@ -13,7 +13,7 @@ from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.store import refer_to
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
 from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.metrics import BAD_PICTURES
 from tests.integration.frontdoor.inputs import png
@@ -104,13 +104,14 @@ async def test_beyond_its_bytes_a_tenants_oldest_picture_is_forgotten_and_its_re
         without_image = await suite.client.get_request(old.request_id, omit_image=True)
         kept = [(await suite.client.get_request(one.request_id)).completed for one in (middle, new)]
         status = await suite.frontdoor.api.get_request("another", others.request_id)  # type: ignore[union-attr]
+        # Rows first, objects second.
+        await until(lambda: len(list((folder / "objects").rglob("results.*"))) == 3)
 
     assert replayed.value.reason == "RESULT_GONE"
     assert without_image.completed is not None
     assert (without_image.state, without_image.completed.provenance) == (RequestState.COMPLETED, old.provenance)
     assert kept == [middle, new]
     assert status.completed == others
-    assert len(list((folder / "objects").rglob("results.*"))) == 3
 
 
 async def test_what_was_kept_before_a_restart_counts(folder: Path, worker: PacedWorker) -> None:
