@@ -1,8 +1,11 @@
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from pentimento.domain.clock import SystemClock
+from pentimento.domain.tenants import DAY_S, HOUR_S
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.testing.paced_worker import PacedWorker
 
@@ -11,3 +14,10 @@ from pentimento.testing.paced_worker import PacedWorker
 async def suite(folder: Path, worker: PacedWorker) -> AsyncIterator[FrontdoorSuite]:
     async with running_suite(folder) as running:
         yield running
+
+
+@pytest.fixture
+def at_half_past_noon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an hour nor a day ends while the test runs."""
+    ahead_s = 12.5 * HOUR_S - time.time() % DAY_S
+    monkeypatch.setattr(SystemClock, "wall", lambda _: time.time() + ahead_s)

@@ -315,7 +315,9 @@ async def test_keys_that_are_known_are_taken_while_the_ledger_is_away(running: A
         await (await running.client("pentimento_0_unknown")).list_models()
 
 
-async def test_what_a_tenant_used_is_told_by_the_hour_and_the_day(running: Administered, worker: PacedWorker) -> None:
+async def test_what_a_tenant_used_is_told_by_the_hour_and_the_day(
+    at_half_past_noon: None, running: Administered, worker: PacedWorker
+) -> None:
     worker.device_s = 0.25
     client = await running.tenant("acme", requests_per_s=0.001, burst_count=2)
     stranger = await running.tenant("other")
@@ -335,7 +337,7 @@ async def test_what_a_tenant_used_is_told_by_the_hour_and_the_day(running: Admin
     assert await running.admin.usage("nobody", *span) == ()
 
 
-async def test_usage_survives_a_restart(folder: Path, worker: PacedWorker) -> None:
+async def test_usage_survives_a_restart(at_half_past_noon: None, folder: Path, worker: PacedWorker) -> None:
     async with administered(folder) as before:
         await paint(await before.tenant("acme"))
 
