@@ -37,6 +37,13 @@ class EdgeUnderTest:
         return await self.http.post("/v1/images/generations", json={"prompt": "a red circle", **values})
 
 
+@pytest.fixture(autouse=True)
+def patient_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is asked for the status is waited for, however busy the machine is with other tests."""
+    monkeypatch.setattr("services.edge.console.looking.STATUS_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("services.edge.history.reader.LOOK_TIMEOUT_S", 60.0)
+
+
 @pytest.fixture
 def limits() -> dict[str, Any]:
     """Settings of the listener that a test wants otherwise."""

@@ -26,6 +26,12 @@ from services.frontdoor.wiring import wire
 ONCE = RetryPolicy(tries=1)
 
 
+@pytest.fixture(autouse=True)
+def patient_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is asked for the status is waited for, however busy the machine is with other tests."""
+    monkeypatch.setattr("pentimento.cli.status.CALL_TIMEOUT_S", 60.0)
+
+
 @pytest.fixture
 def authority(folder: Path) -> Authority:
     return Authority(folder, "authority")
