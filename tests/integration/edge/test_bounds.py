@@ -1,7 +1,10 @@
 """What a stranger may take of the edge: each bound over a real socket, and a picture on the same process afterwards."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import pytest
 
@@ -127,6 +130,12 @@ async def test_connections_beyond_the_bound_are_closed_where_all_others_are_at_w
 UPLOAD = JSON_HEAD + b"Content-Length: 1000000\r\n\r\n"
 
 
+async def until_three(edge: EdgeUnderTest, are: Callable[[Any], object]) -> None:
+    """Until three connections are there, and are so."""
+    connections = edge.listener._server.server_state.connections
+    await eventually(lambda: len(connections) == 3 and all(map(are, connections)))
+
+
 @limited(http_connections=3)
 async def test_the_slowest_sender_makes_room_where_none_is_idle(
     edge: EdgeUnderTest, monkeypatch: pytest.MonkeyPatch
@@ -139,7 +148,7 @@ async def test_the_slowest_sender_makes_room_where_none_is_idle(
     ):
         for writer, count in ((flood, 9000), (trickle, 1), (more, 5000)):
             writer.write(UPLOAD + b" " * count)
-        await asyncio.sleep(0.3)
+        await until_three(edge, lambda one: one._sent_bytes_per_s(time.monotonic()))
 
         answer = await answer_to(edge, HEALTH + b"Connection: close\r\n\r\n")
 
@@ -150,11 +159,12 @@ async def test_the_slowest_sender_makes_room_where_none_is_idle(
 
 
 @limited(http_connections=3)
-async def test_who_has_just_begun_to_send_makes_no_room(edge: EdgeUnderTest) -> None:
+async def test_who_has_just_begun_to_send_makes_no_room(edge: EdgeUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "SENDING_GRACE_S", 60.0)
     async with connection(edge) as (one, first), connection(edge) as (_, second), connection(edge) as (_, third):
         for writer in (first, second, third):
             writer.write(UPLOAD)
-        await asyncio.sleep(0.1)
+        await until_three(edge, lambda one: one._phase is bounded.ConnectionPhase.BODY)
 
         assert await answer_to(edge, HEALTH + b"\r\n") == b""
 

@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import pytest
 
+from services.edge.http import bounded
 from tests.integration.edge.conftest import EdgeUnderTest
 from tests.integration.edge.sockets import GOOD, JSON_HEAD, answer_to, assert_paints, connection, eventually, limited
 
@@ -66,8 +67,11 @@ async def test_a_connection_whose_body_ended_behind_its_answer_makes_room(edge: 
 
 
 @pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
-async def test_who_closes_behind_a_refusal_may_send_the_whole_body_first(edge: EdgeUnderTest, version: bytes) -> None:
+async def test_who_closes_behind_a_refusal_may_send_the_whole_body_first(
+    edge: EdgeUnderTest, monkeypatch: pytest.MonkeyPatch, version: bytes
+) -> None:
     """As proxies do that speak HTTP/1.0: nginx answers for an edge that it cannot write to."""
+    monkeypatch.setattr(bounded, "LAST_BODY_S", 60.0)
     chunk, count = b" " * 65536, 64
     head = WRONG_TYPE.replace(b"HTTP/1.1", version)
     async with connection(edge) as (reader, writer):
