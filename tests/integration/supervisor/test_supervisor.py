@@ -204,14 +204,19 @@ def test_leftovers_are_ended_and_their_sockets_removed(tmp_path: Path) -> None:
     sockets = tmp_path / "sockets"
     sockets.mkdir()
     (sockets / "frontdoor.sock").touch()
-    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
-    left = subprocess.Popen(sleeper, env={**os.environ, MARK: str(tmp_path / "state")})
+    sleeper = [sys.executable, "-c", "print('here', flush=True); import time; time.sleep(600)"]
+    environment = {**os.environ, MARK: str(tmp_path / "state")}
+    left = subprocess.Popen(sleeper, env=environment, stdout=subprocess.PIPE)
+    assert left.stdout is not None
+    # Its environment may be seen only a moment after it was made.
+    left.stdout.readline()
 
     count = clean_leftovers(tmp_path / "state", sockets)
 
     assert count == 1
     assert left.poll() is not None
     assert not sockets.exists()
+    left.stdout.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
