@@ -14,6 +14,7 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, FromLatent
 from tests.gateways import DIMENSION_COUNT, ENCODER, RunningGateway, attempt, embedding, running_gateway, scope
+from tests.integration.conftest import be_patient
 
 BAD_SCOPES: list[tuple[str, object]] = [
     ("tenant", ""),
@@ -55,8 +56,10 @@ BAD_EMBEDDINGS: list[tuple[str, Embedding]] = [
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def empty_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
     """One for all that is refused before it changes anything."""
-    async with running_gateway(tmp_path_factory.mktemp("gateway")) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        be_patient(patch)
+        async with running_gateway(tmp_path_factory.mktemp("gateway")) as running:
+            yield running
 
 
 async def still_serves(gateway: RunningGateway) -> None:
