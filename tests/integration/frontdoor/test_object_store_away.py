@@ -59,14 +59,16 @@ async def test_what_comes_while_others_are_moved_waits_no_more(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where more comes than is moved, it would never be over."""
-    put, let_go = FilesystemObjectStore.put, threading.Event()
-    calls: list[object] = []
+    put, hangs, let_go = FilesystemObjectStore.put, threading.Event(), threading.Event()
+    moved: list[object] = []
 
     def hang_the_second(*arguments: object, **options: object) -> object:
-        calls.append(arguments)
-        if len(calls) == 2:
+        """Which comes behind the first that is taken: others may be tried while the store is not back yet."""
+        if moved and not hangs.is_set():
+            hangs.set()
             let_go.wait(60)
-        return put(*arguments, **options)  # type: ignore[arg-type]
+        moved.append(put(*arguments, **options))  # type: ignore[arg-type]
+        return moved[-1]
 
     def waiting_count() -> int:
         return len(suite.frontdoor.parts.journal.objects.spooled().result())
@@ -75,7 +77,7 @@ async def test_what_comes_while_others_are_moved_waits_no_more(
         for _ in range(3):
             await suite.paint()
         monkeypatch.setattr(FilesystemObjectStore, "put", hang_the_second)
-    await until(lambda: len(calls) == 2)
+    await until(hangs.is_set)
 
     await suite.paint()
 
