@@ -1,6 +1,7 @@
 """Pictures through the real service: from noise, from the cache, from an image; and when the cache lets it down."""
 
-import resource
+import errno
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from prometheus_client import REGISTRY
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from pentimento.domain.execution import AttemptResult, Started, StepProgress
 from pentimento.domain.generation import FromImage, GenerationSpec, InitImage, NoiseForm, ObjectReference, Scheduler
+from pentimento.stores.objects import filesystem
 from services.unet_worker.attempts import order
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import (
@@ -222,14 +224,17 @@ async def test_a_store_that_went_away_costs_the_cache_and_not_the_picture(checkp
     assert [note.partition(":")[0] for note in result.notes] == ["cache skipped", "cache"]
 
 
-async def test_a_full_store_costs_the_cache_and_not_the_picture(worker: Served) -> None:
+async def test_a_full_store_costs_the_cache_and_not_the_picture(
+    worker: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_some(descriptor: int, data: bytes) -> None:
+        os.write(descriptor, data[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     plain = await result_of(execute(worker))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writing past it fails as on a full disk
-    try:
-        result = await result_of(execute(worker, attempt=attempt(2), cache_grant=GRANT))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    # Not by a limit of the process: it would be one of whatever else is written here.
+    monkeypatch.setattr(filesystem, "_write_all", write_some)
+    result = await result_of(execute(worker, attempt=attempt(2), cache_grant=GRANT))
 
     assert result.image == plain.image
     assert (result.captured.latents, result.captured.image) == ((), None)
