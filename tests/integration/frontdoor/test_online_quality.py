@@ -101,6 +101,7 @@ async def test_a_hit_is_painted_again_from_noise_and_reported(
     async with watched(folder, gateway) as suite:
         hit = await suite.paint(FIFTY)
         await until(lambda: bool(gateway.reports))
+        await gateway.wait_until(lambda: gateway.committed or gateway.released)
         recorded = suite.frontdoor.parts.dataplane.state.counters
 
     (order,) = shadows(worker)
