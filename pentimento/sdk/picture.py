@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,8 @@ class Picture:
 
 
 def _put(data: bytes, target: Path) -> None:
-    draft = target.with_name(target.name + ".tmp")
+    # Nobody else's: others may save to the same place at once.
+    draft = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         draft.write_bytes(data)
         draft.replace(target)

@@ -136,6 +136,25 @@ def test_an_interrupt_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
+def test_of_two_who_save_to_one_place_at_once_each_writes_a_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, replace = tmp_path / "picture.webp", Path.replace
+    first, second = (Picture(data, ImageFormat.WEBP, 16, 8, provenance()) for data in (b"the first", b"second"))
+
+    def after_the_second(path: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        second.save(place)
+        assert place.read_bytes() == b"second"
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", after_the_second)
+    first.save(place)
+
+    assert place.read_bytes() == b"the first"
+    assert list(tmp_path.iterdir()) == [place]
+
+
 @pytest.mark.parametrize("data", [b"", b"GIF89a", png()])
 def test_file_without_provenance_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidArgument):
