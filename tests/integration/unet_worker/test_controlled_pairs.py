@@ -52,12 +52,14 @@ from tests.integration.unet_worker.test_controlnets import (
     step_counts,
 )
 from tests.integration.unet_worker.test_pairs import (
+    OPEN_S,
     STEPS,
     TOLERANCE,
     Painted,
     Parts,
     Peer,
     difference,
+    freed,
     half_of,
     painted_for,
 )
@@ -109,11 +111,11 @@ async def paint(
 
 async def all_closed(replicas: Sequence[Replica]) -> None:
     """Once no replica holds a stream: it hears of the end of one a moment after the picture is there."""
-    async with AsyncExitStack() as stack, asyncio.timeout(60):
+    async with AsyncExitStack() as stack, asyncio.timeout(OPEN_S):
         for replica in replicas:
             channel = await stack.enter_async_context(open_channel(replica.address, RpcChannelSettings()))
             while True:
-                if not (await ControlNetClient(channel).status(5.0)).open_stream_count:
+                if not (await ControlNetClient(channel).status(OPEN_S)).open_stream_count:
                     break
                 await asyncio.sleep(0.05)
 
@@ -151,6 +153,8 @@ async def test_both_halves_of_the_residuals_are_computed_at_once_on_two_replicas
     replicas: list[Replica],
 ) -> None:
     await paint(parts, peer.address, [edges()], replicas)
+    await freed(parts, peer)
+    await all_closed(replicas)
     before = await step_counts(replicas)
 
     paired = await paint(parts, peer.address, [edges()], replicas)
@@ -216,7 +220,7 @@ async def test_replicas_are_told_which_halves_their_residuals_are_of(
     await paint(parts, "", [edges()], replicas)
     await paint(parts, peer.address, [edges()], replicas)
     half = half_of(parts, controlnets=[HalfControlNet(edges(), [replicas[0].address])])
-    stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half, 1, 10.0)
+    stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half, 1, OPEN_S)
     await stream.predict(0, 900.0, outgoing_tensor(torch.zeros(latent_shape(parts)), UNBOUND))
     stream.close()
 
@@ -291,7 +295,7 @@ async def test_a_controlnet_that_no_half_can_have_is_refused_by_its_field(parts:
 
     with pytest.raises(InvalidArgument) as refused:
         half = half_of(parts, controlnets=[good, bad])
-        await GuidanceHalfClient(parts.worker.channel).open_stream(half, 1, 10.0)
+        await GuidanceHalfClient(parts.worker.channel).open_stream(half, 1, OPEN_S)
 
     assert [violation.field for violation in refused.value.violations] == [f"open.controlnets[1].{field}"]
     assert parts.worker.model.halves.open_count == 0
@@ -301,7 +305,7 @@ async def test_more_controlnets_than_a_half_may_have_are_refused(parts: Parts) -
     half = half_of(parts, controlnets=[half_with()] * 17)
 
     with pytest.raises(InvalidArgument) as refused:
-        await GuidanceHalfClient(parts.worker.channel).open_stream(half, 1, 10.0)
+        await GuidanceHalfClient(parts.worker.channel).open_stream(half, 1, OPEN_S)
 
     assert [violation.field for violation in refused.value.violations] == ["open.controlnets"]
 
@@ -311,7 +315,7 @@ async def test_images_as_large_as_a_request_may_bring_are_read(parts: Parts) -> 
     large = half_with(conditioning_image=b"x" * (9 << 20))
 
     with pytest.raises(InvalidArgument) as refused:
-        await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts, controlnets=[large]), 1, 30.0)
+        await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts, controlnets=[large]), 1, OPEN_S)
 
     assert refused.value.violations[0].field == "open.controlnets[0].controlnet.conditioning_image"
 

@@ -26,7 +26,7 @@ from services.unet_worker.pairing.servicer import HalfServicer, Requests
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.test_switching import credits_where, engines
 
-OPEN_S = 20.0
+OPEN_S = 120.0
 LATENT = outgoing_tensor(torch.zeros(1, 4, SIDE_PX // 4, SIDE_PX // 4), UNBOUND)
 _numbers = count(1)
 

@@ -59,6 +59,7 @@ NEON = "tiny-lora-neon"
 SIDE_PX, STEPS = 64, 20
 # What the composition of a batch may change of a picture (ADR 0009): a half is one row, a whole step has two.
 TOLERANCE = 1e-4
+OPEN_S = 120.0
 SPEC = GenerationSpec("a red circle", "blurred", "tiny", SIDE_PX, SIDE_PX, STEPS, 3.0, Scheduler.DDIM, seed=3)
 _numbers = count(1)
 
@@ -113,6 +114,7 @@ async def peer(parts: Parts) -> Peer:
     found = fit[0] if fit else start_peer(parts)
     parts.peers[:] = [found]
     await credits_of(found)
+    await freed(parts, found)
     return found
 
 
@@ -135,6 +137,21 @@ async def credits_of(peer: Peer) -> None:
             except Unavailable:
                 assert peer.process.poll() is None
                 await asyncio.sleep(0.05)  # not a spin: it needs the processor to start
+
+
+async def freed(parts: Parts, peer: Peer) -> None:
+    """Once it computes no half: it hears of the end of one a moment after the picture is there, and has one credit."""
+    async with open_channel(peer.address, RpcChannelSettings()) as channel, asyncio.timeout(OPEN_S):
+        while True:
+            try:
+                stream = await GuidanceHalfClient(channel).open_stream(half_of(parts), 1, OPEN_S)
+                break
+            except ResourceExhausted:
+                await asyncio.sleep(0.01)
+        latent = outgoing_tensor(torch.zeros(halves_of(parts).latent_shape(SIDE_PX, SIDE_PX)[1]), UNBOUND)
+        # It ends this one itself, and says so when it has.
+        with pytest.raises(InvalidArgument):
+            await stream.predict(STEPS, 900.0, latent)
 
 
 @pytest.fixture
@@ -273,7 +290,7 @@ async def test_what_a_half_cannot_be_computed_for_is_refused(parts: Parts, what:
     changes, error, reason = BAD_OPENINGS[what]
 
     with pytest.raises(error) as refused:
-        await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts, **changes), 1, 10.0)
+        await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts, **changes), 1, OPEN_S)
 
     assert refused.value.reason == reason
     assert parts.worker.model.halves.open_count == 0
@@ -281,7 +298,7 @@ async def test_what_a_half_cannot_be_computed_for_is_refused(parts: Parts, what:
 
 async def test_a_half_is_the_networks_prediction(parts: Parts) -> None:
     latent = torch.randn(halves_of(parts).latent_shape(SIDE_PX, SIDE_PX)[1])
-    stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts), 1, 10.0)
+    stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts), 1, OPEN_S)
     try:
         first = await stream.predict(0, 900.0, outgoing_tensor(latent, UNBOUND))
         again = await stream.predict(7, 900.0, outgoing_tensor(latent, UNBOUND))
@@ -303,7 +320,7 @@ async def test_a_step_that_is_not_due_ends_the_stream(
     parts: Parts, step_index: int, timestep: float, error: type[PentimentoError]
 ) -> None:
     latent = outgoing_tensor(torch.zeros(halves_of(parts).latent_shape(SIDE_PX, SIDE_PX)[1]), UNBOUND)
-    stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts), 1, 10.0)
+    stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts), 1, OPEN_S)
     await stream.predict(3, 900.0, latent)
 
     with pytest.raises(error):
@@ -311,7 +328,7 @@ async def test_a_step_that_is_not_due_ends_the_stream(
 
 
 async def test_latents_of_another_shape_end_the_stream(parts: Parts) -> None:
-    stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts), 1, 10.0)
+    stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts), 1, OPEN_S)
 
     with pytest.raises(InvalidArgument):
         await stream.predict(0, 900.0, outgoing_tensor(torch.zeros(1, 4, 2, 2), UNBOUND))
@@ -319,9 +336,9 @@ async def test_latents_of_another_shape_end_the_stream(parts: Parts) -> None:
 
 async def test_a_worker_computes_as_many_halves_as_it_has_credits(parts: Parts, peer: Peer) -> None:
     async with open_channel(peer.address, RpcChannelSettings()) as channel:
-        first = await GuidanceHalfClient(channel).open_stream(half_of(parts), 1, 10.0)
+        first = await GuidanceHalfClient(channel).open_stream(half_of(parts), 1, OPEN_S)
         with pytest.raises(ResourceExhausted):
-            await GuidanceHalfClient(channel).open_stream(half_of(parts), 1, 10.0)
+            await GuidanceHalfClient(channel).open_stream(half_of(parts), 1, OPEN_S)
         first.close()
 
 
