@@ -277,15 +277,22 @@ async def test_nothing_is_searched_before_the_index_is_ready(gateway: Gateway) -
     assert gateway.index.queries == []
 
 
-async def test_a_search_that_takes_too_long_is_abandoned(gateway: Gateway) -> None:
-    gateway.timeout_s = 0.6
+async def test_a_search_that_takes_too_long_is_abandoned(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is over once it has begun, however late its thread wakes up."""
+    loop, late_s = asyncio.get_running_loop(), [0.0]
+    now_s = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now_s() + late_s[0])
+    gateway.timeout_s = 600.0
     gateway.say(gateway.store())
     gateway.index.gate.clear()
 
-    answer = await gateway.ask(scope())
+    asking = asyncio.create_task(gateway.ask(scope()))
+    assert await asyncio.to_thread(gateway.index.asked.acquire, timeout=120.0)
+    late_s[0] = 600.0
+    answer = await asyncio.wait_for(asking, 60.0)
 
-    assert (answer.starts[0].reason, answer.search_skipped) == ("miss: search abandoned after 600 ms", True)
-    assert gateway.index.queries[0][1] == 0.6
+    assert (answer.starts[0].reason, answer.search_skipped) == ("miss: search abandoned after 600000 ms", True)
+    assert gateway.index.queries[0][1] == 600.0
 
 
 async def test_an_outage_is_a_miss_and_one_line_of_the_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
