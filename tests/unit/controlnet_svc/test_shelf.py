@@ -11,6 +11,7 @@ from pentimento.diffusion.controlnets import ControlNet
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import InvalidArgument, PentimentoError, ResourceExhausted
 from services.controlnet_svc.residency.shelf import NetworkShelf, ShelvedNetwork
+from tests.logged import said_by
 
 
 class _Network:
@@ -150,4 +151,6 @@ async def test_a_load_that_fails_when_nobody_waits_for_it_lets_the_next_one_load
     await use(there, "depth")
 
     assert there.resident == ("depth",)
-    assert [record.getMessage() for record in caplog.records] == ["a ControlNet does not load: INVALID_FIELD"]
+    assert [record.getMessage() for record in said_by("services.controlnet_svc.residency.shelf", caplog)] == [
+        "a ControlNet does not load: INVALID_FIELD"
+    ]

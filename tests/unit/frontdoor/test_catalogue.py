@@ -7,6 +7,7 @@ from pentimento.domain.errors import NotFound, Unavailable
 from pentimento.domain.fleet import RegisteredDigest
 from pentimento.testing.held_models import HELD
 from services.frontdoor.workers.catalogue import Catalogue
+from tests.logged import said_by
 
 
 def test_before_any_worker_was_heard_every_model_is_awaited() -> None:
@@ -75,7 +76,7 @@ def test_of_two_weights_under_one_name_the_later_start_counts_and_it_is_told_onc
         now[0] += 1.0
 
     assert catalogue.find("tiny") == newer
-    (told,) = caplog.records
+    (told,) = said_by("services.frontdoor.workers.catalogue", caplog)
     assert told.levelname == "ERROR" and "other weights under one model name" in told.message
     assert (told.model, told.used, told.not_used) == ("tiny", "sha256:n", "sha256:o")  # type: ignore[attr-defined]
 

@@ -17,6 +17,7 @@ from services.frontdoor.identity import Identity
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
 from services.frontdoor.workers.worker_links import WorkerLink, WorkerLinks
+from tests.logged import said_by
 
 CREDITS = WorkerCredits("w1", HELD, 2, 0)
 MOSAIC = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", HELD.family)
@@ -98,5 +99,7 @@ async def test_that_two_workers_have_one_name_is_said_once(heard: HeardLinks, ca
     heard.hear("other", generation=3)
     heard.hear("first")
 
-    assert [record.message for record in caplog.records] == ["two workers of one name"] * 2
+    assert [record.message for record in said_by("services.frontdoor.workers.worker_links", caplog)] == [
+        "two workers of one name"
+    ] * 2
     assert heard.links.address_of("w1") == heard.address("other")

@@ -10,6 +10,7 @@ from pentimento.domain import errors
 from pentimento.domain.errors import FieldViolation, PentimentoError
 from pentimento.rpc.errors import CODE_OF, cut, error_from_rpc, from_status, to_status
 from pentimento.rpc.metadata import STATUS_DETAILS
+from tests.logged import said_by
 
 UNAVAILABLE, INTERNAL = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL
 
@@ -184,7 +185,7 @@ def test_why_a_server_cannot_be_reached_is_told_to_the_debug_log_alone(caplog: p
     told = [error_from_rpc(rpc_error(code, "10.0.0.1: refused")).message for code in (UNAVAILABLE, INTERNAL)]
 
     assert not any("10.0.0.1" in message for message in told)
-    assert [(record.message, record.__dict__["details"]) for record in caplog.records] == [
+    assert [(record.message, record.__dict__["details"]) for record in said_by("pentimento.rpc.errors", caplog)] == [
         ("unreachable", "10.0.0.1: refused")
     ]
 

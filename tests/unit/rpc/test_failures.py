@@ -15,6 +15,7 @@ from pentimento.rpc.failures import (
     too_many_calls_of_one,
     too_many_messages,
 )
+from tests.logged import said_by
 
 PATH = "/a.B/C"
 REFUSED = errors.NotFound("GONE", "it is gone")
@@ -92,7 +93,7 @@ def test_a_defect_is_logged_with_its_method_reason_and_id(
 ) -> None:
     explain(error, PATH)
 
-    (record,) = caplog.records
+    (record,) = said_by("pentimento.rpc.failures", caplog)
     assert record.levelno == logging.ERROR
     assert tuple(getattr(record, name) for name in ("method", "reason", "error_id")) == fields
 
@@ -103,4 +104,6 @@ def test_a_refusal_is_logged_for_who_debugs_alone(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO, "pentimento.rpc.failures"):
         explain(REFUSED, PATH)
 
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("DEBUG", "call refused")]
+    assert [(record.levelname, record.getMessage()) for record in said_by("pentimento.rpc.failures", caplog)] == [
+        ("DEBUG", "call refused")
+    ]

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2_grpc
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.rpc.server import Registrar, limits_of
 from pentimento.settings import SettingsError
+from tests.logged import said_by
 
 
 def test_a_replica_is_named_by_its_settings_or_by_its_service_and_eight_digits() -> None:
@@ -188,7 +189,7 @@ async def test_an_open_door_to_this_machine_alone_is_not_warned_of(
     await server.start()
     await server.stop()
 
-    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+    assert [record for record in said_by("pentimento.rpc.server", caplog) if record.levelname == "WARNING"] == []
 
 
 async def test_a_file_that_is_named_like_an_address_is_left_alone(
@@ -212,5 +213,5 @@ async def test_an_open_door_to_everybody_is_warned_of_by_its_address(caplog: pyt
     addresses = server.bound_addresses
     await server.stop()
 
-    (warned,) = (record for record in caplog.records if record.levelname == "WARNING")
+    (warned,) = (record for record in said_by("pentimento.rpc.server", caplog) if record.levelname == "WARNING")
     assert warned.__dict__["addresses"] == addresses[1]

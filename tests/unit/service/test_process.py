@@ -13,6 +13,7 @@ from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaLease, ReplicaR
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.service.process import ServiceProcess
 from pentimento.telemetry.logs import TextFormatter
+from tests.logged import said_by
 
 REPLICA = Replica("e1", ReplicaKind.EMBEDDER, "unix:/e1", 7)
 
@@ -108,7 +109,7 @@ async def test_background_work_that_breaks_down_is_told_of_at_once(
     for _ in range(2):  # it fails, and is told of
         await asyncio.sleep(0)
 
-    (record,) = caplog.records
+    (record,) = said_by("pentimento.service.process", caplog)
     line = TextFormatter("embedder", "embedder-1").format(record)
     assert record.levelname == "ERROR"
     assert "task=levels" in line and "RuntimeError" in line

@@ -8,8 +8,10 @@ import torch
 from pentimento.diffusion.engine import CompiledDenoiser, EagerDenoiser
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.testing.checkpoints import write_checkpoint
+from services.unet_worker.models import checkpoint_loading
 from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
 from services.unet_worker.settings import CompileChoice, DeviceChoice, ProfileSettings
+from tests.logged import said_by
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def test_without_a_gpu_captured_passes_run_eagerly_and_the_log_has_the_reason(
         denoiser = denoiser_for(model, CompileChoice.CAPTURE)
 
     assert isinstance(denoiser, EagerDenoiser)
-    assert [getattr(record, "reason", "") for record in caplog.records] == ["NO_CUDA"]
+    assert [getattr(record, "reason", "") for record in said_by(checkpoint_loading.__name__, caplog)] == ["NO_CUDA"]
 
 
 def test_compiled_passes_need_no_gpu(model: DiffusionModel) -> None:

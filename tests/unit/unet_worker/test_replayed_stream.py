@@ -13,6 +13,7 @@ from services.unet_worker import metrics
 from services.unet_worker.control import replayed_stream
 from services.unet_worker.control.replayed_stream import MAX_FULL_WAITS, MAX_REPLAYS, ReplayedStream
 from services.unet_worker.control.replicas import StreamPlace
+from tests.logged import said_by
 
 LATENTS = cast(OutgoingTensor, None)
 
@@ -214,7 +215,9 @@ async def test_replicas_that_stay_full_fail_the_step_by_a_reason_of_its_own_and_
     assert (caught.value.reason, caught.value.retry_after_ms) == ("CONTROLNET_FULL", 1000)
     assert (place.refused_count, place.failed_count) == (MAX_FULL_WAITS, 0)
     assert metrics.CONTROL_REPLAYS._value.get() == replays
-    assert [record.getMessage() for record in caplog.records] == ["every replica of a ControlNet is full: NO_CREDIT"]
+    assert [record.getMessage() for record in said_by("services.unet_worker.control.replayed_stream", caplog)] == [
+        "every replica of a ControlNet is full: NO_CREDIT"
+    ]
 
 
 @pytest.mark.usefixtures("no_waits")

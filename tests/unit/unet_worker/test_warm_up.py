@@ -22,6 +22,7 @@ from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.device import torch_device
 from services.unet_worker.device.torch_device import memory_budget_bytes
 from services.unet_worker.models.warm_up import BatchMeasurement
+from tests.logged import said_by
 
 KEY = BatchKey(32, 32, guided=True)
 CPU = torch.device("cpu")
@@ -188,7 +189,7 @@ def test_what_goes_on_is_told_with_an_estimate(
 
     measurement_of(model, Watched(model, seconds=7.0), limits, limit_s=10.0).before_serving()
 
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in said_by("services.unet_worker.models.warm_up", caplog)] == [
         "measuring a step of one picture of 32x32",
         "a step of one picture takes 14.0 s; serving in about 70 s",
         "a batch of 1 was measured in 28.0 s; at least batches of 4 fit",

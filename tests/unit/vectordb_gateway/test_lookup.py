@@ -30,6 +30,7 @@ from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.validation import SHARED_POOL
 from tests.contract.stores.cache_records import bind
 from tests.gateways import scope
+from tests.logged import said_by
 from tests.unit.vectordb_gateway.said_index import (
     EMBEDDING,
     ENCODER,
@@ -304,14 +305,14 @@ async def test_an_outage_is_a_miss_and_one_line_of_the_log(gateway: Gateway, cap
         return await lookup.lookup(candidates(scope()), EMBEDDING, None)
 
     answers = [await ask(Unavailable("AWAY", "the index is away")) for _ in range(2)]
-    lines_of_the_first = len(caplog.records)
+    lines_of_the_first = len(said_by("services.vectordb_gateway.lookup", caplog))
     await ask(None)
     await ask(Unavailable("AWAY", "the index is away"))
 
     assert [(answer.starts[0].reason, answer.search_skipped) for answer in answers] == [
         ("miss: the index is away", True)
     ] * 2
-    assert (lines_of_the_first, len(caplog.records)) == (1, 2)
+    assert (lines_of_the_first, len(said_by("services.vectordb_gateway.lookup", caplog))) == (1, 2)
 
 
 async def test_what_the_index_refuses_is_the_caller_s_mistake(gateway: Gateway) -> None:

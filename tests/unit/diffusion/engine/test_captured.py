@@ -16,6 +16,7 @@ from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.families.layer_forwards import replaced
 from pentimento.domain.errors import FailedPrecondition
+from tests.logged import said_by
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
 
@@ -143,7 +144,9 @@ def test_where_there_is_no_memory_for_a_recording_the_pass_runs_as_it_is(caplog:
 
     assert [replayed(torch.full((1,), 3.0)).item() for _ in range(3)] == [6.0] * 3
     assert len(asked) == 1
-    assert [getattr(record, "reason", "") for record in caplog.records] == ["NO_MEMORY"]
+    assert [getattr(record, "reason", "") for record in said_by("pentimento.diffusion.engine.captured", caplog)] == [
+        "NO_MEMORY"
+    ]
 
 
 @torch.inference_mode()
@@ -294,4 +297,6 @@ def test_what_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture)
     doubled = ReplayedFunction(lambda tensor: 2 * tensor, refuse)
 
     assert [doubled(torch.tensor(value)).item() for value in (1, 2)] == [2, 4]
-    assert [record.__dict__["reason"] for record in caplog.records] == ["NOT_RECORDED"]
+    assert [record.__dict__["reason"] for record in said_by("pentimento.diffusion.engine.captured", caplog)] == [
+        "NOT_RECORDED"
+    ]

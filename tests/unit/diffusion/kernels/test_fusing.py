@@ -27,6 +27,7 @@ from pentimento.diffusion.loras import WeightedLora, layers_of
 from pentimento.diffusion.loras.bypass import row_updates, stack_adapters
 from pentimento.diffusion.loras.patching import WeightPatch
 from pentimento.domain.errors import FailedPrecondition
+from tests.logged import said_by
 from tests.unit.diffusion.loras.made_loras import made_lora
 
 KEY = BatchKey(32, 32, guided=True)
@@ -202,7 +203,7 @@ def test_where_triton_cannot_compile_kernels_are_left_out_and_the_log_says_why(
     assert runs_kernels(torch.device("cpu")) is False
     runs_kernels.cache_clear()
 
-    (record,) = caplog.records
+    (record,) = said_by("pentimento.diffusion.kernels.fusing", caplog)
     assert "C compiler" in record.getMessage() and getattr(record, "reason", "") == "NO_KERNELS"
 
 
