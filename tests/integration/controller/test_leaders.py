@@ -17,6 +17,7 @@ from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
 from pentimento.wire.plans import plan_from_bytes, plan_to_bytes
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import ControllerProcess, wire
+from tests.lease_looks import LooksBetweenBeats
 
 LEASE_S = 1.0
 WORKER = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",))
@@ -38,9 +39,13 @@ def folder() -> "AsyncIterator[Path]":  # type: ignore[misc]
 
 
 @asynccontextmanager
-async def running(folder: Path, name: str, objects_url: str = "") -> AsyncIterator[Member]:
+async def running(
+    folder: Path, name: str, objects_url: str = "", looks: LooksBetweenBeats | None = None
+) -> AsyncIterator[Member]:
     """Left as a killed process would leave it: without a drain, and without another beat."""
     ledger = open_fleet_ledger(f"sqlite:///{folder / 'fleet.sqlite'}")
+    if looks is not None:
+        looks.replace_those_of(ledger)
     settings = ControllerSettings(
         RpcServerSettings(listen=(f"unix:{folder / name}",), instance_id=name),
         ledger_url=f"sqlite:///{folder / 'fleet.sqlite'}",
@@ -71,10 +76,11 @@ async def answered(call: Callable[[], object]) -> object:
 
 
 async def test_a_client_of_both_finds_the_leader_and_then_the_one_that_took_over(folder: Path) -> None:
+    looks = LooksBetweenBeats()
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(running(folder, "c0"))
         await first.leading
-        second = await stack.enter_async_context(running(folder, "c1"))
+        second = await stack.enter_async_context(running(folder, "c1", looks=looks))
         channels = [
             await stack.enter_async_context(open_channel(member.address, RpcChannelSettings()))
             for member in (second, first)
@@ -89,6 +95,7 @@ async def test_a_client_of_both_finds_the_leader_and_then_the_one_that_took_over
 
             await first.process.drain()
             await first.process.server.stop()
+            looks.end()
             await second.leading
 
             # What it planned last may still be on its way.
