@@ -12,7 +12,7 @@ import pytest
 
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.clock import SystemClock
-from pentimento.domain.errors import PentimentoError, Unavailable
+from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Fleet, Plan
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.stores.ledger import open_journal
@@ -86,13 +86,13 @@ class Followed:
         self.task = asyncio.get_running_loop().create_task(watch.run(self.plans.append))
 
     async def until(self, holds: Callable[[Plan], bool]) -> Plan:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not self.plans or not holds(self.plans[-1]):  # noqa: ASYNC110 - other processes
                 await asyncio.sleep(0.02)
         return self.plans[-1]
 
     async def fleet_where(self, holds: Callable[[Fleet], bool]) -> Fleet:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while True:
                 try:
                     fleet = await self.client.fleet(1.0)
@@ -107,13 +107,27 @@ def planned(plan: Plan) -> set[str]:
     return {assignment.worker_id for assignment in plan.assignments}
 
 
+async def start_standby(controllers: Controllers) -> None:
+    """Wait until the second controller refuses calls as one. It is started when the leader has nothing else to do, so
+    that it finds no reason to take over before the leader is ended."""
+    controllers.controller(1, "--standby")
+    reason = ""
+    async with open_channel(controllers.addresses[1], RpcChannelSettings()) as channel, asyncio.timeout(120):
+        while reason != "STANDBY":
+            try:
+                await ControllerClient(channel).fleet(1.0)
+            except PentimentoError as refused:
+                reason = refused.reason
+            await asyncio.sleep(0.02)
+
+
 async def test_a_standby_leads_once_the_leader_is_killed_and_the_plan_stands_meanwhile(controllers, followed):
     leader = controllers.controller(0, "--standby")
     await wait_until_serving(controllers.addresses[0])
-    controllers.controller(1, "--standby")
     for name in ("w1", "w2"):
         controllers.worker(name)
     before = await followed.until(lambda plan: planned(plan) == {"w1", "w2"})
+    await start_standby(controllers)
 
     leader.kill()
     leader.wait()
@@ -126,16 +140,9 @@ async def test_a_standby_leads_once_the_leader_is_killed_and_the_plan_stands_mea
 async def test_a_standby_refuses_calls_until_it_leads(controllers, followed):
     leader = controllers.controller(0, "--standby")
     await wait_until_serving(controllers.addresses[0])
-    controllers.controller(1, "--standby")
+    await start_standby(controllers)
     async with open_channel(controllers.addresses[1], RpcChannelSettings()) as channel:
         standby = ControllerClient(channel)
-        reason = ""
-        async with asyncio.timeout(60):
-            while reason != "STANDBY":
-                try:
-                    await standby.fleet(1.0)
-                except Unavailable as refused:
-                    reason = refused.reason
         leader.terminate()
 
         await wait_until_serving(controllers.addresses[1])
@@ -145,9 +152,9 @@ async def test_a_standby_refuses_calls_until_it_leads(controllers, followed):
 async def test_a_leader_that_was_stopped_is_fenced_off_and_ends(controllers, followed):
     stopped = controllers.controller(0, "--standby")
     await wait_until_serving(controllers.addresses[0])
-    controllers.controller(1, "--standby")
     controllers.worker("w1")
     before = await followed.until(lambda plan: planned(plan) == {"w1"})
+    await start_standby(controllers)
 
     await freeze(stopped, controllers.ledger_url)
     await followed.fleet_where(lambda fleet: fleet.leader_epoch > before.version.leader_epoch)
@@ -166,7 +173,7 @@ async def freeze(process: Process, ledger_url: str) -> None:
     """Stop the process, on SQLite at a moment when it does not write: its file has no server that would end a
     transaction for it, and stays locked for as long as who holds it lives."""
     path = ledger_url.removeprefix("sqlite:///")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             process.send_signal(signal.SIGSTOP)
             if path == ledger_url or await asyncio.to_thread(can_be_written, path):
@@ -201,6 +208,6 @@ async def test_after_a_restart_the_last_plan_is_served_before_anybody_reports(co
 async def until_saved(plan: Plan, ledger_url: str) -> None:
     """Followers have a plan at once, the ledger a moment later."""
     with closing(open_fleet_ledger(ledger_url)) as ledger:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while await asyncio.wrap_future(ledger.load_plan()) != plan_to_bytes(plan):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)
