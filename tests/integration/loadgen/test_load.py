@@ -33,6 +33,16 @@ from pentimento.workloads import Content, SloClass, Workload, from_trace, save_w
 
 PROMPTS = ("done", "full", "late", "never")
 QUICK = LoadSettings(grace_s=0.2, lead_s=0.0)
+ROOT = Path(__file__).parents[3]
+# It asks once, and would not ask a server that stands still for a second.
+PATIENT_COMMAND = """
+import pytest
+from pentimento.cli import main
+from tests.integration.conftest import be_patient
+
+be_patient(pytest.MonkeyPatch())
+main()
+"""
 
 
 @dataclass
@@ -221,9 +231,11 @@ async def test_a_run_that_is_interrupted_keeps_what_it_has(tmp_path: Path, told_
     flags = ("--save", str(kept), "--report", str(document))
 
     async with serving(gallery, tmp_path) as address:
-        command_line = ("-m", "pentimento.cli", "bench", "load", str(tmp_path / "w.jsonl"), "--address", address)
-        process = await asyncio.create_subprocess_exec(sys.executable, *command_line, *flags, stderr=subprocess.PIPE)
-        await gallery.there.wait()
+        command_line = ("-c", PATIENT_COMMAND, "bench", "load", str(tmp_path / "w.jsonl"), "--address", address)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command_line, *flags, cwd=ROOT, stderr=subprocess.PIPE
+        )
+        await asyncio.wait_for(gallery.there.wait(), 120)
         process.send_signal(told_to_stop)
         _, told = await process.communicate()
 
