@@ -5,7 +5,7 @@ import asyncio
 import io
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc.aio
 import pytest
@@ -13,6 +13,7 @@ from PIL import Image
 
 from pentimento.clients.controlnet import ControlNetClient
 from pentimento.clients.worker import WorkerClient
+from pentimento.domain.errors import DeadlineExceeded, Unavailable
 from pentimento.domain.image_request import AskedControlNet, CacheMode, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import AsyncClient
@@ -72,7 +73,10 @@ async def load(client: AsyncClient, pictures: list[bytes]) -> AsyncIterator[None
 async def worked(suite: LocalSuite, name: str, count_of: Callable[[grpc.aio.Channel], Awaitable[int]]) -> None:
     async with open_channel(f"unix:{suite.state.sockets / name}.sock", RpcChannelSettings()) as channel:
         async with asyncio.timeout(120):
-            while not await count_of(channel):  # noqa: ASYNC110 - another process, nothing to await
+            while True:
+                with suppress(Unavailable, DeadlineExceeded):  # it is new and busy: asked again
+                    if await count_of(channel):
+                        return
                 await asyncio.sleep(0.1)
 
 
