@@ -1,10 +1,9 @@
 """Pictures under ControlNets that two workers paint, each with streams of its own: those of one worker and of
 diffusers, whatever becomes of the second and of replicas. Workers and replicas are processes."""
 
-import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ from tests.integration.unet_worker.test_controlnets import (
     LAYOUT,
     WEIGHTS,
     Replica,
+    all_closed,
     at_least,
     edges,
     request_for,
@@ -62,6 +62,7 @@ from tests.integration.unet_worker.test_pairs import (
     freed,
     half_of,
     painted_for,
+    peers_come_second,
 )
 from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
@@ -107,17 +108,6 @@ async def paint(
     if peer_address:
         request.latent_parallel_peer.CopyFrom(pb.LatentParallelPeer(worker_id="p", address=peer_address))
     return await painted_for(request, worker)
-
-
-async def all_closed(replicas: Sequence[Replica]) -> None:
-    """Once no replica holds a stream: it hears of the end of one a moment after the picture is there."""
-    async with AsyncExitStack() as stack, asyncio.timeout(OPEN_S):
-        for replica in replicas:
-            channel = await stack.enter_async_context(open_channel(replica.address, RpcChannelSettings()))
-            while True:
-                if not (await ControlNetClient(channel).status(OPEN_S)).open_stream_count:
-                    break
-                await asyncio.sleep(0.05)
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -249,8 +239,10 @@ async def test_a_peer_without_a_replica_is_given_up_and_what_it_lacked_is_not_ke
 ) -> None:
     """The worker has the only credit for its row; it needs that one for both rows."""
     alone = await paint(parts, "", [edges()], [narrow_replica])
+    await all_closed([narrow_replica])
 
-    paired = await paint(parts, peer.address, [edges()], [narrow_replica])
+    with peers_come_second():
+        paired = await paint(parts, peer.address, [edges()], [narrow_replica])
 
     assert paired.paired_steps < STEPS
     assert difference(paired, alone) <= TOLERANCE

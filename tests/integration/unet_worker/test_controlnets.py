@@ -214,8 +214,17 @@ async def step_counts(replicas: Sequence[Replica]) -> list[int]:
     counts = []
     for replica in replicas:
         async with open_channel(replica.address, RpcChannelSettings()) as channel:
-            counts.append((await ControlNetClient(channel).status(5.0)).step_count)
+            counts.append((await ControlNetClient(channel).status(120.0)).step_count)
     return counts
+
+
+async def all_closed(replicas: Sequence[Replica]) -> None:
+    """Once no replica holds a stream: it hears of the end of one a moment after the picture is there."""
+    async with asyncio.timeout(120):
+        for replica in replicas:
+            async with open_channel(replica.address, RpcChannelSettings()) as channel:
+                while (await ControlNetClient(channel).status(120.0)).open_stream_count:  # noqa: ASYNC110 - a process
+                    await asyncio.sleep(0.05)
 
 
 async def test_two_controlnets_of_a_picture_compute_on_two_replicas(parts: Parts, replicas: list[Replica]) -> None:

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -19,8 +20,9 @@ from torch import Tensor
 
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.clients.controlnet import ControlNetClient, ResidualStream
 from pentimento.clients.errors import domain_errors
-from pentimento.clients.guidance_half import GuidanceHalfClient, HalfStreamRequest
+from pentimento.clients.guidance_half import GuidanceHalfClient, HalfStream, HalfStreamRequest
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.errors import (
     Aborted,
@@ -165,6 +167,26 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs go on, and a half that is late is given up at once."""
     monkeypatch.setattr(latent_pairing, "MIN_GAIN", 0.0)
+
+
+@contextmanager
+def peers_come_second() -> Iterator[None]:
+    """Inside, no peer is asked for a half before the worker in this process has opened a stream of residuals."""
+    opened, open_stream, open_half = asyncio.Event(), ControlNetClient.open_stream, GuidanceHalfClient.open_stream
+
+    async def opening(client: ControlNetClient, *how: Any) -> ResidualStream:
+        stream = await open_stream(client, *how)
+        opened.set()
+        return stream
+
+    async def opening_half(client: GuidanceHalfClient, *how: Any) -> HalfStream:
+        await opened.wait()
+        return await open_half(client, *how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ControlNetClient, "open_stream", opening)
+        patch.setattr(GuidanceHalfClient, "open_stream", opening_half)
+        yield
 
 
 @dataclass(frozen=True)
