@@ -24,7 +24,10 @@ from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
 from services.unet_worker.wiring import wire
+from tests.integration.conftest import be_patient
 
+# What a busy machine takes long for is waited for, and not done without.
+UNHURRIED: dict[str, Any] = {"warm_up_s": 600.0, "donor_timeout_s": 120.0, "upload_timeout_s": 120.0}
 _tests = count(1)
 
 
@@ -54,20 +57,29 @@ class Served:
         return self.process.worker.loaded.held
 
 
+@contextmanager
+def patience() -> Iterator[None]:
+    """Connections that are made inside outlast that this process stands still: always those of a worker here and of
+    whoever asks it."""
+    with pytest.MonkeyPatch.context() as patch:
+        be_patient(patch)
+        yield
+
+
 @asynccontextmanager
 async def serve(checkpoint: Path, directory: Path, **settings: Any) -> AsyncIterator[Served]:
     address, objects_url = f"unix:{directory / 'w'}", f"file://{directory / 'objects'}"
     rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
-    process = wire(
-        UnetWorkerSettings(
-            rpc, channels, checkpoint, model_name="tiny", objects_url=objects_url, progress_interval_ms=0, **settings
-        )
-    )
-    await process.server.start()
+    own = {"model_name": "tiny", "objects_url": objects_url, "progress_interval_ms": 0, **UNHURRIED, **settings}
+    process = wire(UnetWorkerSettings(rpc, channels, checkpoint, **own))
+    with patience():
+        await process.server.start()
     try:
         await process.warm()
         process.server.set_serving()
-        async with open_channel(address, channels) as channel:
+        with patience():
+            connected = open_channel(address, channels)
+        async with connected as channel:
             yield Served(process, channel, WorkerClient(channel), open_objects(objects_url), directory / "objects")
     finally:
         await process.close()
@@ -90,9 +102,11 @@ def at_step(step: int, act: Callable[[], object]) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def patient_connections() -> None:
-    """As long as usual: some processes here are stopped, and have to be given up."""
+@pytest.fixture(scope="module", autouse=True)
+def patient_connections() -> Iterator[None]:
+    """Those of a module's own fixtures, too."""
+    with patience():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ from pentimento.domain.generation import (
     Scheduler,
 )
 from pentimento.files.adapter_registry import read_adapters
-from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.rpc import RpcChannelSettings, open_channel, transport
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.testing.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
 from pentimento.testing.diffusers_reference import Case
@@ -55,7 +55,15 @@ EDGES, LAYOUT = "tiny-controlnet-edges", "tiny-controlnet-layout"
 SIDE_PX, STEPS = 64, 20
 CASE = Case("a red circle", "blurred", Scheduler.DDIM, seed=3, steps=STEPS, guidance_scale=3.0)
 CONDITIONS = conditions_for(2, SIDE_PX, SIDE_PX)
+KEEPALIVE = transport.KEEPALIVE
 _numbers = count(1)
+
+
+@pytest.fixture(autouse=True)
+def usual_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the worker to replicas, which are made within tests: some replicas are stopped, and have to be given
+    up."""
+    monkeypatch.setattr(transport, "KEEPALIVE", KEEPALIVE)
 
 
 @dataclass
