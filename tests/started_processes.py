@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[1]
 Process = subprocess.Popen[bytes]
 
@@ -31,3 +33,11 @@ class StartedProcesses:
             if process.poll() is None:
                 process.kill()
             process.wait()
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it has not ended; a zombie has, and waits for whoever is its parent now."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # Between the two.
+        return False

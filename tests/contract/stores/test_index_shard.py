@@ -25,6 +25,7 @@ from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.frames import Frame, send_frame
 from pentimento.stores.vectors.index_shard import IndexShard, _serve
 from pentimento.stores.vectors.shard_process import ShardProcess, ShardTiming
+from tests.started_processes import runs
 
 ONE = struct.pack("<2f", 1, 0)
 QUERY = VectorQuery(Space.TEXT, ONE, ("t",), ("k",), 5)
@@ -239,15 +240,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
 
-    wait_until(lambda: has_ended(child))
-
-
-def has_ended(grandchild: psutil.Process) -> bool:
-    """Nobody here may wait for it: it is gone or a zombie that its new parent has not collected."""
-    try:
-        return not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # In between.
-        return True
+    wait_until(lambda: not runs(child))
 
 
 def test_signals_to_the_whole_group_leave_the_stop_to_the_parent(index: EdgeVectorIndex) -> None:

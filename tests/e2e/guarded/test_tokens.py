@@ -17,6 +17,7 @@ from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.supervisor.leftovers import marked_processes
 from tests.e2e.guarded.conftest import Guarded
+from tests.started_processes import runs
 
 REQUEST = ImageRequest("a red circle", num_inference_steps=2, cache=CacheMode.OFF)
 
@@ -96,14 +97,6 @@ def shared_memory_of(processes: list[psutil.Process], kept: Path) -> set[Path]:
     return {path for path in mapped if path.is_relative_to("/dev/shm") and not path.is_relative_to(kept)}
 
 
-def is_zombie(process: psutil.Process) -> bool:
-    """Whether it has ended, and waits for whoever is its parent now."""
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
 def test_interrupt_leaves_nothing_behind(guarded: Guarded) -> None:
     """The last test here: it ends the suite."""
     suite = guarded.suite
@@ -116,7 +109,7 @@ def test_interrupt_leaves_nothing_behind(guarded: Guarded) -> None:
     assert len(processes) >= 6
     # Children of services end by themselves when these have.
     _, left = psutil.wait_procs(processes, timeout=60)
-    assert not [process for process in left if not is_zombie(process)]
+    assert not [process for process in left if runs(process)]
     assert not suite.state.sockets.exists()
     assert suite.state.endpoint() is None
     assert not [path for path in shared if path.exists()]

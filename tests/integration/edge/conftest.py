@@ -13,7 +13,7 @@ from pentimento.files.signing_keys import new_signing_key
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.testing.paced_worker import PacedWorker, serve
 from tests.edge_packages import missing
-from tests.integration.conftest import be_patient
+from tests.patient_connections import be_patient
 
 if TYPE_CHECKING:
     from services.edge.history.reader import HistoryReader

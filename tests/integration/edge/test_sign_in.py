@@ -14,7 +14,7 @@ from pentimento.testing.browser import running_browser, why_no_browser
 from pentimento.testing.edge_suite import running_edge
 from pentimento.testing.frontdoor_suite import running_suite
 from pentimento.testing.paced_worker import PacedWorker, serve
-from tests.integration.conftest import be_patient
+from tests.patient_connections import be_patient
 
 WHY_NOT = why_no_browser()
 pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.asyncio(loop_scope="module")]

@@ -24,6 +24,7 @@ from pentimento.supervisor.replicas import GroupStatus, ReplicaFiles
 from pentimento.supervisor.restarts import RestartPolicy
 from pentimento.supervisor.suite import ProcessSpec, ReplicaGroup, Suite
 from pentimento.supervisor.supervisor import Supervisor
+from tests.started_processes import runs
 
 POLICY = RestartPolicy(delays=Backoff(0.01, 0.02), give_up_after=4)
 
@@ -150,7 +151,7 @@ async def test_children_of_a_killed_process_end_with_it(tmp_path: Path) -> None:
         assert process.pid is not None
         (child,) = psutil.Process(process.pid).children()
         os.kill(process.pid, signal.SIGKILL)
-        await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+        await until(lambda: not runs(child))
 
 
 async def test_refused_start_stops_the_suite_with_the_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -234,13 +235,6 @@ def test_processes_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
         assert time.monotonic() < end
         time.sleep(0.01)
     parent.stdout.close()
-
-
-def runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 PARENT = """

@@ -14,7 +14,7 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, FromLatent
 from tests.gateways import DIMENSION_COUNT, ENCODER, RunningGateway, attempt, embedding, running_gateway, scope
-from tests.integration.conftest import be_patient
+from tests.patient_connections import be_patient
 
 BAD_SCOPES: list[tuple[str, object]] = [
     ("tenant", ""),
