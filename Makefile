@@ -20,7 +20,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+# A run of tests ends by itself: after TEST_LIMIT, several times what it takes on a slow machine, it is interrupted.
+TEST_LIMIT ?= 40m
+PYTEST = timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT) \
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --max-worker-restart=2
 # The folders in which tests have a mark: to look through all for them takes half a minute.
 MARKED = $(sort $(dir $(shell grep -rl --include='*.py' 'mark\.$(1)\b' tests)))
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile

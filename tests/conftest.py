@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Generator
@@ -13,11 +14,10 @@ from typing import Any
 
 import hypothesis
 import pytest
-from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
-# Real suites are processes enough for all cores: one test process starts them, one after the other, while the other
-# process has the tests that wait more than they compute.
-SUITES = ("tests/e2e/",)
+from tests.file_scheduling import ByFile, kill_children_left_by
+
 TIERS = ("faults", "integration", "golden", "unit/zoo", "contract")
 SLOWEST_FIRST = ("tests/e2e/test_", "tests/e2e/strangers/", "tests/e2e/", *(f"tests/{tier}/" for tier in TIERS))
 
@@ -44,22 +44,32 @@ if "TMPDIR" not in os.environ and is_roomy(MEMORY):
     os.environ["TMPDIR"] = str(MEMORY)
     tempfile.tempdir = None
 
+# A shell starts background jobs with SIGINT ignored, and children inherit that. Tests interrupt theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # An example takes as long as a busy machine lets it.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
-
-
-class ByFile(LoadFileScheduling):
-    """What shares a suite stays in one process, which starts it once."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return next((folder for folder in SUITES if nodeid.startswith(folder)), str(super()._split_scope(nodeid)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     config.option.loadscopereorder = False  # files go in the order below, not those of many tests first
     return ByFile(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: WorkerController, error: object) -> None:
+    if error:
+        kill_children_left_by(node)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that left tests out because too many of its processes died."""
+    scheduling = getattr(session.config.pluginmanager.getplugin("dsession"), "sched", None)
+    if isinstance(scheduling, ByFile) and scheduling.has_pending and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,133 @@
+"""The run of tests ends by itself, whichever of its processes dies when."""
+
+import os
+import random
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.file_scheduling import ByFile
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = int(os.environ.get("TEST_PROCESS_KILL_COUNT", "1"))
+
+
+@dataclass(eq=False)
+class ModelProcess:
+    """Run tests as a process of pytest-xdist does: each one once the next is known, the last one at shutdown."""
+
+    tests: list[str]
+    known: list[str] = field(default_factory=list)
+    shutting_down: bool = False
+    gateway: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(id="gw"))
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.known += [self.tests[at] for at in indices]
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+    def has_a_test_to_run(self) -> bool:
+        return len(self.known) > 1 or (self.shutting_down and bool(self.known))
+
+
+def play(rng: random.Random, crash_rate: float) -> tuple[list[str], list[str], list[str]]:
+    """Play one run of two processes with random crashes: all tests, those that ran, and those named as crashed."""
+    tests = [f"f{file}.py::t{at}" for file in range(rng.randint(1, 6)) for at in range(rng.randint(1, 4))]
+    options = SimpleNamespace(loadscopereorder=False)
+    scheduling = ByFile(SimpleNamespace(getvalue=lambda name: ["popen", "popen"], option=options))
+    ran: list[str] = []
+    crashed: list[str] = []
+    starting: list[ModelProcess] = []
+    running: list[ModelProcess] = []
+
+    def start() -> None:
+        starting.append(ModelProcess(tests))
+        scheduling.add_node(starting[-1])
+
+    start()
+    start()
+    while starting or running:
+        able = [process for process in running if process.has_a_test_to_run()]
+        over = [process for process in running if process.shutting_down and not process.known]
+        assert starting or able or over, f"nothing happens any more; {len(ran)} of {len(tests)} ran"
+        process = rng.choice(starting + able + over)
+        if process in over:
+            running.remove(process)
+            if process in scheduling.nodes:
+                assert scheduling.remove_node(process) is None
+        elif rng.random() < crash_rate:
+            (starting if process in starting else running).remove(process)
+            if process in scheduling.nodes and (test := scheduling.remove_node(process)):
+                assert test == process.known[0]
+                crashed.append(test)
+            start()
+        elif process in starting:
+            starting.remove(process)
+            running.append(process)
+            scheduling.add_node_collection(process, tests)
+            if scheduling.collection_is_completed:
+                scheduling.schedule()
+        else:
+            ran.append(process.known.pop(0))
+            scheduling.mark_test_complete(process, tests.index(ran[-1]))
+    return tests, ran, crashed
+
+
+@pytest.mark.parametrize("crash_rate", [0.0, 0.1, 0.3])
+def test_scheduling_random_crashes_every_other_test_runs_once(crash_rate: float) -> None:
+    for seed in range(300):
+        tests, ran, crashed = play(random.Random(seed), crash_rate)
+        assert sorted(ran + crashed) == sorted(tests), f"seed {seed}"
+
+
+def test_suites_of_one_folder_stay_in_one_process() -> None:
+    scheduling = ByFile(SimpleNamespace(getvalue=lambda name: ["popen"]))
+    assert scheduling._split_scope("tests/e2e/test_a.py::test_one") == "tests/e2e/"
+    assert scheduling._split_scope("tests/unit/test_a.py::test_one") == "tests/unit/test_a.py"
+
+
+KILLED_TREE = """
+import os, random, signal, time
+import pytest
+
+KILLED = {killed!r}
+
+@pytest.mark.parametrize("at", range({count}))
+def test_in(at, request):
+    name = f"{file}-{{at}}"
+    if name == KILLED:
+        os.kill(os.getpid(), signal.SIGKILL)
+    open(os.path.join({ran!r}, name), "w").close()
+"""
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_run_ends_after_process_was_killed(tmp_path: Path, seed: int) -> None:
+    """`TEST_PROCESS_KILL_COUNT=30` repeats this with the kill in other tests."""
+    rng = random.Random(seed)
+    (tmp_path / "ran").mkdir()
+    counts = [rng.randint(1, 5) for _ in range(6)]
+    everything = [f"{file}-{at}" for file, count in enumerate(counts) for at in range(count)]
+    killed = rng.choice(everything)
+    for file, count in enumerate(counts):
+        text = KILLED_TREE.format(killed=killed, count=count, file=file, ran=str(tmp_path / "ran"))
+        (tmp_path / f"test_{file}.py").write_text(text)
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--max-worker-restart=2", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    flags = ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", os.devnull]
+
+    ended = subprocess.run(
+        [*command, *flags], cwd=ROOT, env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+
+    file, at = killed.split("-")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert re.search(rf"crashed while running '.*test_{file}\.py::test_in\[{at}\]'", ended.stdout), ended.stdout
+    assert {path.name for path in (tmp_path / "ran").iterdir()} == {*everything} - {killed}
