@@ -156,13 +156,26 @@ async def test_the_joint_policy_counts_on_steps_that_may_be_left_out_and_gets_th
     assert {(one.spec.model, one.steps_run) for one in thinned} == {("heavy", 2)}
 
 
-@pytest.mark.parametrize("policy", ["clipper-light", "proteus", "static-cascade", "vanilla", "modm", "joint"])
-async def test_every_kind_of_policy_is_played(directory: Path, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "first_given"),
+    [
+        ("clipper-light", {"light": 4}),
+        ("proteus", {"heavy": 4}),
+        ("static-cascade", {"heavy": 2, "light": 2}),
+        ("vanilla", {"heavy": 4}),
+        ("modm", {"heavy": 4}),
+        ("joint", {"heavy": 2, "light": 2}),
+    ],
+)
+async def test_every_kind_of_policy_is_played(directory: Path, policy: str, first_given: dict[str, int]) -> None:
+    """`first_given`: workers by model in the first plan, for 10 requests a second of which none hits the cache."""
     async with planned_fleet(directory, policy, peak_per_s=10.0, expected_per_s=10.0) as fleet:
         await begun(fleet, policy)
 
         endings = await loaded(fleet.suite, 10, 10.0)
 
         pools = [pool for _, decision in fleet.settings.asked for pool in decision.pools]
+        first = fleet.settings.asked[0][1]
+    assert Counter(assignment.model for assignment in first.assignments) == first_given
     assert sum(endings.values()) == 10
     assert set(endings) <= {pool.model for pool in pools}

@@ -230,6 +230,19 @@ def test_who_needs_fewer_rounds_for_its_request_is_served_first() -> None:
     assert serve(queue) == "near"
 
 
+def test_no_more_rounds_are_given_than_the_nearest_needs() -> None:
+    """Quanta of 1, since the mean of what waits is 1. `near` needs 6 rounds and `far` 7: after the rounds that are
+    given at once, `far` is visited first, and a round too many would serve it."""
+    queue = FairQueue()
+    queue.push("near", "a", 0.0, 6.0)
+    queue.push("far", "b", 0.0, 7.0)
+    for number in range(11):
+        for tenant in "ab":
+            queue.push(f"{tenant}{number}", tenant, 1.0, 0.5)
+
+    assert serve(queue) == "near"
+
+
 def test_who_waits_is_served_although_a_much_larger_one_left_nothing_of_the_sum() -> None:
     """1e16 and 1 make 1e16: without the large one that is nothing."""
     queue = FairQueue()

@@ -165,6 +165,13 @@ def test_an_output_at_its_limit_winds_nothing_up() -> None:
     assert abs(memory.integral) < 1e-9
 
 
+def test_an_error_that_pushes_past_a_near_limit_is_not_integrated() -> None:
+    """12 + 0.6 * 4 + 0.05 * 12 is 0.2 beyond the limit: forgetting that much alone would keep 8 of the integral."""
+    memory = step(PidGains(derivative=0.0), PidMemory(12.0, 0.0, None), 16.0, 180.0, 1.0, 14.8)
+
+    assert memory == PidMemory(14.8, 0.0, 4.0)
+
+
 def test_a_step_of_the_controller_is_the_sum_done_by_hand() -> None:
     """Three minutes: 0.6 of 4, 0.05 of the integral 2 + 4 * 3, 0.05 of the slope (4 - 1) / 3."""
     memory = step(PidGains(0.6, 0.05, 0.05, 60.0), PidMemory(10.0, 2.0, 1.0), 14.0, 180.0, 1.0, 16.0)
