@@ -44,7 +44,8 @@ def server_options(settings: RpcServerSettings, largest_request_bytes: int, rela
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         # Without this a second process binds the same port and takes half of the calls.
         ("grpc.so_reuseport", 0),
-        *bounds(settings.max_connections * max(relayed_count, 1)),
+        # The relay bounds what it passes on: while one of its connections makes room for another there are both.
+        *bounds(settings.max_connections * max(2 * relayed_count, 1)),
     )
 
 

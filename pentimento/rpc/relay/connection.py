@@ -3,7 +3,7 @@
 import asyncio
 from typing import cast
 
-from pentimento.rpc.relay.call_frames import CallFrames
+from pentimento.rpc.relay.call_frames import AnswerFrames, CallFrames
 from pentimento.rpc.relay.call_turns import CallTurns
 
 READ_BYTES = 32 * 1024
@@ -25,6 +25,10 @@ class Connection:
     def __init__(self, turns: CallTurns) -> None:
         self._turns = turns
         self._frames = CallFrames()
+        self._answers = AnswerFrames()
+        # Since when it has no call under way, by the event loop's clock.
+        self._quiet_since = asyncio.get_running_loop().time()
+        self._has_called = False
         self._client: asyncio.Transport | None = None
         self._server: asyncio.Transport | None = None
         # What came and did not go on: from a call that waits on, or a piece of a frame header.
@@ -35,6 +39,13 @@ class Connection:
         self._is_waiting = False
         self._server_is_full = False
         self.ended = asyncio.get_running_loop().create_future()
+
+    @property
+    def quiet_rank(self) -> tuple[bool, float] | None:
+        """Its place among the connections without a call under way, the lowest of which makes room first: those that
+        never made one come before others, then those that have been quiet for longest. None while one is under way."""
+        is_busy = self._frames.open_streams or self._is_waiting
+        return None if is_busy else (self._has_called, self._quiet_since)
 
     def client_made(self, transport: asyncio.Transport) -> None:
         """Take the client's end, which is not read until there is the other one."""
@@ -70,8 +81,12 @@ class Connection:
     def let_in(self) -> None:
         """Pass on the call that waited, and what follows it up to the next one."""
         self._is_waiting = False
-        self._frames.begin_call()
+        self._begin_call()
         self._go_on()
+
+    def _begin_call(self) -> None:
+        self._has_called = True
+        self._frames.begin_call()
 
     def _go_on(self) -> None:
         at = 0
@@ -82,7 +97,7 @@ class Connection:
             if not self._turns.begin(self):
                 self._is_waiting = True
                 break
-            self._frames.begin_call()
+            self._begin_call()
         if at and self._server is not None:
             self._server.write(bytes(self._held[:at]))
         del self._held[:at]
@@ -100,6 +115,9 @@ class Connection:
 
     def from_server(self, data: bytes) -> None:
         """Pass an answer on."""
+        if ended := self._answers.ended_streams(data):
+            self._frames.open_streams.difference_update(ended)
+            self._quiet_since = asyncio.get_running_loop().time()
         if self._client is not None:
             self._client.write(data)
 

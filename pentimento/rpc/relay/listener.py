@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -37,7 +38,8 @@ WILDCARDS = frozenset({"0.0.0.0", "::"})
 
 
 class Relay:
-    """The connections of one server's host:port addresses, at most so many for each address."""
+    """The connections of one server's host:port addresses, at most so many for each address: a further one takes the
+    place of one without a call under way (`Connection.quiet_rank`), and is closed where there is none."""
 
     def __init__(self, tls: ssl.SSLContext | None, max_connections: int) -> None:
         self.turns = CallTurns(self._later, self._wake)
@@ -46,7 +48,7 @@ class Relay:
         bound_tls_buffers()
         self._max_connections = max_connections
         # With what they serve: the addresses of one name share it.
-        self._listeners: list[tuple[socket.socket, set[asyncio.Task[None]]]] = []
+        self._listeners: list[tuple[socket.socket, dict[asyncio.Task[None], Connection]]] = []
         # Both loops are there while the thread is.
         self._thread: Thread | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -60,7 +62,7 @@ class Relay:
         """Bind host:port and return it with the port that it got. OSError when it cannot be had."""
         host, _, port = address.rpartition(":")
         bound = bound_sockets(host.strip("[]"), int(port))
-        connections = set[asyncio.Task[None]]()
+        connections = dict[asyncio.Task[None], Connection]()
         self._listeners += [(listener, connections) for listener in bound]
         return f"{host}:{bound[0].getsockname()[1]}"
 
@@ -82,7 +84,7 @@ class Relay:
             return self._loop.call_later(delay_s, act)
         return self._handlers_loop.call_soon_threadsafe(self._loop.call_soon_threadsafe, act)
 
-    async def _accept(self, listener: socket.socket, connections: set[asyncio.Task[None]]) -> None:
+    async def _accept(self, listener: socket.socket, connections: dict[asyncio.Task[None], Connection]) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -90,14 +92,16 @@ class Relay:
             except OSError:
                 await asyncio.sleep(RETRY_S)
                 continue
-            if len(connections) >= self._max_connections:
+            if len(connections) >= self._max_connections and not _make_room(connections):
                 client.close()
                 continue
             connection = Connection(self.turns)
             task = loop.create_task(self._serve(connection, client, peer_name(client.family, peer)))
             self._serving[task] = connection
-            connections.add(task)
-            task.add_done_callback(connections.discard)
+            connections[task] = connection
+            task.add_done_callback(lambda ended: connections.pop(ended, None))
+            # One that made room before it began has not taken its socket.
+            task.add_done_callback(lambda _, taken=client: taken.close())  # type: ignore[misc]
             task.add_done_callback(self._serving.pop)
 
     async def _serve(self, connection: Connection, client: socket.socket, peer: str) -> None:
@@ -140,6 +144,19 @@ class Relay:
         if self._serving:
             await asyncio.wait(tuple(self._serving), timeout=flush_s)
         await _cancelled(tuple(self._serving))
+
+
+def _make_room(connections: dict[asyncio.Task[None], Connection]) -> bool:
+    """Changes state: end the first connection that may make room. Return whether there was one."""
+    quiet = ((rank, task) for task, one in connections.items() if (rank := one.quiet_rank) is not None)
+    found = min(quiet, key=itemgetter(0), default=None)
+    if found is None:
+        return False
+    _, task = found
+    # It counts no more from here on: its end takes a round of the event loop.
+    del connections[task]
+    task.cancel()
+    return True
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:

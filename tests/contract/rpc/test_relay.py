@@ -7,7 +7,7 @@ import stat
 import time
 import tracemalloc
 from asyncio.sslproto import SSLProtocol
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 
@@ -165,14 +165,58 @@ async def test_no_piece_of_an_answer_waits_for_an_acknowledgement() -> None:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def test_connections_beyond_the_limit_are_closed() -> None:
+async def test_connections_beyond_the_limit_are_closed_while_all_are_at_work() -> None:
     settings = RpcServerSettings(listen=("127.0.0.1:0",), max_connections=1)
     async with serving(settings, takes_turns=True) as target, channel_to(target) as channel:
-        await embed(channel, "first")
+        target.embedder.embed, release = held_call()
+        first = asyncio.ensure_future(embed(channel, "first"))
+        await until(lambda: target.server._pipeline.activity == (1, 1))
         async with raw_connection(target.address) as second:
             await second.closing()
+        release.set()
 
-        assert await embed(channel, "still") == "still"
+        assert await first == "first"
+
+
+def held_call() -> tuple[Callable[[embedder.EmbedTextRequest], Awaitable[str]], asyncio.Event]:
+    """Return a handler that answers with the text once the event is set."""
+    release = asyncio.Event()
+
+    async def hold(request: embedder.EmbedTextRequest) -> str:
+        await release.wait()
+        return request.texts[0]
+
+    return hold, release
+
+
+async def test_silent_connections_make_room_for_who_calls() -> None:
+    """Twice as many as there may be, before a call and while another one is under way."""
+    settings = RpcServerSettings(listen=("127.0.0.1:0",), max_connections=8)
+    async with serving(settings, takes_turns=True) as target, channel_to(target) as busy:
+        target.embedder.embed, release = held_call()
+        working = asyncio.ensure_future(embed(busy, "busy"))
+        await until(lambda: target.server._pipeline.activity == (1, 1))
+        host, _, port = target.address.rpartition(":")
+        with silent_connections((host, int(port)), 16):
+            async with channel_to(target) as channel:
+                release.set()
+                answers = await embed(channel, "late"), await working
+
+    assert answers == ("late", "busy")
+
+
+async def test_who_never_called_makes_room_before_who_did() -> None:
+    settings = RpcServerSettings(listen=("127.0.0.1:0",), max_connections=2)
+    async with serving(settings, takes_turns=True) as target, raw_connection(target.address) as known:
+        stream = await known.headers(EMBED_TEXT)
+        await known.data(stream, framed(b""), end=True)
+        await known.all_answered(GUARD_S)
+        async with raw_connection(target.address) as stranger, channel_to(target) as channel:
+            answer = await embed(channel, "third")
+            await stranger.closing()
+            stayed = not known.closed
+
+    assert (answer, stayed) == ("third", True)
 
 
 async def test_each_address_has_the_connections_that_it_may_have() -> None:

@@ -1,15 +1,16 @@
-"""Where calls begin among a client's bytes, held to what the h2 library writes."""
+"""Where calls begin and end among the bytes of a connection, held to what the h2 library writes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.rpc.relay.call_frames import CallFrames
+from pentimento.rpc.relay.call_frames import AnswerFrames, CallFrames
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a.B/C"), (":authority", "x"), ("te", "trailers")]
 # What a client does on a connection, one after the other; a message or a trailer is the last call's.
@@ -92,3 +93,49 @@ def test_a_piece_of_a_frame_header_does_not_go_on() -> None:
 
     assert frames.next_call(connection.data[: at + 8], 0) == (at, False)
     assert frames.next_call(connection.data[at:], 0) == (0, True)
+
+
+def answered(pieces_of: int) -> list[int]:
+    """The streams that a server ends: 1 by its trailers, 3 by a reset, 7 by its last message; 5 goes on."""
+    client = H2Connection(H2Configuration(client_side=True))
+    server = H2Connection(H2Configuration(client_side=False))
+    client.initiate_connection()
+    for _ in range(4):
+        client.send_headers(client.get_next_available_stream_id(), FIELDS)
+    server.initiate_connection()
+    server.receive_data(client.data_to_send())
+    for stream in (1, 3, 5, 7):
+        server.send_headers(stream, [(":status", "200")])
+        server.send_data(stream, bytes(16_000))
+    server.send_headers(1, [("grpc-status", "0")], end_stream=True)
+    server.reset_stream(3)
+    server.ping(b"12345678")
+    server.send_data(7, b"", end_stream=True)
+    data, frames = server.data_to_send(), AnswerFrames()
+    return [
+        stream
+        for start in range(0, len(data), pieces_of)
+        for stream in frames.ended_streams(data[start : start + pieces_of])
+    ]
+
+
+@pytest.mark.parametrize("pieces_of", [1, 7, 4096, 1_000_000])
+def test_answers_end_their_streams_whatever_the_pieces(pieces_of: int) -> None:
+    assert answered(pieces_of) == [1, 3, 7]
+
+
+def test_calls_are_open_until_their_client_resets_them() -> None:
+    client, frames = H2Connection(H2Configuration(client_side=True)), CallFrames()
+    client.initiate_connection()
+    for _ in range(2):
+        client.send_headers(client.get_next_available_stream_id(), FIELDS)
+    client.reset_stream(1)
+    data, at = client.data_to_send(), 0
+    begun = []
+    while (found := frames.next_call(data, at))[1]:
+        at = found[0]
+        frames.begin_call()
+        begun.append(set(frames.open_streams))
+
+    assert begun == [{1}, {1, 3}]
+    assert frames.open_streams == {3}
