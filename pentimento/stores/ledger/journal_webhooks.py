@@ -79,11 +79,17 @@ class JournalWebhooks:
         self._writer = writer
         self._reader = reader
 
-    def due(self, now: float, limit_count: int, but_hosts: Sequence[str] = ()) -> "Future[list[DueWebhook]]":
-        """Return up to so many that are to be called by that time, those first that wait longest. `but_hosts`: none of
-        these hosts, each with its port where the address has one."""
-        others = [~_is_at(host) for host in but_hosts]
-        is_now = and_(_webhooks.c.next_at <= now, _due_at <= now, *others)
+    def due(
+        self,
+        now: float,
+        limit_count: int,
+        but_tenants: Sequence[str] = (),
+        but_hosts: Sequence[tuple[str, str]] = (),
+    ) -> "Future[list[DueWebhook]]":
+        """Return up to so many that are to be called by that time, those first that wait longest. Leaves out those of
+        `but_tenants`, and of `but_hosts`: a tenant and a host, with its port where the address has one."""
+        others = [~and_(_requests.c.tenant == tenant, _is_at(host)) for tenant, host in but_hosts]
+        is_now = and_(_webhooks.c.next_at <= now, _due_at <= now, _requests.c.tenant.not_in(but_tenants), *others)
         statement = _select_due().where(is_now).order_by(_webhooks.c.next_at).limit(limit_count)
         return self._reader.submit(
             lambda connection: [_due_of(connection, row) for row in connection.execute(statement)]

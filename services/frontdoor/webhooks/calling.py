@@ -11,10 +11,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from pentimento.domain.errors import PentimentoError
 from services.frontdoor.webhooks.rules import WebhookRules, WebhookTarget
 
-# Hosts that are looked up at once; of those that are called at once each may have to be.
-_LOOKUP_THREADS = 8
+# Hosts that are looked up at once: those that are called at once, each of which may have to be.
+_LOOKUP_THREADS = 64
 # Of a status line, and of the head of an interim answer (1xx) before it.
 _MAX_LINE_BYTES = 8192
 _MAX_INTERIM_LINES = 100
@@ -47,6 +48,13 @@ class WebhookCaller:
             raise WebhookFailed("TLS failed") from None
         except (OSError, EOFError, ValueError):
             raise WebhookFailed("no connection, or no answer over it") from None
+
+    async def looked_up(self, url: str) -> None:
+        """Return once the address's host is no longer looked up, whatever came of it."""
+        with suppress(PentimentoError):
+            target = self._rules.target(url)
+            if (lookup := self._lookups.get((target.host, target.port))) is not None:
+                await asyncio.wait([lookup])
 
     async def _address(self, target: WebhookTarget) -> str:
         """Look the host up, once. One address that may not be called spoils them all."""

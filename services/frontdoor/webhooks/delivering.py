@@ -23,8 +23,10 @@ from services.frontdoor.webhooks.signing import key_as_text, signed_headers, ten
 logger = logging.getLogger(__name__)
 
 _LOOKED_AT_ONCE = 200
-_AT_ONCE = 8
-# One host that answers slowly holds up no other.
+# Calls under way. Beyond, a tenant without one begins its first all the same.
+_AT_ONCE = 64
+# One tenant holds up no other, and one of its hosts that answers slowly no other host.
+_AT_ONCE_PER_TENANT = 8
 _AT_ONCE_PER_HOST = 2
 _LONGEST_WAIT_S = 60.0
 _GONE = 410
@@ -64,7 +66,9 @@ class Webhooks:
         self._limits = limits
         self._news = asyncio.Event()
         self._calls: dict[str, asyncio.Task[None]] = {}
-        self._hosts: Counter[str] = Counter()
+        self._tenants: Counter[str] = Counter()
+        # By tenant and host.
+        self._hosts: Counter[tuple[str, str]] = Counter()
         self._random = random.Random()
         self._set_right_at = -math.inf
 
@@ -140,30 +144,36 @@ class Webhooks:
             logger.warning("webhooks are given up that waited too long for their hosts", extra={"count": count})
 
     async def _begin_some(self, now: float) -> bool:
-        """Changes state: calls begin. Whether any did, and there is room for more."""
-        full_hosts = [host for host, count in self._hosts.items() if count >= _AT_ONCE_PER_HOST]
+        """Changes state: calls begin. Whether any did."""
+        share = self._share()
+        full_tenants = [tenant for tenant, count in self._tenants.items() if count >= share]
+        full_hosts = [one for one, count in self._hosts.items() if count >= _AT_ONCE_PER_HOST]
         # One that ends meanwhile may have been read before that was noted; its end wakes this up.
         under_way = frozenset(self._calls)
-        due = await asyncio.wrap_future(self._journal.due(now, _LOOKED_AT_ONCE, full_hosts))
+        due = await asyncio.wrap_future(self._journal.due(now, _LOOKED_AT_ONCE, full_tenants, full_hosts))
         begun = [one for one in due if one.request_id not in under_way and self._begin(one)]
-        return bool(begun) and len(self._calls) < _AT_ONCE
+        return bool(begun)
+
+    def _share(self) -> int:
+        """Return how many calls a tenant may have under way."""
+        return _AT_ONCE_PER_TENANT if len(self._calls) < _AT_ONCE else 1
 
     def _begin(self, due: DueWebhook) -> bool:
-        host = due.url.split("/")[2]
-        full = len(self._calls) >= _AT_ONCE or self._hosts[host] >= _AT_ONCE_PER_HOST
+        of_host = due.tenant, due.url.split("/")[2]
+        full = self._tenants[due.tenant] >= self._share() or self._hosts[of_host] >= _AT_ONCE_PER_HOST
         if full or due.request_id in self._calls:
             return False
-        self._hosts[host] += 1
+        self._tenants[due.tenant] += 1
+        self._hosts[of_host] += 1
         call = asyncio.get_running_loop().create_task(self._call(due))
         self._calls[due.request_id] = call
-        call.add_done_callback(lambda _: self._end(due.request_id, host))
+        call.add_done_callback(lambda _: self._end(due.request_id, of_host))
         return True
 
-    def _end(self, request_id: str, host: str) -> None:
+    def _end(self, request_id: str, of_host: tuple[str, str]) -> None:
         del self._calls[request_id]
-        self._hosts[host] -= 1
-        if not self._hosts[host]:
-            del self._hosts[host]
+        self._tenants -= Counter([of_host[0]])
+        self._hosts -= Counter([of_host])
         self._news.set()
 
     async def _call(self, due: DueWebhook) -> None:
@@ -171,6 +181,8 @@ class Webhooks:
         WEBHOOKS.labels(delivery.state.value).inc()
         wait_s = self._limits.backoff.random_delay_s(delivery.try_count, self._random)
         await self._note(due.request_id, delivery, self._clock.wall() + wait_s)
+        # A resolver that does not answer outlasts the call, on a thread that would be missing to other tenants.
+        await self._caller.looked_up(due.url)
 
     async def _note(self, request_id: str, delivery: WebhookDelivery, next_at: float) -> None:
         """Ask the journal until it answers: who has answered is not to be called again."""

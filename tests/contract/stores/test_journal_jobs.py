@@ -145,7 +145,7 @@ def test_a_host_that_is_left_out_is_no_pattern_for_others(journal: Journal) -> N
         accept(journal, request_id, 1.0, webhook=AskedWebhook(f"https://{host}/told"))
         journal.finish(request_id, RequestState.CANCELLED, "", "").result()
 
-    due = journal.webhooks.due(9e9, 5, ("a_b.test",)).result()
+    due = journal.webhooks.due(9e9, 5, but_hosts=[("acme", "a_b.test")]).result()
 
     assert [webhook.request_id for webhook in due] == ["another"]
 
@@ -288,7 +288,17 @@ def test_webhooks_of_hosts_that_are_named_are_passed_over_and_no_others(journal:
         accept(journal, request_id, float(number), webhook=AskedWebhook(url))
         journal.finish(request_id, RequestState.CANCELLED, "", "").result()
 
-    found = journal.webhooks.due(600.0, 10, ["hooks.example.com"]).result()
+    found = journal.webhooks.due(600.0, 10, but_hosts=[("acme", "hooks.example.com")]).result()
 
     assert {one.request_id for one in found} == {"port", "below", "quoted"}
-    assert len(journal.webhooks.due(600.0, 2, ["hooks.example.com"]).result()) == 2
+    assert len(journal.webhooks.due(600.0, 2, but_hosts=[("acme", "hooks.example.com")]).result()) == 2
+    assert len(journal.webhooks.due(600.0, 10, but_hosts=[("other", "hooks.example.com")]).result()) == 5
+
+
+def test_webhooks_of_tenants_that_are_named_are_passed_over(journal: Journal) -> None:
+    accept(journal, "job", 1.0, webhook=AskedWebhook("https://hooks.example.com"))
+    journal.finish("job", RequestState.CANCELLED, "", "").result()
+
+    found = [len(journal.webhooks.due(600.0, 5, [tenant]).result()) for tenant in ("acme", "other")]
+
+    assert found == [0, 1]

@@ -1,11 +1,12 @@
 """When webhooks are called, by a clock in the test's hands: the journal answers at once, the caller notes its calls."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
@@ -31,6 +32,16 @@ def answered(value: T) -> "Future[T]":
     return future
 
 
+def due_webhook(url: str) -> DueWebhook:
+    """Of the tenant that the address names as ?tenant=…, else of acme."""
+    tenant = url.partition("?tenant=")[2] or "acme"
+    return DueWebhook(url, tenant, url, 0, RequestState.COMPLETED, "", 0.0, 0.0)
+
+
+def host_of(due: DueWebhook) -> tuple[str, str]:
+    return due.tenant, due.url.split("/")[2]
+
+
 class Journal:
     """When each address is to be called, those of one time in their order. Every look takes the clock `look_s`
     further."""
@@ -40,11 +51,17 @@ class Journal:
         self._times = times
         self._look_s = look_s
 
-    def due(self, now: float, limit_count: int, but_hosts: Sequence[str] = ()) -> "Future[list[DueWebhook]]":
+    def due(
+        self,
+        now: float,
+        limit_count: int,
+        but_tenants: Sequence[str] = (),
+        but_hosts: Sequence[tuple[str, str]] = (),
+    ) -> "Future[list[DueWebhook]]":
         self._clock.wall_s += self._look_s
-        due = [url for url, at in self._times.items() if at <= now and url.split("/")[2] not in but_hosts]
-        first = due[:limit_count]
-        return answered([DueWebhook(url, "acme", url, 0, RequestState.COMPLETED, "", 0.0, 0.0) for url in first])
+        due = [due_webhook(url) for url, at in self._times.items() if at <= now]
+        others = [one for one in due if one.tenant not in but_tenants and host_of(one) not in but_hosts]
+        return answered(others[:limit_count])
 
     def overdue(self, ended_before: float, limit_count: int, but_ids: Sequence[str] = ()) -> "Future[list[DueWebhook]]":
         return answered([])
@@ -62,16 +79,19 @@ class Journal:
 
 
 class Caller:
-    """Every call is noted; those of the slow host have no end."""
+    """Every call is noted; those of slow hosts have no end."""
 
     def __init__(self) -> None:
         self.called: asyncio.Queue[str] = asyncio.Queue()
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
         self.called.put_nowait(url)
-        if url.startswith(SLOW):
+        if url.startswith("https://slow"):
             await asyncio.Event().wait()
         return 204
+
+    async def looked_up(self, url: str) -> None:
+        pass
 
 
 @asynccontextmanager
@@ -123,6 +143,45 @@ async def test_many_calls_of_a_host_that_does_not_answer_keep_no_other_host_wait
     assert calls == [f"{SLOW}0", f"{SLOW}1", FAST]
 
 
+async def called_of(times: dict[str, float], count: int) -> Counter[str]:
+    """How many calls each tenant has under way, once `count` of them all were made."""
+    clock = SetClock()
+    async with delivering(clock, Journal(clock, times)) as called:
+        calls = [await asyncio.wait_for(called.get(), 60.0) for _ in range(count)]
+        # Any further one would have been made in the same look.
+        await asyncio.sleep(0)
+        assert called.empty()
+    return Counter(due_webhook(url).tenant for url in calls)
+
+
+def unanswered(tenant: str, host_count: int, calls_of_host: int = 1) -> dict[str, float]:
+    """Webhooks that are due at hosts that never answer."""
+    hosts = [f"https://slow-{tenant}-{number}.example/" for number in range(host_count)]
+    return {f"{host}{number}?tenant={tenant}": 0.0 for host in hosts for number in range(calls_of_host)}
+
+
+async def test_tenant_with_hosts_that_never_answer_holds_up_itself() -> None:
+    times = unanswered("greedy", 300) | {f"{FAST}?tenant=modest": 0.0}
+
+    assert await called_of(times, 9) == {"greedy": 8, "modest": 1}
+
+
+async def test_tenant_has_two_calls_of_a_host_whatever_others_have_there() -> None:
+    shared = {f"{SLOW}{number}?tenant={tenant}": 0.0 for tenant in ("a", "b") for number in range(5)}
+
+    assert await called_of(shared, 4) == {"a": 2, "b": 2}
+
+
+async def test_every_tenant_has_a_call_although_all_calls_are_taken() -> None:
+    times: dict[str, float] = {}
+    for number in range(10):
+        times |= unanswered(f"t{number}", 20)
+
+    found = await called_of(times, 66)
+
+    assert found == {**{f"t{number}": 8 for number in range(8)}, "t8": 1, "t9": 1}
+
+
 class ForgetfulJournal(Journal):
     """Its disk is away when the first call is to be noted."""
 
@@ -154,9 +213,9 @@ class LateReader(Journal):
         self.read_count = 0
         self.late: list[tuple[Future[list[DueWebhook]], list[DueWebhook]]] = []
 
-    def due(self, now: float, limit_count: int, but_hosts: Sequence[str] = ()) -> "Future[list[DueWebhook]]":
+    def due(self, now: float, *rest: Any) -> "Future[list[DueWebhook]]":
         self.read_count += 1
-        found = super().due(now, limit_count, but_hosts)
+        found = super().due(now, *rest)
         if self.read_count != 2:
             return found
         self.late.append((Future(), found.result()))
