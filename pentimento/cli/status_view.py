@@ -13,7 +13,7 @@ from rich.text import Text
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse as FrontdoorStatus
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsResponse as CacheStatistics
 from pentimento.clients.suite_status import SuiteStatus
-from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus
+from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.reports.allocations import AllocationSample, sample_of_plan, sparkline, violation_shares
 
@@ -43,14 +43,12 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
     processes that do not answer, by their names."""
     if status.fleet is not None:
         yield fleet_table(status.fleet)
-        yield Text(
-            f"plan      {version(status.fleet.plan.version)}, {len(status.fleet.plan.assignments)} workers assigned"
-        )
+        yield from plan_lines(status.fleet.plan)
         if status.fleet.plan.placements:
             yield Text(f"adapters  {adapters_line(status.fleet.plan)}")
         for one in status.fleet.unplanned:
             where = f" on {one.worker_id or one.device}" if one.worker_id or one.device else ""
-            yield Text(f"unplanned {one.model}{where}: {one.reason}", style="yellow")
+            yield Text(f"unplanned {one.model}{where}: {why_unplanned(one)}", style="yellow")
     if status.frontdoor is not None:
         yield from frontdoor_lines(status.frontdoor)
     if status.cache is not None:
@@ -58,6 +56,25 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
     for name, reason in status.unanswered.items():
         age = f"; what is shown of it is {ages_s[name]:.0f} s old" if name in ages_s else ""
         yield Text(f"{name} does not answer: {reason}{age}", style="red")
+
+
+def plan_lines(plan: Plan) -> Iterator[Text]:
+    """Yield which plan is in force, and what it leaves out with the reason."""
+    policy = f" by {plan.allocator}" if plan.allocator else ""
+    yield Text(f"plan      {version(plan.version)}{policy}, {len(plan.assignments)} workers assigned")
+    for note in plan.notes:
+        yield Text(f"          {note}", style="yellow")
+
+
+def why_unplanned(one: UnplannedModel) -> str:
+    """Return why a model is in no plan, with what to do where a profile is missing."""
+    return f"{one.reason}; {profiling(one.model)}" if one.reason == "PROFILE_MISSING" else one.reason
+
+
+def profiling(model: str) -> str:
+    """Say how a model gets its profile."""
+    file = f"{model}-profile.json"
+    return f"measure it with `pentimento bench profile {model} --out {file}`, then `pentimento up … --profile {file}`"
 
 
 def sample_of(status: SuiteStatus, at_s: float) -> AllocationSample | None:

@@ -1,4 +1,8 @@
-"""From what the registry knows to the plan in force. Whatever an allocator does, the last good plan stands."""
+"""From what the registry knows to the plan in force.
+
+Whatever an allocator does, some plan serves: the last good one, or the resident one where the policy lacks profiles or
+has planned nothing that a live worker holds.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -6,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from pentimento.domain.adapters import Adapter
+from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Plan, ReplicaKind, ServiceEndpoint, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import (
@@ -33,6 +38,7 @@ from services.controller.placements import adapter_placements, uploaded_placemen
 
 logger = logging.getLogger(__name__)
 
+RESIDENT_SERVES = "the workers keep the models that they hold"
 SETTLING = ServingPolicy("resident", hold_resident, plans_batches=False)
 
 
@@ -106,12 +112,13 @@ class Planner:
         context = without_mismatched(context, mismatched)
         self._note_unplanned(context, as_unplanned(mismatched))
         asked = self._policy.name
-        decision = await self._decide(replace(context, last=last))
-        if decision is None or self._policy.name != asked:
+        decided = await self._decide(replace(context, last=last))
+        if decided is None or self._policy.name != asked:
             # A policy that took over meanwhile could not read what another one remembers.
             return None
+        policy, decision = decided
         self._before, self._decision = last, decision
-        plan = self._as_plan(self._placing(decision, context.replicas), context.replicas)
+        plan = self._as_plan(policy, self._placing(policy, decision, context.replicas), context.replicas)
         plan = replace(plan, registered=named, notes=(*plan.notes, *notes_of(mismatched)))
         if self.plan is not None and plan == replace(self.plan, version=plan.version) and self._version.sequence:
             return None
@@ -120,26 +127,47 @@ class Planner:
         PLAN_SEQUENCE.set(self._version.sequence)
         return self.plan
 
-    async def _decide(self, context: AllocationContext) -> AllocationDecision | None:
-        """None when the allocator raised, hung or decided nonsense: counted, logged once, and the last good plan
-        stands."""
+    async def _decide(self, context: AllocationContext) -> tuple[ServingPolicy, AllocationDecision] | None:
+        """Return the decision with the policy that made it: the resident one where the policy in force cannot plan.
+        None where the allocator raised, hung or decided nonsense and the last good plan stands."""
         try:
             decision = await self._threads.decide(partial(decide, self._policy.allocator), context)
             check_decision(context, decision)
-        except Exception:  # an allocator's defect must not take the fleet's plan away
-            name = self._policy.name
-            ALLOCATION_FAILURES.labels(name).inc()
-            if not self._failing:
-                logger.exception("allocator failed; the last good plan stands", extra={"allocator": name})
-            self._failing = True
-            return None
+        except Exception as error:  # an allocator's defect must not take the fleet's plan away
+            lacks = isinstance(error, FailedPrecondition) and error.reason == "PROFILE_MISSING"
+            lacking = str(error) if lacks else ""
+            self._note_failure(lacking)
+            if not lacking and self._stands(context):
+                return None
+            note = f"{self._policy.name} cannot plan ({lacking or 'its allocator failed'}): {RESIDENT_SERVES}"
+            return SETTLING, replace(hold_resident(context), memory=context.last.memory, notes=(note,))
         self._failing = False
-        return decision
+        return self._policy, decision
+
+    def _note_failure(self, lacking: str) -> None:
+        """Count a failure, and log the first of several in a row. `lacking`: what the policy needs and has not."""
+        name = self._policy.name
+        ALLOCATION_FAILURES.labels(name).inc()
+        if not self._failing and lacking:
+            logger.warning(
+                "the policy cannot plan; the resident plan serves", extra={"allocator": name, "why": lacking}
+            )
+        elif not self._failing:
+            logger.exception("allocator failed; the last good plan stands", extra={"allocator": name})
+        self._failing = True
+
+    def _stands(self, context: AllocationContext) -> bool:
+        """Return whether the plan in force is the policy's own and a live worker holds a part of it."""
+        if self.plan is None or self.plan.allocator != self._policy.name:
+            return False
+        live = {(worker.instance_id, worker.generation) for worker in context.workers()}
+        held = {(one.worker_id, one.generation) for one in self.plan.assignments}
+        return not live or not live.isdisjoint(held)
 
     def _note_unplanned(self, context: AllocationContext, mismatched: tuple[UnplannedModel, ...]) -> None:
         """Say which models are in nobody's plan, and which workers: once in the log, and in metrics as long as it is
         so."""
-        lacking = unplanned_models(context) if self._policy.plans_batches else ()
+        lacking = unplanned_models(context) if self._wanted.plans_batches else ()
         if lacking and not set(lacking) <= set(self.unplanned):
             told = [f"{one.model} on {one.device or 'any device'}: {one.reason}" for one in lacking]
             logger.warning("models without a profile are not planned", extra={"models": told})
@@ -150,23 +178,25 @@ class Planner:
         UNPLANNED_MODELS.set(len(lacking))
         MISMATCHED_WORKERS.set(len({one.worker_id for one in mismatched}))
 
-    def _placing(self, decision: AllocationDecision, replicas: tuple[ReplicaView, ...]) -> AllocationDecision:
+    def _placing(
+        self, policy: ServingPolicy, decision: AllocationDecision, replicas: tuple[ReplicaView, ...]
+    ) -> AllocationDecision:
         """Changes state: the decision with popular adapters placed, where its policy plans at all and has not placed
         any itself."""
-        if self._policy.allocator is hold_resident or decision.components:
+        if policy.allocator is hold_resident or decision.components:
             return decision
         uploaded = [adapter.name for adapter in self.uploaded]
         found = place_components(self._asked, replicas, decision.assignments, uploaded)
         self._asked = found.shares
         return replace(decision, components=found.components, assignments=found.assignments)
 
-    def _as_plan(self, decision: AllocationDecision, replicas: tuple[ReplicaView, ...]) -> Plan:
+    def _as_plan(self, policy: ServingPolicy, decision: AllocationDecision, replicas: tuple[ReplicaView, ...]) -> Plan:
         return replace(
-            decision.as_plan(self._version, self._policy.name),
+            decision.as_plan(self._version, policy.name),
             cascades=with_skip_bound(decision.cascades, self._skip_light_below),
             cache=self._wanted.cache_plan(decision.cache),
             endpoints=service_endpoints(replicas),
-            drops_late=self._policy.drops_late,
+            drops_late=policy.drops_late,
             placements=adapter_placements(replicas) + uploaded_placements(self.uploaded, replicas),
         )
 

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
+from rich.console import Console, Group
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse, PoolStatus
 from pentimento.cli import status
 from pentimento.cli.status_view import LastTold, fleet_table, movement, render, sample_of
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.errors import Unavailable
-from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus
+from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.reports.allocations import AllocationSample
 from pentimento.testing.clocks import SetClock
@@ -119,3 +119,20 @@ def test_a_watch_goes_on_where_a_look_is_not_answered_and_shows_what_was_told_be
     assert "worker-7" in done.stdout
     assert "controller does not answer: nobody is there; what is shown of it is 3 s old" in done.stdout
     assert "frontdoor does not answer: nobody is there\n" in done.stdout
+
+
+def test_status_shows_why_policy_does_not_plan() -> None:
+    plan = Plan(PlanVersion(7, 2), allocator="resident", notes=("joint cannot plan (heavy has no profile)",))
+    unplanned = (UnplannedModel("heavy", "cpu", "PROFILE_MISSING"),)
+    gone = Unavailable("GONE", "no")
+    console = Console(width=200, record=True)
+
+    console.print(Group(*render(SuiteStatus.of(Fleet((), plan, 7, unplanned), gone, None))))
+
+    lines = [line.strip() for line in console.export_text().splitlines()]
+    assert "plan      7.2 by resident, 0 workers assigned" in lines
+    assert "joint cannot plan (heavy has no profile)" in lines
+    assert (
+        "unplanned heavy on cpu: PROFILE_MISSING; measure it with `pentimento bench profile heavy --out"
+        " heavy-profile.json`, then `pentimento up … --profile heavy-profile.json`" in lines
+    )

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import (
     AdapterDemand,
     AdapterPlacement,
@@ -33,7 +34,8 @@ from pentimento.policies.allocation import (
     ReplicaView,
     hold_resident,
 )
-from pentimento.policies.serving.policy import CacheUse, ServingPolicy
+from pentimento.policies.serving.policy import SERVING_POLICIES, CacheUse, ServingPolicy
+from pentimento.policies.serving.settings import ServingSettings
 from services.controller.planner import Planner
 
 WORKER = ReplicaView(Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",)))
@@ -321,3 +323,70 @@ async def test_first_stages_get_the_bound_of_the_settings_unless_their_allocator
     plan = await planner.look(ONE)
 
     assert [[stage.skip_below for stage in one.stages] for one in plan.cascades] == [[0.2, 0.0], [0.05, 0.0]]
+
+
+SERVING = ServingSettings("heavy", "light", ("light",), slo_s=5.0, peak_per_s=1.0)
+PAIR = tuple(
+    ReplicaView(Replica(f"{model}-0", ReplicaKind.UNET_WORKER, f"unix:/{model}", 1, resident_models=(model,)))
+    for model in ("heavy", "light")
+)
+
+
+@pytest.mark.parametrize("name", sorted(SERVING_POLICIES))
+async def test_planner_policy_without_profiles_serves_resident_plan(name: str):
+    policy = SERVING_POLICIES[name](SERVING)
+    planner = Planner(policy, 5, allocator_limit_s=60.0)
+    await planner.look(EMPTY)
+    planner.begin()
+
+    await planner.look(AllocationContext(0.0, PAIR))
+
+    assert [(one.worker_id, one.model) for one in planner.plan.assignments] == [
+        ("heavy-0", "heavy"),
+        ("light-0", "light"),
+    ]
+    needs_none = ("resident", "resident-mixture")
+    assert planner.plan.allocator == (name if name in needs_none else "resident")
+    assert all("no profile" in note and "keep the models" in note for note in planner.plan.notes)
+    assert bool(planner.plan.notes) == (name not in needs_none)
+
+
+async def test_planner_resident_plan_yields_once_profiles_are_there():
+    lacking = FailedPrecondition("PROFILE_MISSING", "model heavy has no profile")
+    found: list[Exception | None] = [lacking, lacking, None]
+
+    def policy(context: AllocationContext) -> AllocationDecision:
+        if (error := found.pop(0)) is not None:
+            raise error
+        return hold_resident(context)
+
+    planner = planner_of(policy, "joint")
+
+    plans = [await planner.look(context) for context in (ONE, TWO, TWO)]
+
+    assert [(plan.allocator, len(plan.assignments)) for plan in plans] == [
+        ("resident", 1),
+        ("resident", 2),
+        ("joint", 2),
+    ]
+
+
+@pytest.mark.parametrize("bad", [raising, nonsensical])
+async def test_planner_plan_without_live_worker_yields_to_resident(bad):
+    restarted = replace(WORKER.replica, generation=2)
+    turns: list[Callable[[AllocationContext], AllocationDecision]] = [hold_resident, bad]
+    planner = planner_of(lambda context: turns.pop(0)(context), "joint")
+    await planner.look(ONE)
+
+    plan = await planner.look(AllocationContext(0.0, (ReplicaView(restarted),)))
+
+    assert (plan.allocator, [one.generation for one in plan.assignments]) == ("resident", [2])
+    assert plan.notes == ("joint cannot plan (its allocator failed): the workers keep the models that they hold",)
+
+
+async def test_planner_names_unprofiled_models_before_policy_begins():
+    planner = Planner(SERVING_POLICIES["joint"](SERVING), 5, allocator_limit_s=60.0)
+
+    await planner.look(AllocationContext(0.0, PAIR))
+
+    assert [one.model for one in planner.unplanned] == ["heavy", "light"]
