@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import InvalidArgument
 from pentimento.files.folders import make_folder
 from pentimento.files.json_values import to_json
 from pentimento.policies.selector_profiles import SelectorProfile, profile_to_json
@@ -62,13 +63,16 @@ async def study(
 ) -> None:
     """Call `measure` in a thread with the settings, their prompts, the running embedder, and its encoder's name and
     digest. Raises InvalidArgument for a bad checkpoint or file of prompts, or where its files have no place, before it
-    connects."""
+    connects; for an encoder that embeds texts alone before the first image is generated."""
     check_checkpoint(settings.model)
     prompts = read_prompts(settings.prompts)[: settings.first]
     make_folder("out", settings.out)
     async with open_channel(settings.embedder_address, settings.channels) as channel:
         client = EmbedderClient(channel)
         info = await client.info()
+        if not info.embeds_images:
+            limit = "must name an encoder that embeds images too, a CLIP directory: quality is measured by it"
+            raise InvalidArgument.of("encoder", f"{limit}; {info.encoder_name} embeds texts alone")
         encoder = RemoteEncoder(client, asyncio.get_running_loop())
         await asyncio.to_thread(measure, settings, prompts, encoder, (info.encoder_name, info.encoder_digest))
 
