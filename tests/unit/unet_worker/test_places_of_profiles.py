@@ -66,7 +66,7 @@ async def test_bench_text_encoder_is_rejected_before_first_image(command: Any, t
     needed = ("--prompts", str(tmp_path / "p.txt"), "--embedder-address", address, *STUDIES[command])
     await server.start()
 
-    with pytest.raises(InvalidArgument, match="encoder: must name an encoder that embeds images too.*all-minilm"):
+    with pytest.raises(InvalidArgument, match=r"encoder: must name an encoder that embeds images too.*all-minilm"):
         await command.main(["--model", MODEL, *needed, "--out", str(tmp_path / "out")])
 
     await server.stop()
