@@ -44,5 +44,4 @@ def left_after_the_end(state: StateDirectory) -> Iterator[str]:
     """Sockets, and what tells others that a suite runs here; for a suite that has stopped."""
     yield from map(str, state.sockets.iterdir() if state.sockets.exists() else ())
     yield from map(str, state.path.rglob("*.sock"))
-    if state.endpoint_file.exists():
-        yield str(state.endpoint_file)
+    yield from (str(file) for file in state.endpoint_files if file.exists())

@@ -4,11 +4,12 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
-from pentimento.supervisor.leftovers import MARK
+from pentimento.supervisor.leftovers import MARK, SUPERVISOR
 
 LAUNCHER = Path(__file__).with_name("launch.py")
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
@@ -70,8 +71,15 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-async def start_child(module: str, arguments: tuple[str, ...], mark: str, on_line: Callable[[str], None]) -> Child:
-    """Runs `python -m module` through the launcher; `on_line` gets stdout and stderr."""
+async def start_child(
+    module: str,
+    arguments: tuple[str, ...],
+    mark: str,
+    on_line: Callable[[str], None],
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Child:
+    """Runs `python -m module` through the launcher; `on_line` gets stdout and stderr, `environment` is added to
+    ours."""
     transport, protocol = await asyncio.get_running_loop().subprocess_exec(
         lambda: ChildProtocol(on_line),
         *(sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid())),
@@ -79,10 +87,15 @@ async def start_child(module: str, arguments: tuple[str, ...], mark: str, on_lin
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, MARK: mark, "PYTHONUNBUFFERED": "1", "PYTHONPATH": source_path()},
+        env={**os.environ, **environment, **started_by(mark)},
         start_new_session=True,
     )
     return Child(transport, protocol)
+
+
+def started_by(mark: str) -> dict[str, str]:
+    """Return the variables of every process that a supervisor starts."""
+    return {MARK: mark, SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1", "PYTHONPATH": source_path()}
 
 
 def source_path() -> str:

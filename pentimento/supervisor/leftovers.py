@@ -7,6 +7,8 @@ from pathlib import Path
 import psutil
 
 MARK = "PENTIMENTO_SUITE"
+# The pid of the supervisor that started the process.
+SUPERVISOR = "PENTIMENTO_SUPERVISOR"
 
 
 def marked_processes(state: Path) -> list[psutil.Process]:
@@ -19,8 +21,22 @@ def marked_processes(state: Path) -> list[psutil.Process]:
     return found
 
 
+def live_supervisor(state: Path) -> int | None:
+    """Return the pid of a supervisor that runs the suite of this state directory; None where none does.
+
+    It is found by its own children: Linux and macOS give a child of a supervisor that died another parent. So the
+    answer holds where the state directory, with its lock, was removed meanwhile.
+    """
+    for process in marked_processes(state):
+        with contextlib.suppress(psutil.Error):
+            if (parent := process.ppid()) and process.environ().get(SUPERVISOR) == str(parent):
+                return parent
+    return None
+
+
 def clean_leftovers(state: Path, sockets: Path, wait_s: float = 5.0) -> int:
-    """Ends them and removes their sockets; call it with the lock held. Returns how many processes there were.
+    """Ends them and removes their sockets; call it with the lock held, after `live_supervisor` found none. Returns how
+    many processes there were.
 
     They are killed, not drained: a supervisor that died took their terminal with it, and what was accepted is in the
     journal.

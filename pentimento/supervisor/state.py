@@ -1,4 +1,8 @@
-"""The state directory of a suite: its lock, where it can be reached, and the short directory of its sockets."""
+"""The state directory of a suite: its lock, where it can be reached, and the short directory of its sockets.
+
+A suite whose state directory was removed is found all the same: by the processes that its supervisor started, and by a
+second endpoint file beside the sockets.
+"""
 
 import fcntl
 import hashlib
@@ -11,11 +15,13 @@ from pathlib import Path
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.files.private_files import close_to_others, close_tree_to_others, make_private_directory
+from pentimento.supervisor.leftovers import live_supervisor
 
 DEFAULT_STATE = Path(".pentimento")
 # What is a suite's in its state directory: nothing else there is touched, whatever directory was named.
 KEPT = ("logs", "objects", "index", "emulated")
-KEPT_FILES = ("lock", "endpoint.json", "*.sqlite", "*.sqlite-wal", "*.sqlite-shm")
+ENDPOINT_FILE = "endpoint.json"
+KEPT_FILES = ("lock", ENDPOINT_FILE, "*.sqlite", "*.sqlite-wal", "*.sqlite-shm")
 # Linux takes 107 bytes for the path of a unix socket, macOS 103; the longest name put in the directory has 24.
 MAX_SOCKET_DIRECTORY = 75
 
@@ -55,6 +61,9 @@ class StateDirectory:
             owner = os.pread(lock, 32, 0).decode().strip() or "unknown"
             os.close(lock)
             raise self._taken(owner)
+        if (running := live_supervisor(self.path)) is not None:
+            os.close(lock)
+            raise self._taken(str(running))
         # What a crashed supervisor published is not ours.
         self.withdraw()
         os.ftruncate(lock, 0)
@@ -88,7 +97,10 @@ class StateDirectory:
             self._lock = None
 
     def owner(self) -> int | None:
-        """Pid of the supervisor that holds the lock; None when nobody does."""
+        """Pid of the supervisor that runs a suite here; None when nobody does."""
+        return self._lock_holder() or live_supervisor(self.path)
+
+    def _lock_holder(self) -> int | None:
         try:
             lock = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -103,30 +115,46 @@ class StateDirectory:
             os.close(lock)
 
     def publish(self, endpoint: Endpoint) -> None:
-        fresh = self.endpoint_file.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(endpoint), indent=1) + "\n")
-        fresh.replace(self.endpoint_file)
+        """Changes state: others find the suite from now on."""
+        for file in filter(_is_in_folder, self.endpoint_files):
+            fresh = file.with_suffix(".new")
+            fresh.write_text(json.dumps(asdict(endpoint), indent=1) + "\n")
+            fresh.replace(file)
 
     def withdraw(self) -> None:
-        self.endpoint_file.unlink(missing_ok=True)
+        """Changes state: nobody finds the suite any more."""
+        for file in self.endpoint_files:
+            file.unlink(missing_ok=True)
 
     def endpoint(self) -> Endpoint | None:
         """Of the suite that runs here; None when there is none, also where a crash left the file, or half of it."""
-        try:
-            found = Endpoint(**json.loads(self.endpoint_file.read_text()))
-        except (FileNotFoundError, ValueError, TypeError):
-            return None
-        return found if found.supervisor_pid == self.owner() else None
+        found = next(filter(None, map(_endpoint, self.endpoint_files)), None)
+        return found if found is not None and found.supervisor_pid == self.owner() else None
 
     def last_lines(self) -> dict[str, str]:
         """What each process of the suite that holds the lock has said last, by its name."""
+        if not (self.path / "lock").exists():
+            return {}
         since = (self.path / "lock").stat().st_mtime
         logs = (log for log in sorted(self.logs.glob("*.log")) if log.stat().st_mtime >= since)
         return {log.stem: last_line(log) for log in logs}
 
     @property
-    def endpoint_file(self) -> Path:
-        return self.path / "endpoint.json"
+    def endpoint_files(self) -> tuple[Path, Path]:
+        """The file that tells where the suite is reached, and its copy that outlives the state directory."""
+        return self.path / ENDPOINT_FILE, self.sockets / ENDPOINT_FILE
+
+
+def _is_in_folder(file: Path) -> bool:
+    return file.parent.is_dir()
+
+
+def _endpoint(file: Path) -> Endpoint | None:
+    """None where there is no file, or one that is cut off or of another version."""
+    try:
+        return Endpoint(**json.loads(file.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
 
 
 def last_line(log: Path) -> str:

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from pentimento.cli import up
+from pentimento.cli import suite_running
 from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite import ProcessSpec, Suite, unix_address
 from pentimento.supervisor.suite_settings import SuiteSettings
@@ -27,6 +27,8 @@ def toys(settings: SuiteSettings, state: StateDirectory) -> Suite:
 
 
 if __name__ == "__main__":
-    up.plan_suite = toys
+    suite_running.plan_suite = toys
     nothing = SuiteSettings(models=(), encoder=Path(), public="127.0.0.1:0")
-    sys.exit(up.run_suite(nothing, StateDirectory(Path(sys.argv[1])), show_logs=True, as_json=JSON in sys.argv))
+    sys.exit(
+        suite_running.run_suite(nothing, StateDirectory(Path(sys.argv[1])), show_logs=True, as_json=JSON in sys.argv)
+    )

@@ -1,0 +1,101 @@
+"""Runs a planned suite until it is stopped: takes the state directory, starts the processes, says where they serve."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import replace
+
+from pentimento.cli.detached import serving_document
+from pentimento.supervisor.access import SuiteTokens, keep_signing_key, write_grant_key
+from pentimento.supervisor.leftovers import clean_leftovers
+from pentimento.supervisor.output import LogView
+from pentimento.supervisor.process import Surroundings
+from pentimento.supervisor.replicas import ReplicaFiles
+from pentimento.supervisor.state import Endpoint, StateDirectory, make_private
+from pentimento.supervisor.suite import Suite, longest_drain_s, plan_suite, stores, unix_address, write_profiles
+from pentimento.supervisor.suite_settings import SuiteSettings
+from pentimento.supervisor.supervisor import AFTER_DRAIN_S, STOP_TIMEOUT_S, Supervisor
+
+
+def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool, as_json: bool = False) -> int:
+    """Holds the state directory while the suite runs; the exit code."""
+    # Until the event loop has its own handlers: asked to stop this early, leave by way of `finally`.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    state.acquire()
+    try:
+        ReplicaFiles(state.path).forget()
+        leftovers = clean_leftovers(state.path, state.sockets)
+        make_private(state.sockets)
+        tokens = SuiteTokens(settings.token_file, state.sockets) if settings.token_file else None
+        if tokens:
+            tokens.write()
+            settings = replace(settings, token_file=tokens.table, service_token_file=tokens.service_token)
+        if settings.cached:
+            settings = replace(settings, grant_key_file=write_grant_key(state.sockets))
+        settings = replace(settings, signing_key_file=keep_signing_key(state.path))
+        if settings.fleet is not None:
+            write_profiles(settings.fleet, stores(settings, state))
+        suite = plan_suite(settings, state)
+        width = max(len(process.name) for process in suite.processes)
+        # Where stdout has one document, people are told beside it.
+        view = LogView(state.logs, show=show_logs, width=width, people=sys.stderr if as_json else sys.stdout)
+        if leftovers:
+            view.note(f"ended {leftovers} processes that a crashed supervisor had left")
+        return asyncio.run(supervise(suite, Surroundings(str(state.path), view), settings, state, tokens, as_json))
+    finally:
+        ReplicaFiles(state.path).forget()
+        state.withdraw()
+        shutil.rmtree(state.sockets, ignore_errors=True)
+        state.release()
+
+
+async def supervise(
+    suite: Suite,
+    around: Surroundings,
+    settings: SuiteSettings,
+    state: StateDirectory,
+    tokens: SuiteTokens | None,
+    as_json: bool,
+) -> int:
+    drain_s = longest_drain_s(suite, settings.config_file, os.environ)
+    supervisor = Supervisor(suite, around, max(STOP_TIMEOUT_S, drain_s + AFTER_DRAIN_S))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, supervisor.request_stop)
+    loop.add_signal_handler(signal.SIGQUIT, supervisor.request_kill)
+    loop.add_signal_handler(signal.SIGUSR1, supervisor.request_scaling)
+    following = asyncio.create_task(tokens.follow(lambda text: around.view.note(text, error=True))) if tokens else None
+    try:
+        return await supervisor.run(lambda: announce(around.view, settings, state, as_json), ReplicaFiles(state.path))
+    finally:
+        if following:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+        around.view.close()
+
+
+def announce(view: LogView, settings: SuiteSettings, state: StateDirectory, as_json: bool) -> None:
+    """From here on `generate`, `status` and `down` find the suite."""
+    endpoint = Endpoint(
+        frontdoor=unix_address(state, "frontdoor"),
+        public=settings.public,
+        controller=unix_address(state, "controller"),
+        gateway=unix_address(state, "gateway") if settings.cached else "",
+        service_token_file=str(settings.service_token_file or ""),
+        supervisor_pid=os.getpid(),
+        http=settings.http,
+        admin=settings.admin,
+    )
+    state.publish(endpoint)
+    if as_json:
+        view.document(json.dumps(serving_document(endpoint, state), ensure_ascii=False))
+    if settings.fleet is not None:
+        view.note("EMULATED devices: profiled times, and no picture is painted")
+    if settings.http:
+        view.note(f"HTTP is at http://{settings.http} (the console; OpenAI's images API under /v1)")
+    view.note(f"the public API is at {settings.public or endpoint.frontdoor}; logs and stores are in {state.path}")
