@@ -11,6 +11,7 @@ from diffusers import (
     AutoencoderTiny,
     ControlNetModel,
     DDIMScheduler,
+    DiffusionPipeline,
     FlowMatchEulerDiscreteScheduler,
     SD3ControlNetModel,
     SD3Transformer2DModel,
@@ -225,6 +226,20 @@ def tokenizer(directory: Path) -> CLIPTokenizer:
     (directory / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
     (directory / "merges.txt").write_text("#version: 0.2\n")
     return CLIPTokenizer.from_pretrained(directory, model_max_length=TOKENS)
+
+
+def add_inversion(directory: Path, token: str, vector_count: int) -> Path:
+    """Save a textual inversion of so many vectors in a checkpoint's tokenizers and text encoders, as diffusers'
+    pipelines do after `load_textual_inversion`; return the directory."""
+    pipeline = DiffusionPipeline.from_pretrained(directory, safety_checker=None, local_files_only=True)
+    for end in ("", "_2"):
+        encoder = getattr(pipeline, f"text_encoder{end}", None)
+        if encoder is not None:
+            vectors = torch.randn(vector_count, encoder.config.hidden_size, generator=torch.Generator().manual_seed(5))
+            words = getattr(pipeline, f"tokenizer{end}")
+            pipeline.load_textual_inversion(vectors, token, tokenizer=words, text_encoder=encoder)
+    pipeline.save_pretrained(directory)
+    return directory
 
 
 def _t5() -> T5EncoderModel:

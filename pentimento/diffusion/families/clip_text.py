@@ -23,8 +23,8 @@ class EncodedText:
 class ClipText:
     """A tokenizer with its encoder."""
 
-    def __init__(self, tokenizer: Any, encoder: Any, device: torch.device) -> None:
-        self._tokenizer = PromptTokenizer(tokenizer)
+    def __init__(self, tokenizer: Any, encoder: Any, device: torch.device, *, expands_inversions: bool = False) -> None:
+        self._tokenizer = PromptTokenizer(tokenizer, expands_inversions=expands_inversions)
         self._encoder = encoder
         self._device = device
         self._recorded: Callable[..., tuple[Tensor, ...]] | None = None

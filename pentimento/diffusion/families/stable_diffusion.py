@@ -67,7 +67,7 @@ class StableDiffusion:
         parts = load_components(checkpoint, device, dtype)
         check_token_limits(checkpoint, parts, ["tokenizer"])
         check_unet_texts(checkpoint, parts["unet"], parts["text_encoder"].config.hidden_size)
-        self._text = ClipText(parts["tokenizer"], parts["text_encoder"], device)
+        self._text = ClipText(parts["tokenizer"], parts["text_encoder"], device, expands_inversions=True)
         self.denoiser = parts["unet"]
         self.adaptable = {"unet": self.denoiser, "text_encoder": parts["text_encoder"]}
         self._unet = UNetDenoiser(self.denoiser, dtype)

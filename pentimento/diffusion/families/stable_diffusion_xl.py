@@ -64,8 +64,8 @@ class StableDiffusionXl:
         made = sum(parts[name].config.hidden_size for name in ("text_encoder", "text_encoder_2"))
         check_unet_texts(checkpoint, parts["unet"], made)
         self._texts = (
-            ClipText(parts["tokenizer"], parts["text_encoder"], device),
-            ClipText(parts["tokenizer_2"], parts["text_encoder_2"], device),
+            ClipText(parts["tokenizer"], parts["text_encoder"], device, expands_inversions=True),
+            ClipText(parts["tokenizer_2"], parts["text_encoder_2"], device, expands_inversions=True),
         )
         self.denoiser = parts["unet"]
         self.adaptable = {name: parts[name] for name in ("unet", "text_encoder", "text_encoder_2")}

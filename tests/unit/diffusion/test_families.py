@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.families import (
@@ -27,6 +28,7 @@ from pentimento.testing.checkpoints import (
     SIDE_PX,
     T5_TOKENS,
     TOKENS,
+    add_inversion,
     write_checkpoint,
     write_flow_checkpoint,
     write_xl_checkpoint,
@@ -68,6 +70,19 @@ def test_weights_are_the_same_kind_of_tensors_whichever_mode_they_are_loaded_in(
 
     for network in (loaded.denoiser, loaded.picture_decoder, *loaded.adaptable.values()):
         assert not any(weight.is_inference() for weight in network.parameters())
+
+
+@pytest.mark.parametrize("written", [write_checkpoint, write_xl_checkpoint])
+def test_saved_inversion_conditions_as_diffusers_has_it(written: Callable[[Path], Path], tmp_path: Path) -> None:
+    directory = add_inversion(written(tmp_path / "model"), "<cat>", vector_count=3)
+    pipeline = DiffusionPipeline.from_pretrained(directory, safety_checker=None, local_files_only=True)
+
+    found = conditioning_of(load(directory), "a <cat>").states
+
+    with torch.inference_mode():
+        asked = {"device": torch.device("cpu"), "num_images_per_prompt": 1, "do_classifier_free_guidance": False}
+        expected = pipeline.encode_prompt("a <cat>", **asked)[0]
+    assert torch.equal(found, expected)
 
 
 def test_rows_of_different_pictures_do_not_see_each_other(any_model: DiffusionModel) -> None:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from diffusers.loaders import TextualInversionLoaderMixin
 from transformers import AutoTokenizer
 
 from pentimento.diffusion.families.prompt_tokens import PromptTokenizer
@@ -43,3 +44,23 @@ def test_threads_that_ask_at_once_get_their_own_tokens(tokenizer: PromptTokenize
         found = list(threads.map(lambda key: (key, tokenizer.padded(*key)[0].input_ids.tolist()), asked * 100))
 
     assert [key for key, ids in found if ids != alone[key]] == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expanded"),
+    [
+        ("a <cat>", "a <cat> <cat>_1 <cat>_2"),
+        ("<cat> and <cat> by <dog>", "<cat> <cat>_1 <cat>_2 and <cat> <cat>_1 <cat>_2 by <dog>"),
+        ("a cat", "a cat"),
+    ],
+)
+def test_prompt_inversion_with_several_vectors_uses_all(checkpoint: Path, prompt: str, expanded: str) -> None:
+    plain = AutoTokenizer.from_pretrained(checkpoint / "tokenizer", local_files_only=True)
+    plain.add_tokens(["<cat>", "<cat>_1", "<cat>_2", "<dog>"])
+
+    tokens, truncated = PromptTokenizer(plain, expands_inversions=True).padded(prompt, 77)
+    cut = PromptTokenizer(plain, expands_inversions=True).padded("a <cat>", 5)[1]
+
+    assert TextualInversionLoaderMixin().maybe_convert_prompt(prompt, plain) == expanded
+    assert tokens.input_ids[0].tolist() == plain(expanded, padding="max_length", max_length=77).input_ids
+    assert (truncated, cut) == (False, True)
