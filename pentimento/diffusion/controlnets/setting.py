@@ -1,7 +1,7 @@
 """How one ControlNet acts on one picture: how strongly, in which steps, and on which halves of the guidance."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pentimento.domain.errors import InvalidArgument
 
@@ -32,9 +32,18 @@ class ControlSetting:
             raise InvalidArgument.of(f"{field}.end_fraction", wanted)
 
     def acts_at(self, step_index: int, step_count: int) -> bool:
-        """Return whether it acts in a step of a schedule of so many, by diffusers' rule. Steps are counted from the
-        schedule's beginning, wherever a picture starts."""
+        """Return whether it acts in a step of a schedule of `step_count` steps, by diffusers' rule. Steps are counted
+        from the schedule's beginning, also where the cache lets an image start later; see `over_steps_from`."""
         return step_index / step_count >= self.start_fraction and (step_index + 1) / step_count <= self.end_fraction
+
+    def over_steps_from(self, first_step: int, step_count: int) -> "ControlSetting":
+        """Return the setting of a request that brings its own image and so starts at `first_step`: its shares are those
+        of the steps that are left, as in diffusers' pipelines from an image."""
+        left = step_count - first_step
+        acting = [first_step + step for step in range(left) if self.acts_at(step, left)]
+        # Where no step is within the shares: those of half the last step, in which none is either.
+        first, end = (acting[0], acting[-1] + 1) if acting else (step_count - 0.5, step_count)
+        return replace(self, start_fraction=first / step_count, end_fraction=end / step_count)
 
     def acting_steps(self, first_step: int, step_count: int) -> range:
         """Return the steps in which it acts, of those from `first_step` on."""

@@ -57,7 +57,7 @@ CONTROLNET_FIELDS = (
     RequestField(
         "conditioning_image", FieldKind.BYTES, "PNG, JPEG or WebP of the picture's size, in base64", required=True
     ),
-    RequestField("conditioning_scale", FieldKind.NUMBER, "above 0", default=1.0),
+    RequestField("conditioning_scale", FieldKind.NUMBER, "0 to 10; 0 leaves it without effect", default=1.0),
     RequestField("start_fraction", FieldKind.NUMBER, "share of the steps after which it acts", least=0, most=1),
     RequestField("end_fraction", FieldKind.NUMBER, "share of the steps until which it acts", least=0, most=1),
 )

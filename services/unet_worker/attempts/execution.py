@@ -231,7 +231,8 @@ class EngineModelRunner:
             return ()
         if self._conditions is None:
             raise lost(order.spec.controlnets[0].name)
-        named = remote_controlnets(order.spec.controlnets, order.controlnet_endpoints)
+        first_step = self._starts.own_first_step(order.spec)
+        named = remote_controlnets(order.spec, order.controlnet_endpoints, first_step)
         return await self._conditions.encoded(named, order.spec)
 
     def _control_of(

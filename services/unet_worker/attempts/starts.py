@@ -79,9 +79,14 @@ class StartResolver:
             return ResolvedStart(NoiseStart(), note=str(unusable), bad_donor_reason=unusable.bad_donor_reason)
         return ResolvedStart(NoiseStart())
 
+    def own_first_step(self, spec: GenerationSpec) -> int:
+        """Return the step at which the request's own image lets it start; 0 without one."""
+        if spec.init_image is None:
+            return 0
+        return first_img2img_step(spec.num_inference_steps, spec.init_image.strength, self._model.info.noise_form)
+
     async def _own_image(self, spec: GenerationSpec, init_image: InitImage) -> ResolvedStart:
-        noise_form = self._model.info.noise_form
-        first_step = first_img2img_step(spec.num_inference_steps, init_image.strength, noise_form)
+        first_step = self.own_first_step(spec)
         pixels = await asyncio.to_thread(lambda: _pixels(init_image.image, "spec.init_image.image", spec))
         if not init_image.mask:
             return ResolvedStart(ImageStart(pixels, first_step))

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_not
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families.model import ControlResiduals, DenoiserInput
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import ControlNetSelection
+from pentimento.domain.generation import ControlNetSelection, GenerationSpec
 from pentimento.policies.residual_pipelining import ResidualSteps
 from pentimento.tensors.device import outgoing_tensor
 from pentimento.tensors.outgoing import OutgoingTensor
@@ -38,17 +38,19 @@ class RemoteControlNet:
 
 
 def remote_controlnets(
-    selections: Sequence[ControlNetSelection], endpoints: Sequence[ControlNetEndpoint]
+    spec: GenerationSpec, endpoints: Sequence[ControlNetEndpoint], first_step: int
 ) -> tuple[RemoteControlNet, ...]:
-    """Return a request's ControlNets in its order. Raises Unavailable (CONTROLNET_LOST) for one that is served nowhere,
-    InvalidArgument for a scale or shares of the schedule that are out of bounds."""
-    return tuple(_remote(index, selection, endpoints) for index, selection in enumerate(selections))
-
-
-def _remote(index: int, selection: ControlNetSelection, endpoints: Sequence[ControlNetEndpoint]) -> RemoteControlNet:
-    setting = ControlSetting(selection.conditioning_scale, selection.start_fraction, selection.end_fraction)
-    setting.check(f"spec.controlnets[{index}]")
-    return RemoteControlNet(selection, setting, addresses_of(selection, endpoints))
+    """Return a request's ControlNets in its order, with shares of the whole schedule; its own are those of the steps
+    from `first_step` on, where its own image lets it start. Raises Unavailable (CONTROLNET_LOST) for one that is served
+    nowhere, InvalidArgument for a scale or shares that are out of bounds."""
+    found = []
+    for index, selection in enumerate(spec.controlnets):
+        asked = ControlSetting(selection.conditioning_scale, selection.start_fraction, selection.end_fraction)
+        asked.check(f"spec.controlnets[{index}]")
+        setting = asked.over_steps_from(first_step, spec.num_inference_steps) if first_step else asked
+        acting = replace(selection, start_fraction=setting.start_fraction, end_fraction=setting.end_fraction)
+        found.append(RemoteControlNet(acting, setting, addresses_of(selection, endpoints)))
+    return tuple(found)
 
 
 class _StepToAsk(NamedTuple):

@@ -1,5 +1,5 @@
 """Controlled pictures that start from an image, whole or under a mask, against diffusers' ControlNet pipelines of
-img2img and inpainting. ControlNets act in all steps: diffusers counts their shares over the steps that are left."""
+img2img and inpainting, in shares of the steps that are left."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ from pentimento.testing.worker_under_test import noise_image, png_of
 from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 IMAGE, MASK = noise_image(SIDE_PX, SIDE_PX), mask_image(SIDE_PX, SIDE_PX)
-SETTINGS = (ControlSetting(scale=0.7), ControlSetting(scale=1.3))
+SETTINGS = (ControlSetting(scale=0.7), ControlSetting(0.6, start_fraction=0.3, end_fraction=0.7))
 STEPS = 6
 
 
@@ -80,12 +80,15 @@ class ImageSides:
         mask = decode_mask(png_of(MASK), "mask", SIDE_PX, SIDE_PX) if case.masked else None
         first = first_img2img_step(case.steps, case.strength, NoiseForm.VARIANCE_PRESERVING)
         start = ImageStart(pixels, first, mask, from_noise=case.masked and case.strength == 1.0)
-        request = self.engine.request(ControlledCase(case, tuple(settings)), conditions)
+        acting = tuple(setting.over_steps_from(first, case.steps) for setting in settings)
+        request = self.engine.request(ControlledCase(case, acting), conditions)
         return painted_together(self.engine._engine, [replace(request, start=start)])[0]
 
     def _theirs(self, case: Case, settings: Sequence[ControlSetting], conditions: Sequence[Tensor]) -> Tensor:
         many = len(settings) > 1
         networks, scales = self._networks[: len(settings)], [setting.scale for setting in settings]
+        shares = [(setting.start_fraction, setting.end_fraction) for setting in settings]
+        starts, ends = map(list, zip(*shares, strict=True))
         extra: dict[str, Any] = {"mask_image": MASK, "height": SIDE_PX, "width": SIDE_PX} if case.masked else {}
         latents: Tensor = self._pipeline(case, networks if many else networks[0])(
             case.prompt,
@@ -97,6 +100,8 @@ class ImageSides:
             guidance_scale=case.guidance_scale,
             generator=torch.Generator().manual_seed(case.seed),
             controlnet_conditioning_scale=scales if many else scales[0],
+            control_guidance_start=starts if many else starts[0],
+            control_guidance_end=ends if many else ends[0],
             guess_mode=False,
             output_type="latent",
             **extra,
@@ -127,17 +132,17 @@ def painted(
     sides.engine.close()
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("settings", [SETTINGS[1:], SETTINGS], ids=["window", "both"])
 @pytest.mark.parametrize("strength", [0.5, 1.0])
 def test_controlled_pictures_from_an_image_equal_those_of_diffusers(
-    painted: tuple[ImageSides, bool], strength: float, count: int
+    painted: tuple[ImageSides, bool], strength: float, settings: tuple[ControlSetting, ...]
 ) -> None:
     sides, masked = painted
 
     differences = {
         scheduler: sides.difference(
             Case("a red circle", "blurred", scheduler, seed=3, steps=STEPS, strength=strength, masked=masked),
-            SETTINGS[:count],
+            settings,
         )
         for scheduler in sides.engine.model.info.schedulers
     }

@@ -32,6 +32,7 @@ from pentimento.domain.generation import (
     ControlNetSelection,
     FromNoise,
     GenerationSpec,
+    InitImage,
     Route,
     Scheduler,
 )
@@ -40,7 +41,7 @@ from pentimento.rpc import RpcChannelSettings, open_channel, transport
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.testing.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
 from pentimento.testing.diffusers_reference import Case
-from pentimento.testing.worker_under_test import png_of
+from pentimento.testing.worker_under_test import noise_image, png_of
 from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
 from pentimento.wire.tensors import tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
@@ -157,7 +158,11 @@ def selection(name: str, pixels: Tensor, setting: ControlSetting) -> ControlNetS
 
 
 def request_for(
-    worker: Served, controlnets: Sequence[ControlNetSelection], addresses: Sequence[str], pipelined_from: int = 0
+    worker: Served,
+    controlnets: Sequence[ControlNetSelection],
+    addresses: Sequence[str],
+    pipelined_from: int = 0,
+    init_image: InitImage | None = None,
 ) -> pb.ExecuteRequest:
     number = next(_numbers)
     mode = ControlNetMode.PIPELINED if pipelined_from else ControlNetMode.SYNCHRONOUS
@@ -166,6 +171,7 @@ def request_for(
     spec = GenerationSpec(
         CASE.prompt, CASE.negative_prompt, "tiny", SIDE_PX, SIDE_PX, CASE.steps, CASE.guidance_scale,
         CASE.scheduler, CASE.seed, controlnets=tuple(controlnets),
+        init_image=init_image,
     )  # fmt: skip
     endpoints = [
         pb.ControlNetEndpoint(name=controlnet.name, address=address, controlnet_digest=controlnet.digest)
@@ -216,6 +222,23 @@ async def test_a_controlled_picture_is_that_of_diffusers(parts: Parts, replicas:
     untold = await latents_of(parts.worker, request_for(parts.worker, [], []))
     assert float((ours - untold).abs().max()) > 0.1
     assert parts.directory.region_count() == 0
+
+
+async def test_window_on_own_image_acts_in_steps_left(parts: Parts, replicas: list[Replica]) -> None:
+    own = InitImage(png_of(noise_image(SIDE_PX, SIDE_PX)), strength=0.5)
+    begun = await step_counts(replicas)
+
+    def request(*acting: ControlSetting) -> pb.ExecuteRequest:
+        nets = [selection(EDGES, CONDITIONS[0], setting) for setting in acting]
+        return request_for(parts.worker, nets, [replicas[0].address], init_image=own)
+
+    plain, controlled = [
+        await latents_of(parts.worker, request(*acting)) for acting in ([], [ControlSetting(end_fraction=0.5)])
+    ]
+
+    assert float((controlled - plain).abs().max()) > 0.01
+    # Of the ten steps that are left the first five.
+    assert sum(await step_counts(replicas)) - sum(begun) == 5
 
 
 async def step_counts(replicas: Sequence[Replica]) -> list[int]:

@@ -237,7 +237,7 @@ class ControlNetSelection(_message.Message):
     name: _builtins.str
     conditioning_scale: _builtins.float
     start_fraction: _builtins.float
-    """Shares of the schedule, 0..1, between which the ControlNet acts."""
+    """Shares of the schedule, 0..1, between which the ControlNet acts; of a spec with an image, of the steps that are left."""
     end_fraction: _builtins.float
     conditioning_image: _builtins.bytes
     """PNG, JPEG or WebP bytes, seen as their EXIF turns them; no address is ever fetched."""

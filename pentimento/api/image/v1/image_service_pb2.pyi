@@ -188,9 +188,9 @@ class AskedControlNet(_message.Message):
     conditioning_image: _builtins.bytes
     """PNG, JPEG or WebP bytes of the picture's size; no address is ever fetched."""
     conditioning_scale: _builtins.float
-    """Absent: 1. Above 0."""
+    """0 to 10; 0 leaves the ControlNet without effect. Absent: 1."""
     start_fraction: _builtins.float
-    """Shares of the schedule, 0..1, between which it acts. Absent: 0 and 1."""
+    """Shares of the schedule, 0..1, between which it acts; with an image of the request, of the steps that are left. Absent: 0 and 1."""
     end_fraction: _builtins.float
     def __init__(
         self,

@@ -186,6 +186,26 @@ def test_it_acts_in_the_steps_in_which_diffusers_keeps_it(count: int, start: flo
     assert acting == [1.0 - float(i / count < start or (i + 1) / count > end) == 1.0 for i in range(count)]
 
 
+@given(
+    count=st.integers(1, 60),
+    first_share=st.floats(0.0, 0.99),
+    start=st.floats(0.0, 0.99),
+    length=st.floats(0.01, 1.0),
+)
+def test_window_of_image_start_counts_over_steps_left(
+    count: int, first_share: float, start: float, length: float
+) -> None:
+    first, end = int(first_share * count), min(start + length, 1.0)
+    asked = ControlSetting(start_fraction=start, end_fraction=end)
+
+    setting = asked.over_steps_from(first, count)
+
+    left = count - first
+    kept = [not (i / left < start or (i + 1) / left > end) for i in range(left)]
+    assert [setting.acts_at(index, count) for index in range(count)] == [False] * first + kept
+    setting.check("controlnets[0]")
+
+
 @pytest.mark.parametrize(
     ("setting", "named"),
     [
