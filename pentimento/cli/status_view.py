@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse as FrontdoorStatus
+from pentimento.api.image.v1.image_service_pb2 import Model
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsResponse as CacheStatistics
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus, UnplannedModel
@@ -142,7 +143,15 @@ def state(status: ReplicaStatus) -> Text:
     return Text("draining", style="yellow") if status.draining else Text("up", style="green")
 
 
+def model_line(model: Model) -> str:
+    """Return what a request of the model gets that names neither size nor steps nor guidance."""
+    size = f"{model.default_width_px} x {model.default_height_px}"
+    return f"{model.name}: {model.default_steps} steps, guidance {model.default_guidance_scale:g}, {size} by default"
+
+
 def frontdoor_lines(frontdoor: FrontdoorStatus) -> Iterator[Text]:
+    for model in frontdoor.models:
+        yield Text(f"model     {model_line(model)}")
     for pool in frontdoor.pools:
         queued = f"{pool.queued_count} of {pool.queue_limit_count} queued"
         yield Text(f"pool      {pool.pool}: {queued}, {pool.running_count} running")

@@ -172,8 +172,11 @@ class ImageServicer(ImageServiceServicer):
 
 
 class FrontdoorServicer(FrontdoorServiceServicer):
-    def __init__(self, status: Callable[[], FrontdoorStatus], links: WorkerLinks, identity: Identity) -> None:
+    def __init__(
+        self, status: Callable[[], FrontdoorStatus], links: WorkerLinks, identity: Identity, api: ImageApi
+    ) -> None:
         self._status = status
+        self._api = api
         self._links = links
         self._identity = identity
 
@@ -206,6 +209,7 @@ class FrontdoorServicer(FrontdoorServiceServicer):
             ],
             steps_run=status.painted.steps_run,
             steps_saved=status.painted.steps_saved,
+            models=[model_to_proto(model) for model in self._api.list_models()],
             journal_id=self._identity.journal_id,
             refusing_workers=[
                 frontdoor_pb.RefusingWorker(address=address, reason=error.reason, message=error.message)

@@ -126,7 +126,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
     callers = Callers(settings.calls_per_key)
     api = ImageApi(parts, request_limits(settings), settings.cascade, quotas, callers, tenants, webhooks.check)
     urls = ResultUrls(keeper, parts.clock, settings.result_url_s, settings.max_result_url_s)
-    _add_services(server, parts, ImageServicer(api, tenants, urls, webhooks, settings.stream_idle_s))
+    _add_services(server, parts, api, ImageServicer(api, tenants, urls, webhooks, settings.stream_idle_s))
     member = FleetMember(server, ReplicaKind.FRONTDOOR, settings)
     return Frontdoor(
         settings=settings,
@@ -227,10 +227,10 @@ def _pipelining(settings: FrontdoorSettings, adapters: AdapterCatalogue) -> Cont
     return ControlPipelining(PipeliningRule(settings.controlnet_pipelining, settings.controlnet_wait_share), adapters)
 
 
-def _add_services(server: RpcServer, parts: FrontdoorParts, images: ImageServicer) -> None:
+def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, images: ImageServicer) -> None:
     server.add(add_ImageServiceServicer_to_server, images, IMAGE_SERVICE)
     status = FrontdoorServicer(
-        lambda: frontdoor_status(parts.dataplane, server.instance_id, parts.painted), parts.links, parts.identity
+        lambda: frontdoor_status(parts.dataplane, server.instance_id, parts.painted), parts.links, parts.identity, api
     )
     server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
 

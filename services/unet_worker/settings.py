@@ -92,9 +92,14 @@ class UnetWorkerSettings:
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the model runs")
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the model runs in")
     threads: int = setting(1, help="torch threads of the model", minimum=1, maximum=256)
-    default_steps: int = setting(0, help="steps of requests that name none; 0: by registry.json, else 50", minimum=0)
+    default_steps: int = setting(
+        0, help="steps of requests that name none; 0: by registry.json, else those of the model's kind", minimum=0
+    )
     default_guidance_scale: float = setting(
-        -1.0, help="guidance of requests that name none; below 0: by registry.json, else 7.5", minimum=-1, maximum=100
+        -1.0,
+        help="guidance of requests that name none; below 0: by registry.json, else that of the model's kind",
+        minimum=-1,
+        maximum=100,
     )
     max_steps: int = setting(1000, help="most steps of a request", minimum=1, maximum=1000)
     max_size_px: int = setting(0, help="longest side of a picture; 0: twice the model's own", minimum=0, maximum=8192)
@@ -215,8 +220,12 @@ class DescribeSettings:
     model: Path = setting(help="diffusers checkpoint directory (safetensors only)", must_exist=True)
     name: str = setting("", help="registry name of the model; empty for its directory's")
     profiles: tuple[str, ...] = setting((), help="files of `bench profile` of this model, one a device")
-    steps: int = setting(0, help="steps of requests that name none; 0 for its registry's", minimum=0, maximum=1000)
-    guidance_scale: float = setting(-1.0, help="guidance of requests that name none; negative for its registry's")
+    steps: int = setting(
+        0, help="steps of requests that name none; 0 for those of its registry or kind", minimum=0, maximum=1000
+    )
+    guidance_scale: float = setting(
+        -1.0, help="guidance of requests that name none; negative for that of its registry or kind"
+    )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from pentimento.diffusion.engine import EagerDenoiser
 from pentimento.diffusion.families import load_model
-from pentimento.diffusion.model_registry import check_digest, registry_entry
+from pentimento.diffusion.model_registry import check_digest
 from pentimento.diffusion.reuse_painting import ReusePainter
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import InvalidArgument
@@ -20,7 +20,7 @@ from pentimento.policies.selector_profiling import profile_thresholds
 from services.unet_worker.device.torch_device import choose_device, choose_dtype
 from services.unet_worker.models.reuse_study import PictureEncoder, ReuseOutcome, ReuseStudy, StudyModel, by_step
 from services.unet_worker.models.thinning_study import CLIP_SCORE
-from services.unet_worker.models.usual_costs import DEFAULT_GUIDANCE_SCALE, DEFAULT_STEPS
+from services.unet_worker.models.usual_costs import usual_of
 from services.unet_worker.settings import SelectorProfileSettings, StudyPaintingSettings
 
 # N of the tables, and K: of latents NIRVANA's (section 5.3), of images MoDM's (section 5.2).
@@ -43,15 +43,15 @@ def study_model(directory: Path, painting: StudyPaintingSettings) -> StudyModel:
     chosen = choose_device(painting.device)
     model = load_model(directory, chosen, choose_dtype(painting.dtype, chosen))
     check_digest(directory, model.info.model_digest, "")
-    entry, info = registry_entry(directory), model.info
+    info, (steps, guidance) = model.info, usual_of(directory, 0, -1.0)
     spec = GenerationSpec(
         prompt="",
         negative_prompt="",
         model=directory.resolve().name,
         width_px=info.default_width_px,
         height_px=info.default_height_px,
-        num_inference_steps=int(entry.get("default_steps", DEFAULT_STEPS)),
-        guidance_scale=float(entry.get("default_guidance_scale", DEFAULT_GUIDANCE_SCALE)),
+        num_inference_steps=steps,
+        guidance_scale=guidance,
         scheduler=info.schedulers[0],
         seed=0,
     )

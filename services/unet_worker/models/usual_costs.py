@@ -4,10 +4,8 @@ from pathlib import Path
 
 from pentimento.devices.profile import ModelProfile, run_seconds
 from pentimento.diffusion.model_registry import registry_entry
+from pentimento.diffusion.usual_settings import usual_settings
 from pentimento.domain.fleet import ModelCost
-
-DEFAULT_STEPS = 50
-DEFAULT_GUIDANCE_SCALE = 7.5
 
 
 def usual_cost(profile: ModelProfile, steps: int, guidance: float) -> ModelCost:
@@ -27,7 +25,7 @@ def usual_cost(profile: ModelProfile, steps: int, guidance: float) -> ModelCost:
 
 def usual_of(model: Path, steps: int, guidance: float) -> tuple[int, float]:
     """Return steps and guidance of requests that name none: those given, else (0 steps, negative guidance) those of the
-    registry beside the model."""
-    entry = registry_entry(model)
-    usual = float(entry.get("default_guidance_scale", DEFAULT_GUIDANCE_SCALE))
-    return steps or int(entry.get("default_steps", DEFAULT_STEPS)), usual if guidance < 0 else guidance
+    registry beside the model, else those of its kind."""
+    entry, kind = registry_entry(model), usual_settings(model)
+    usual = float(entry.get("default_guidance_scale", kind.guidance_scale))
+    return steps or int(entry.get("default_steps", kind.steps)), usual if guidance < 0 else guidance

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from rich.console import Console, Group
+from rich.text import Text
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse, PoolStatus
+from pentimento.api.image.v1.image_service_pb2 import Model
 from pentimento.cli import status
 from pentimento.cli.status_view import LastTold, fleet_table, movement, render, sample_of
 from pentimento.clients.suite_status import SuiteStatus
@@ -50,6 +52,17 @@ def test_processes_and_kinds_stand_on_one_line_in_a_narrow_terminal() -> None:
     console.print(fleet_table(Fleet((ReplicaStatus(replica, 0, live=True),), Plan(PlanVersion(7, 2)), 7)))
 
     assert " vectordb_gateway " in console.export_text()
+
+
+def test_status_shows_steps_and_guidance_of_each_model() -> None:
+    turbo = Model(
+        name="sdxl-turbo", default_steps=1, default_guidance_scale=0.0, default_width_px=512, default_height_px=512
+    )
+    status = SuiteStatus(None, GetStatusResponse(models=[turbo]), None, {})
+
+    lines = [line.plain for line in render(status) if isinstance(line, Text)]
+
+    assert lines[0] == "model     sdxl-turbo: 1 steps, guidance 0, 512 x 512 by default"
 
 
 def test_late_answers_of_all_pools_are_counted() -> None:

@@ -64,6 +64,19 @@ def test_a_registry_beside_it_knows_better(directory: Path) -> None:
     assert (held.default_steps, held.default_guidance_scale, held.licence) == (12, 3.0, "Apache-2.0")
 
 
+def test_turbo_checkpoint_is_described_with_one_step(tmp_path: Path) -> None:
+    directory = tmp_path / "sdxl-turbo"
+    (directory / "scheduler").mkdir(parents=True)
+    (directory / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
+    (directory / "scheduler" / "scheduler_config.json").write_text('{"timestep_spacing": "trailing"}')
+
+    own = held_model(INFO, settings(directory), generation=9)
+    set_by_hand = held_model(INFO, settings(directory, default_steps=4), generation=9)
+
+    assert (own.default_steps, own.default_guidance_scale) == (1, 0.0)
+    assert (set_by_hand.default_steps, set_by_hand.default_guidance_scale) == (4, 0.0)
+
+
 def test_settings_know_best(directory: Path) -> None:
     write_registry(directory, {"models": [{"path": "sd", "default_steps": 12}]})
     given = settings(

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from pentimento.api.generation.v1 import generation_pb2 as _generation_pb2
+from pentimento.api.image.v1 import image_service_pb2 as _image_service_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -56,6 +57,7 @@ class GetStatusResponse(_message.Message):
     STARTS_FIELD_NUMBER: _builtins.int
     STEPS_RUN_FIELD_NUMBER: _builtins.int
     STEPS_SAVED_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     frontdoor_id: _builtins.str
     frontdoor_epoch: _builtins.int
     accepted_count: _builtins.int
@@ -89,6 +91,10 @@ class GetStatusResponse(_message.Message):
     def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartCount]:
         """Where pictures that workers painted really started."""
 
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[_image_service_pb2.Model]:
+        """The models that requests may name, with the size, steps and guidance of requests that say nothing of them."""
+
     def __init__(
         self,
         *,
@@ -110,10 +116,11 @@ class GetStatusResponse(_message.Message):
         starts: _abc.Iterable[Global___StartCount] | None = ...,
         steps_run: _builtins.int = ...,
         steps_saved: _builtins.int = ...,
+        models: _abc.Iterable[_image_service_pb2.Model] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "journal_id", b"journal_id", "latencies", b"latencies", "plan_version", b"plan_version", "pools", b"pools", "refusing_workers", b"refusing_workers", "rejected_count", b"rejected_count", "retried_count", b"retried_count", "starts", b"starts", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "journal_id", b"journal_id", "latencies", b"latencies", "models", b"models", "plan_version", b"plan_version", "pools", b"pools", "refusing_workers", b"refusing_workers", "rejected_count", b"rejected_count", "retried_count", b"retried_count", "starts", b"starts", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
