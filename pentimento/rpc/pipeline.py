@@ -274,8 +274,12 @@ class Pipeline:
         try:
             call.caller = self._identities.identify(authorization)
             call.key = authorise(call.caller, call.method.allowed, call.method.path).tenant
-        except (Unauthenticated, PermissionDenied):
+        except Unauthenticated:
             await self._shaper.begin(f"peer {host_of(context.peer())}")
+            raise
+        except PermissionDenied:
+            # Known by its token: the refusals of strangers at the same address do not delay it.
+            await self._shaper.begin(f"tenant {call.caller.tenant if call.caller else ''}")
             raise
         call_context.caller.set(call.caller)
         if self._shared and call.caller is not None and Role.SERVICE not in call.caller.roles:

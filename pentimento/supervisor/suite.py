@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from pentimento.devices.emulation import EmulatedFleet, served_profile
 from pentimento.devices.profile import profile_to_json
-from pentimento.rpc.settings import RpcServerSettings
+from pentimento.rpc.settings import RpcServerSettings, is_local
 from pentimento.settings.loading import setting_of
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import StateDirectory
@@ -339,6 +339,9 @@ def edge(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     arguments: tuple[str, ...] = ("--listen", address, "--http-listen", settings.http)
     arguments += ("--frontdoor-address", unix_address(state, "frontdoor"))
     arguments += caller_arguments(settings, state)
+    if is_local(settings.http):
+        # No load balancer is in front of it.
+        arguments += ("--drain-delay-s", "0")
     if settings.cached:
         arguments += ("--gateway-address", unix_address(state, "gateway"))
     if settings.signing_key_file:

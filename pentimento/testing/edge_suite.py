@@ -23,6 +23,7 @@ async def running_edge(
     service_token_file: Path | None = None,
     tls: dict[str, Any] | None = None,
     frontdoor_tls: dict[str, Any] | None = None,
+    max_callers: int = 256,
     **http: Any,
 ) -> AsyncIterator[EdgeProcess]:
     """Listen on a free port of this machine; `http` are settings of the listener, `tls` those of what it shows and asks
@@ -30,12 +31,13 @@ async def running_edge(
     settings = EdgeSettings(
         RpcServerSettings(listen=(f"unix:{folder / 'edge'}",), drain_timeout_s=5.0, **(tls or {})),
         RpcChannelSettings(service_token_file=service_token_file, **(frontdoor_tls or {})),
-        HttpSettings(http_listen="127.0.0.1:0", **http),
+        HttpSettings(http_listen="127.0.0.1:0", **{"drain_delay_s": 0.0, **http}),
         frontdoor_address=frontdoor_address,
         files_url=files_url,
         signing_key_file=signing_key_file,
         controller_address=controller_address,
         gateway_address=gateway_address,
+        max_callers=max_callers,
     )
     edge = wire(settings)
     try:

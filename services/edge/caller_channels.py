@@ -1,22 +1,29 @@
 """Connections to another service on behalf of callers: each caller's own, with its own token, bounded.
 
 A server bounds the calls of one connection, so that callers who shared one would wait for each other. Nothing here
-judges a token: the service that is called does.
+decides about a token: the service that is called does. It delays the rejections of unknown tokens, so a token gets a
+caller's place only after that service has accepted it once; until then it waits among the strangers.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import grpc.aio
 
-from pentimento.domain.errors import ResourceExhausted
+from pentimento.domain.errors import FailedPrecondition, PermissionDenied, ResourceExhausted, Unauthenticated
 
 # Of the 100 that a server with tenants takes on a connection; some room is left for calls that are just ending.
 CALLS_PER_CONNECTION = 96
+# Tokens whose first call is not answered yet. A known token is answered in milliseconds, so the oldest is unknown.
+MAX_STRANGERS = 256
 RETRY_AFTER_MS = 1000
+
+Opener = Callable[[str | None], grpc.aio.Channel]
+# Makes one short call with the token on the channel. Raises Unauthenticated where the token is unknown.
+Introduction = Callable[[str | None, grpc.aio.Channel], Awaitable[object]]
 
 
 @dataclass
@@ -39,30 +46,79 @@ class CallerLane:
 
 
 class CallerChannels:
-    """`open_for` opens a channel that shows the token given to it, or none."""
+    """`open_for` opens a channel that shows the token given to it, or none; `introduce` asks whether it is accepted."""
 
     def __init__(
-        self, open_for: Callable[[str | None], grpc.aio.Channel], max_callers: int, connections_per_caller: int
+        self, open_for: Opener, introduce: Introduction, max_callers: int, connections_per_caller: int
     ) -> None:
         self._open_for = open_for
+        self._introduce = introduce
         self._max_callers = max_callers
         self._connections_per_caller = connections_per_caller
         self._lanes: OrderedDict[str | None, CallerLane] = OrderedDict()
+        self._strangers: OrderedDict[str | None, asyncio.Task[None]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def channel(self, token: str | None) -> AsyncIterator[grpc.aio.Channel]:
-        """Give a channel for one call. ResourceExhausted TOO_MANY_CALLS where the caller has as many open as it may,
-        TOO_MANY_CALLERS where nobody's connections can give way."""
+        """Give a channel for one call. Unauthenticated for an unknown token. ResourceExhausted TOO_MANY_CALLS where the
+        caller has as many calls open as it may, TOO_MANY_CALLERS where nobody's connections can give way."""
+        while token not in self._lanes:
+            await self._introduced(token)
         connection = self._take(token)
         connection.call_count += 1
+        is_known = True
         try:
             yield connection.channel
+        except Unauthenticated:
+            is_known = False
+            raise
         finally:
             connection.call_count -= 1
+            if not is_known:
+                self._forget(token)
+
+    async def _introduced(self, token: str | None) -> None:
+        """Wait until the token has a lane. Calls with the same token wait for one introduction."""
+        introduction = self._strangers.get(token)
+        if introduction is None:
+            self._make_room_for_stranger()
+            introduction = self._strangers[token] = asyncio.ensure_future(self._open_lane(token))
+            introduction.add_done_callback(lambda done: self._leave_strangers(token, done))
+        try:
+            await asyncio.shield(introduction)
+        except asyncio.CancelledError:
+            if introduction.cancelled():
+                raise too_many_callers("too many unknown tokens wait for their rejection") from None
+            raise
+
+    async def _open_lane(self, token: str | None) -> None:
+        channel = self._open_for(token)
+        try:
+            # Neither refusal is about the token: it is known, but not for this call.
+            with suppress(PermissionDenied, FailedPrecondition):
+                await self._introduce(token, channel)
+            self._make_room()
+        except BaseException:
+            self._close_soon(channel)
+            raise
+        self._lanes[token] = CallerLane([CallerConnection(channel)])
+
+    def _leave_strangers(self, token: str | None, done: "asyncio.Task[None]") -> None:
+        if self._strangers.get(token) is done:
+            del self._strangers[token]
+        if not done.cancelled():
+            # Where every caller has left nobody else would take it.
+            done.exception()
+
+    def _make_room_for_stranger(self) -> None:
+        if len(self._strangers) >= MAX_STRANGERS:
+            _, oldest = self._strangers.popitem(last=False)
+            oldest.cancel()
 
     def _take(self, token: str | None) -> CallerConnection:
-        lane = self._lane(token)
+        lane = self._lanes[token]
+        self._lanes.move_to_end(token)
         for connection in lane.connections:
             if connection.call_count < CALLS_PER_CONNECTION:
                 return connection
@@ -74,33 +130,41 @@ class CallerChannels:
         lane.connections.append(CallerConnection(self._open_for(token)))
         return lane.connections[-1]
 
-    def _lane(self, token: str | None) -> CallerLane:
-        lane = self._lanes.get(token)
-        if lane is None:
-            self._make_room()
-            lane = self._lanes[token] = CallerLane()
-        self._lanes.move_to_end(token)
-        return lane
-
     def _make_room(self) -> None:
         if len(self._lanes) < self._max_callers:
             return
         token = next((token for token, lane in self._lanes.items() if lane.idle), ...)
         if token is ...:
-            raise ResourceExhausted(
-                "TOO_MANY_CALLERS",
-                f"{self._max_callers} callers have requests under way",
-                retry_after_ms=RETRY_AFTER_MS,
-            )
+            raise too_many_callers(f"{self._max_callers} callers have requests under way")
+        self._drop(token)
+
+    def _forget(self, token: str | None) -> None:
+        """Take away the place of a token that is no longer accepted, once nothing runs there."""
+        lane = self._lanes.get(token)
+        if lane is not None and lane.idle:
+            self._drop(token)
+
+    def _drop(self, token: str | None) -> None:
         for connection in self._lanes.pop(token).connections:
-            closing = asyncio.ensure_future(connection.channel.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._close_soon(connection.channel)
+
+    def _close_soon(self, channel: grpc.aio.Channel) -> None:
+        closing = asyncio.ensure_future(channel.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Close every connection."""
+        strangers = list(self._strangers.values())
+        for stranger in strangers:
+            stranger.cancel()
+        await asyncio.gather(*strangers, return_exceptions=True)
         lanes, self._lanes = list(self._lanes.values()), OrderedDict()
         for lane in lanes:
             for connection in lane.connections:
                 await connection.channel.close()
         await asyncio.gather(*self._closing)
+
+
+def too_many_callers(why: str) -> ResourceExhausted:
+    return ResourceExhausted("TOO_MANY_CALLERS", why, retry_after_ms=RETRY_AFTER_MS)

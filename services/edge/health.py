@@ -1,9 +1,5 @@
 """`/health`, `/ready` and `/metrics`."""
 
-from typing import Any
-
-import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,7 +9,6 @@ from pentimento.clients.frontdoor import FrontdoorClient
 from services.edge.http.callers import token_of
 from services.edge.parts import EdgeParts
 
-READY_TIMEOUT_S = 2.0
 STATUS_TIMEOUT_S = 5.0
 
 
@@ -25,9 +20,8 @@ def health_routes(parts: EdgeParts) -> list[BaseRoute]:
         return JSONResponse({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        """Tell whether the frontdoor takes requests."""
-        async with parts.frontdoor.channel(None) as channel:
-            serving = await is_serving(channel)
+        """Tell whether clients should send requests here."""
+        serving = await parts.readiness.holds()
         return JSONResponse({"status": "ready" if serving else "not ready"}, 200 if serving else 503)
 
     async def metrics(request: Request) -> Response:
@@ -37,13 +31,3 @@ def health_routes(parts: EdgeParts) -> list[BaseRoute]:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     return [Route("/health", health), Route("/ready", ready), Route("/metrics", metrics)]
-
-
-async def is_serving(channel: grpc.aio.Channel) -> bool:
-    """Ask grpc.health.v1."""
-    stub: Any = health_pb2_grpc.HealthStub(channel)
-    try:
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=READY_TIMEOUT_S)
-    except grpc.aio.AioRpcError:
-        return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

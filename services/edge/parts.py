@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from services.edge.caller_channels import CallerChannels
 from services.edge.history.reader import HistoryReader
 from services.edge.http.bodies import BodyBudget
+from services.edge.readiness import Readiness
 from services.edge.settings import EdgeSettings
 
 
@@ -16,6 +17,7 @@ class EdgeParts:
     settings: EdgeSettings
     frontdoor: CallerChannels
     bodies: BodyBudget
+    readiness: Readiness
     controller: CallerChannels | None = None
     gateway: CallerChannels | None = None
     history: HistoryReader | None = None

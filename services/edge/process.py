@@ -1,17 +1,21 @@
 """The life of an edge process."""
 
+import asyncio
 from dataclasses import dataclass
 
 from pentimento.service.process import ServiceProcess
 from services.edge.caller_channels import CallerChannels
 from services.edge.history.reader import HistoryReader
 from services.edge.http.listener import HttpListener
+from services.edge.readiness import Readiness
 
 
 @dataclass(kw_only=True)
 class EdgeProcess(ServiceProcess):
     listener: HttpListener
     called: tuple[CallerChannels, ...]
+    readiness: Readiness
+    drain_delay_s: float
     history: HistoryReader | None = None
 
     async def prepare(self) -> None:
@@ -21,6 +25,14 @@ class EdgeProcess(ServiceProcess):
             self.run_beside(self.history.run(), "history")
 
     async def finish(self) -> None:
+        """Serve on for the drain delay while `/ready` says no: a load balancer sends requests until it has seen that.
+        Then drain. A second signal ends both at once."""
+        self.readiness.leave()
+        try:
+            await asyncio.sleep(self.drain_delay_s)
+        except asyncio.CancelledError:
+            await self.listener.drain(0.0)
+            raise
         await self.listener.drain()
 
     async def close(self) -> None:
@@ -28,5 +40,6 @@ class EdgeProcess(ServiceProcess):
         await self.listener.drain()
         if self.history is not None:
             await self.history.close()
+        await self.readiness.close()
         for channels in self.called:
             await channels.close()

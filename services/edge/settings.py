@@ -34,7 +34,17 @@ class HttpSettings:
     header_timeout_s: float = setting(10.0, help="within which the head of a request must arrive", minimum=0.1)
     body_timeout_s: float = setting(60.0, help="within which its body must arrive", minimum=0.1)
     idle_timeout_s: float = setting(
-        30.0, help="for which a connection may be silent between requests, or within a body", minimum=0.1
+        90.0,
+        help="for which a connection may be silent between requests, within a body 30 at most; longer than load"
+        " balancers keep theirs (60 mostly), so that none sends a request on a connection that ends here",
+        minimum=0.1,
+    )
+    drain_delay_s: float = setting(
+        5.0,
+        help="for which HTTP is served on after SIGTERM while `/ready` answers 503, so that a load balancer sends"
+        " nothing more when the listener closes; at most half of `drain-timeout-s`",
+        minimum=0,
+        maximum=3600,
     )
     write_timeout_s: float = setting(
         30.0, help="after which a client is cut off that reads less than 1 KiB a second of its answer", minimum=0.1
@@ -52,6 +62,11 @@ class HttpSettings:
         check_http_address("--http-listen", self.http_listen)
         if self.max_bodies_bytes < self.max_body_bytes:
             raise ValueError(f"--max-bodies-bytes must be at least --max-body-bytes, got {self.max_bodies_bytes}")
+
+
+def drain_delay_of(http: HttpSettings, rpc: RpcServerSettings) -> float:
+    """Return the seconds of the drain delay: it leaves running answers half of the drain's time at least."""
+    return min(http.drain_delay_s, rpc.drain_timeout_s / 2)
 
 
 @dataclass(frozen=True)

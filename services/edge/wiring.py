@@ -4,34 +4,52 @@ from dataclasses import replace
 
 import grpc.aio
 
+from pentimento.clients.image import ImageClient
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.rpc.credentials import ClientCredentials
 from pentimento.rpc.settings import RpcChannelSettings
 from services.edge.app import edge_app
-from services.edge.caller_channels import CallerChannels
+from services.edge.caller_channels import CallerChannels, Introduction
 from services.edge.history.reader import HistoryReader, SampleRing
 from services.edge.http.bodies import BodyBudget
 from services.edge.http.listener import HttpListener
 from services.edge.parts import EdgeParts
 from services.edge.process import EdgeProcess
-from services.edge.settings import EdgeSettings
+from services.edge.readiness import Readiness
+from services.edge.settings import EdgeSettings, drain_delay_of
+
+INTRODUCTION_TIMEOUT_S = 10.0
 
 
 def wire(settings: EdgeSettings) -> EdgeProcess:
     """Call it inside the event loop that the process runs on."""
     credentials = ClientCredentials(settings.channels)
-    frontdoor = caller_channels(settings, settings.frontdoor_address, credentials)
+    frontdoor = frontdoor_channels(settings, credentials)
+
+    async def introduce(token: str | None, _: grpc.aio.Channel) -> None:
+        """Show a token to the frontdoor first: other services would delay a stranger's rejection too."""
+        async with frontdoor.channel(token):
+            pass
+
     others = {
-        name: caller_channels(settings, address, credentials)
+        name: caller_channels(settings, address, credentials, introduce)
         for name, address in (("controller", settings.controller_address), ("gateway", settings.gateway_address))
         if address
     }
     bodies = BodyBudget(settings.http.max_body_bytes, settings.http.max_bodies_bytes)
     history = history_reader(settings)
-    parts = EdgeParts(settings, frontdoor, bodies, **others, history=history)
+    readiness = Readiness(caller_channel(settings.frontdoor_address, settings.channels, None, credentials))
+    parts = EdgeParts(settings, frontdoor, bodies, readiness, **others, history=history)
     listener = HttpListener(edge_app(parts), settings.http, settings.rpc)
     called = (frontdoor, *others.values())
-    return EdgeProcess(server=RpcServer(settings.rpc, "edge"), listener=listener, called=called, history=history)
+    return EdgeProcess(
+        server=RpcServer(settings.rpc, "edge"),
+        listener=listener,
+        called=called,
+        readiness=readiness,
+        drain_delay_s=drain_delay_of(settings.http, settings.rpc),
+        history=history,
+    )
 
 
 def history_reader(settings: EdgeSettings) -> HistoryReader | None:
@@ -43,10 +61,22 @@ def history_reader(settings: EdgeSettings) -> HistoryReader | None:
     return HistoryReader(SampleRing(settings.history_samples), settings.history_interval_s, frontdoor, controller)
 
 
-def caller_channels(settings: EdgeSettings, address: str, credentials: ClientCredentials) -> CallerChannels:
+def frontdoor_channels(settings: EdgeSettings, credentials: ClientCredentials) -> CallerChannels:
+    """Return the connections of callers to the frontdoor, which decides about their tokens."""
+
+    async def introduce(_: str | None, channel: grpc.aio.Channel) -> None:
+        await ImageClient(channel).list_models(INTRODUCTION_TIMEOUT_S)
+
+    return caller_channels(settings, settings.frontdoor_address, credentials, introduce)
+
+
+def caller_channels(
+    settings: EdgeSettings, address: str, credentials: ClientCredentials, introduce: Introduction
+) -> CallerChannels:
     """Return the connections of callers to that service."""
     return CallerChannels(
         lambda token: caller_channel(address, settings.channels, token, credentials),
+        introduce,
         settings.max_callers,
         settings.connections_per_caller,
     )

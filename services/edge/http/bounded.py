@@ -21,6 +21,8 @@ from services.edge.settings import HttpSettings
 LEAST_READ_BYTES_PER_S = 1024
 # What a sender has before it may have to make room for others.
 SENDING_GRACE_S = 1.0
+# For how long the sender of a body may be silent, where idle connections may be silent for longer.
+SILENT_BODY_S = 30.0
 # For how long the rest of a body may be silent behind the last answer of its connection.
 LAST_BODY_S = 2.0
 MAX_PIPELINED = 8
@@ -243,7 +245,7 @@ class BoundedHttp(HttpToolsProtocol):
             silent_s = now - self._progress
             if self._ends_with_body and silent_s > LAST_BODY_S:
                 self.transport.close()
-            elif taken_s > limits.body_timeout_s or silent_s > limits.idle_timeout_s:
+            elif taken_s > limits.body_timeout_s or silent_s > min(limits.idle_timeout_s, SILENT_BODY_S):
                 self._refuse(408, "body_timeout")
 
     def _make_room(self) -> None:

@@ -16,7 +16,7 @@ from pentimento.rpc.settings import RpcServerSettings
 from pentimento.rpc.tls_buffers import bound_tls_buffers
 from pentimento.settings import SettingsError
 from services.edge.http.bounded import BoundedHttp, end_longest_readers
-from services.edge.settings import HttpSettings
+from services.edge.settings import HttpSettings, drain_delay_of
 
 BACKLOG = 1024
 SWEEP_S = 1.0
@@ -32,7 +32,7 @@ class QuietUvicorn(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, drain_timeout_s: float) -> None:
         super().__init__(config)
-        self._drain_timeout_s = drain_timeout_s
+        self.drain_timeout_s = drain_timeout_s
         self._asked_to_exit = asyncio.Event()
 
     @contextlib.contextmanager
@@ -60,7 +60,7 @@ class QuietUvicorn(uvicorn.Server):
         for connection in tuple(state.connections):
             connection.shutdown()
         try:
-            async with asyncio.timeout(self._drain_timeout_s):
+            async with asyncio.timeout(self.drain_timeout_s):
                 while state.connections or state.tasks:  # noqa: ASYNC110 - sets of uvicorn's
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
@@ -91,7 +91,7 @@ class HttpListener:
                 timeout_keep_alive=max(round(http.idle_timeout_s), 1),
                 ssl_context_factory=(lambda *_: tls) if tls is not None else None,
             ),
-            rpc.drain_timeout_s,
+            rpc.drain_timeout_s - drain_delay_of(http, rpc),
         )
         self._socket: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -129,10 +129,13 @@ class HttpListener:
         self._tasks.append(asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http"))
         self._tasks.append(asyncio.create_task(self._sweep_forever(), name="http sweep"))
 
-    async def drain(self) -> None:
-        """Take no more connections, let running answers end within the drain's time, then cut off what is left."""
+    async def drain(self, timeout_s: float | None = None) -> None:
+        """Take no more connections, let running answers end within that time, by default what the settings leave of the
+        drain's, then cut off what is left."""
         if not self._tasks:
             return
+        if timeout_s is not None:
+            self._server.drain_timeout_s = timeout_s
         serving, sweeping = self._tasks
         self._tasks = []
         self._server.ask_to_exit()

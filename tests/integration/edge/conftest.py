@@ -109,6 +109,6 @@ def routes_of(folder: Path, console: bool = False) -> set[tuple[str, str]]:
 
     settings = EdgeSettings(RpcServerSettings(), RpcChannelSettings(), HttpSettings(), **files_of(folder))
     unused: Any = None
-    parts = EdgeParts(settings, unused, unused)
+    parts = EdgeParts(settings, unused, unused, unused)
     routes: list[Any] = [*api_routes(parts), *(console_routes(parts) if console else ())]
     return {(method, route.path) for route in routes for method in (route.methods or {"ANY"}) - {"HEAD"}}

@@ -50,7 +50,10 @@ class ScriptedImageService:
     async def _unused(self, request: object, context: object) -> None:
         raise AssertionError("not part of the script")
 
-    Cancel = GetRequest = Explain = ListModels = Replay = Pin = Unpin = _unused
+    async def ListModels(self, request: object, context: object) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse()
+
+    Cancel = GetRequest = Explain = Replay = Pin = Unpin = _unused
     Submit = Attach = ListRequests = GetResultUrl = GetWebhookKey = _unused
 
 

@@ -1,11 +1,12 @@
 """Connections to the frontdoor: each caller's own, bounded, and none that shows another's token."""
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
 
-from pentimento.domain.errors import ResourceExhausted
-from services.edge.caller_channels import CALLS_PER_CONNECTION, CallerChannels
+from pentimento.domain.errors import PermissionDenied, ResourceExhausted, Unauthenticated
+from services.edge.caller_channels import CALLS_PER_CONNECTION, CallerChannels, Introduction
 
 
 class NotedChannel:
@@ -26,8 +27,12 @@ class Opened:
         return self.channels[-1]
 
 
-def lanes(opened: Opened, callers: int = 2, connections: int = 2) -> CallerChannels:
-    return CallerChannels(opened, callers, connections)  # type: ignore[arg-type]
+async def accept(token: str | None, channel: object) -> None:
+    """Know every token."""
+
+
+def lanes(opened: Opened, callers: int = 2, connections: int = 2, introduce: Introduction = accept) -> CallerChannels:
+    return CallerChannels(opened, introduce, callers, connections)  # type: ignore[arg-type]
 
 
 async def test_a_caller_has_a_connection_of_its_own_and_keeps_it() -> None:
@@ -80,5 +85,100 @@ async def test_nobody_who_calls_gives_way() -> None:
             async with channels.channel("c"):
                 pass
 
-        assert not any(channel.closed for channel in opened.channels)
+        assert not any(channel.closed for channel in opened.channels[:2])
     assert refused.value.reason == "TOO_MANY_CALLERS"
+
+
+class Judge:
+    """Accepts tokens that begin with "good", and rejects others once `rejects` is set."""
+
+    def __init__(self) -> None:
+        self.rejects = asyncio.Event()
+        self.asked: list[str | None] = []
+
+    async def __call__(self, token: str | None, channel: object) -> None:
+        self.asked.append(token)
+        if not str(token).startswith("good"):
+            await self.rejects.wait()
+            raise Unauthenticated("UNKNOWN_TOKEN", "the token is not known")
+        if token == "good for less":
+            raise PermissionDenied("ROLE_NOT_ALLOWED", "the role may not")
+
+
+async def call(channels: CallerChannels, token: str | None) -> None:
+    async with channels.channel(token):
+        pass
+
+
+async def begun(channels: CallerChannels, *tokens: str) -> list[asyncio.Task[None]]:
+    """Return calls with these tokens, each of which has come as far as it can."""
+    calls = []
+    for token in tokens:
+        calls.append(asyncio.ensure_future(call(channels, token)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    return calls
+
+
+async def test_strangers_hold_no_place_of_a_caller() -> None:
+    judge = Judge()
+    channels = lanes(Opened(), introduce=judge)
+    strangers = await begun(channels, "x", "y", "z")
+
+    async with channels.channel("good"), channels.channel("good for less"):
+        judge.rejects.set()
+        refusals = await asyncio.gather(*strangers, return_exceptions=True)
+
+    assert [type(refusal) for refusal in refusals] == [Unauthenticated] * 3
+
+
+async def test_the_oldest_stranger_makes_room_and_its_connection_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.edge.caller_channels.MAX_STRANGERS", 2)
+    judge, opened = Judge(), Opened()
+    channels = lanes(opened, introduce=judge)
+    strangers = await begun(channels, "x", "y", "z")
+
+    with pytest.raises(ResourceExhausted) as refused:
+        await strangers[0]
+    judge.rejects.set()
+    await asyncio.gather(*strangers, return_exceptions=True)
+    await channels.close()
+
+    assert (refused.value.reason, refused.value.retry_after_ms) == ("TOO_MANY_CALLERS", 1000)
+    assert all(channel.closed for channel in opened.channels)
+
+
+async def test_calls_with_one_token_wait_for_one_introduction() -> None:
+    judge = Judge()
+    channels = lanes(Opened(), introduce=judge)
+    strangers = await begun(channels, "x", "x", "x")
+    judge.rejects.set()
+
+    refusals = await asyncio.gather(*strangers, return_exceptions=True)
+
+    assert [type(refusal) for refusal in refusals] == [Unauthenticated] * 3
+    assert judge.asked == ["x"]
+
+
+async def test_a_stranger_that_leaves_takes_nobody_along() -> None:
+    judge = Judge()
+    channels = lanes(Opened(), introduce=judge)
+    first, second = await begun(channels, "x", "x")
+
+    first.cancel()
+    judge.rejects.set()
+
+    with pytest.raises(Unauthenticated):
+        await second
+
+
+async def test_a_token_that_is_no_longer_accepted_loses_its_place() -> None:
+    judge, opened = Judge(), Opened()
+    channels = lanes(opened, introduce=judge)
+    with pytest.raises(Unauthenticated):
+        async with channels.channel("good"):
+            raise Unauthenticated("UNKNOWN_TOKEN", "the token is not known")
+
+    await call(channels, "good")
+
+    assert judge.asked == ["good", "good"]

@@ -15,7 +15,7 @@ from pentimento.rpc import RpcServerSettings
 from services.edge.app import EdgeApp
 from services.edge.http.listener import HttpListener
 from services.edge.http.origins import origin_rule
-from services.edge.settings import HttpSettings
+from services.edge.settings import HttpSettings, drain_delay_of
 
 
 def test_an_answer_does_not_wait_until_its_head_is_acknowledged() -> None:
@@ -58,7 +58,10 @@ async def asked(
     app: Any, drain_timeout_s: float, entered: asyncio.Event | None = None
 ) -> AsyncIterator[tuple[HttpListener, asyncio.StreamReader]]:
     """A listener that a client has asked something."""
-    http, rpc = HttpSettings(http_listen="127.0.0.1:0"), RpcServerSettings(drain_timeout_s=drain_timeout_s)
+    http, rpc = (
+        HttpSettings(http_listen="127.0.0.1:0", drain_delay_s=0.0),
+        RpcServerSettings(drain_timeout_s=drain_timeout_s),
+    )
     listener = HttpListener(app, http, rpc)
     async with asyncio.timeout(60):
         await listener.start()
@@ -150,3 +153,15 @@ async def test_the_date_of_answers_is_renewed(monkeypatch: pytest.MonkeyPatch) -
 def test_what_no_http_can_be_served_at_is_refused_by_name(address: str) -> None:
     with pytest.raises(ValueError, match="--http-listen must be host:port"):
         HttpSettings(http_listen=address)
+
+
+def test_idle_connections_outlast_those_of_load_balancers() -> None:
+    """AWS, Google, Azure and nginx keep theirs for 60 to 75 s."""
+    assert HttpSettings().idle_timeout_s >= 75.0
+
+
+@pytest.mark.parametrize(("delay_s", "drain_s", "expected_s"), [(5.0, 30.0, 5.0), (5.0, 6.0, 3.0), (0.0, 30.0, 0.0)])
+def test_the_drain_delay_leaves_half_of_the_drain(delay_s: float, drain_s: float, expected_s: float) -> None:
+    http, rpc = HttpSettings(drain_delay_s=delay_s), RpcServerSettings(drain_timeout_s=drain_s)
+
+    assert drain_delay_of(http, rpc) == expected_s

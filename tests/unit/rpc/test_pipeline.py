@@ -317,7 +317,7 @@ class Told:
     ("identities", "caller", "shaped"),
     [
         (Shared(), None, ["peer ipv4:1.2.3.4"]),
-        (Shared(), Caller("acme", frozenset({Role.ADMIN})), ["peer ipv4:1.2.3.4"]),
+        (Shared(), Caller("acme", frozenset({Role.ADMIN})), ["tenant acme"]),
         (Shared(), Caller("acme", frozenset({Role.USER})), ["tenant acme"]),
         (Shared(), Caller("acme", frozenset({Role.USER, Role.SERVICE})), []),
         (OpenDoor(), OPEN_CALLER, []),
