@@ -17,6 +17,7 @@ from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 MAX_SEED = 2**64 - 1
 MAX_GUIDANCE_SCALE = 100.0
 _SHOWN_LENGTH = 80
+INIT_IMAGE = "init_image.image"
 # Of a number: what is told as a limit is one, to its last digit.
 EXACT = ".15g"
 
@@ -102,18 +103,20 @@ def check_idempotency_key(key: str, limits: RequestLimits) -> None:
 def _resolve_spec(request: ImageRequest, held: HeldModel, limits: RequestLimits, drawn_seed: int) -> GenerationSpec:
     steps = _default(request.num_inference_steps, held.default_steps)
     scheduler = _resolve_scheduler(request.scheduler, held)
+    init_image = _resolve_init_image(request.init_image, steps, limits)
+    width_px, height_px = _resolve_size(request, held)
     return GenerationSpec(
         prompt=request.prompt,
         negative_prompt=request.negative_prompt,
         model=held.model,
-        width_px=_resolve_side("width_px", request.width_px, held.default_width_px, held),
-        height_px=_resolve_side("height_px", request.height_px, held.default_height_px, held),
+        width_px=width_px,
+        height_px=height_px,
         num_inference_steps=int(_in_range("num_inference_steps", steps, 1, held.max_steps)),
         guidance_scale=_resolve_guidance(request.guidance_scale, held),
         scheduler=scheduler,
         seed=int(_in_range("seed", _default(request.seed, drawn_seed), 0, MAX_SEED)),
         eta=_resolve_eta(request.eta, scheduler),
-        init_image=_resolve_init_image(request.init_image, steps, limits),
+        init_image=init_image,
     )
 
 
@@ -139,6 +142,26 @@ def _resolve_adapters(
         loras=resolve_loras(request.loras, held, known, limits.selections),
         controlnets=resolve_controlnets(request.controlnets, size_px, held, known, limits.selections),
     )
+
+
+def _resolve_size(request: ImageRequest, held: HeldModel) -> tuple[int, int]:
+    """Return width and height in pixels. A side that is not asked for is the image's to start from, rounded down as
+    diffusers' VaeImageProcessor does, or without one the model's."""
+    default_px = (held.default_width_px, held.default_height_px)
+    if request.init_image is not None and None in (request.width_px, request.height_px):
+        default_px = _size_of_image(read_header(request.init_image.image, INIT_IMAGE), held)
+    return (
+        _resolve_side("width_px", request.width_px, default_px[0], held),
+        _resolve_side("height_px", request.height_px, default_px[1], held),
+    )
+
+
+def _size_of_image(image: PictureHeader, held: HeldModel) -> tuple[int, int]:
+    sides, multiple, longest = (image.width_px, image.height_px), held.size_multiple_px, held.max_size_px
+    if min(sides) < multiple or max(sides) >= longest + multiple:
+        limit = f"must have sides of {multiple} to {longest} pixels where no size is asked for"
+        raise InvalidArgument.of(INIT_IMAGE, f"{limit}, got {image.width_px} x {image.height_px}")
+    return image.width_px - image.width_px % multiple, image.height_px - image.height_px % multiple
 
 
 def _resolve_side(field: str, asked: int | None, default: int, held: HeldModel) -> int:
@@ -171,7 +194,7 @@ def _resolve_eta(asked: float | None, scheduler: Scheduler) -> float:
 def _resolve_init_image(asked: InitImage | None, steps: int, limits: RequestLimits) -> InitImage | None:
     if asked is None:
         return None
-    header = _read_image("init_image.image", asked.image, limits)
+    header = _read_image(INIT_IMAGE, asked.image, limits)
     if asked.mask:
         _check_mask("init_image.mask", _read_image("init_image.mask", asked.mask, limits), header)
     strength = _in_range("init_image.strength", asked.strength, 0.0, 1.0)

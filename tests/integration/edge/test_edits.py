@@ -33,8 +33,15 @@ async def test_an_edit_starts_from_its_image(edge: EdgeUnderTest) -> None:
         assert spec.init_image is not None
         assert (spec.init_image.strength, spec.num_inference_steps, spec.seed) == (0.5, 4, 3)
         assert base64.b64decode(answer.data[0].b64_json) == picture_of(spec)
-        assert answer.usage.input_tokens_details.image_tokens == 32 * 32 // 64
+        assert answer.usage.input_tokens_details.image_tokens == 64 * 64 // 64
     assert len(edge.worker.executed) == 3
+
+
+async def test_an_edit_without_a_size_keeps_its_images(edge: EdgeUnderTest) -> None:
+    """Open WebUI sends none."""
+    answers = [await edit(edge, image=png(52, 40), **size) for size in ({}, {"size": "auto"}, {"size": "32x32"})]
+
+    assert [answer.size for answer in answers] == ["48x40", "48x40", "32x32"]
 
 
 async def test_a_streamed_edit_ends_with_its_picture(edge: EdgeUnderTest) -> None:
@@ -91,6 +98,7 @@ WRONG_FORMS: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"image": [png(), png()]}, "image", "must be one file, got 2"),
     ({"image": b"GIF89a no picture"}, "image", "PNG"),
     ({"image": b""}, "image", "got none"),
+    ({"image": png(80, 40)}, "image", "must have sides of 8 to 64 pixels where no size is asked for, got 80 x 40"),
     ({"extra_body": {"strength": 2}}, "strength", "between 0 and 1"),
     ({"extra_body": {"strength": "much"}}, "strength", "must be a number"),
     ({"extra_body": {"colour": "red"}}, "colour", "is not a parameter"),

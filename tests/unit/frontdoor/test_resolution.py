@@ -117,6 +117,37 @@ def test_eta_belongs_to_ddim() -> None:
         resolved(eta=0.5, scheduler="euler")
 
 
+# Width and height as diffusers' VaeImageProcessor rounds them (`get_default_height_width`, scale factor 8).
+IMAGE_SIZES = [((64, 64), (64, 64)), ((48, 40), (48, 40)), ((63, 33), (56, 32)), ((8, 15), (8, 8)), ((71, 64), (64, 64))]
+
+
+@pytest.mark.parametrize(("image_size", "size"), IMAGE_SIZES)
+def test_image_without_size_keeps_its_own(image_size: tuple[int, int], size: tuple[int, int]) -> None:
+    spec = resolved(init_image=InitImage(png(*image_size), 0.5)).spec
+
+    assert (spec.width_px, spec.height_px) == size
+
+
+def test_image_with_size_is_resized() -> None:
+    spec = resolved(init_image=InitImage(png(300, 48), 0.5), width_px=16, height_px=24).spec
+
+    assert (spec.width_px, spec.height_px) == (16, 24)
+
+
+def test_image_with_one_side_keeps_the_other() -> None:
+    spec = resolved(init_image=InitImage(png(48, 40), 0.5), width_px=16).spec
+
+    assert (spec.width_px, spec.height_px) == (16, 40)
+
+
+@pytest.mark.parametrize("image_size", [(72, 64), (64, 100), (7, 40)])
+def test_image_outside_the_models_sizes_is_refused(image_size: tuple[int, int]) -> None:
+    shown = " x ".join(map(str, image_size))
+    limit = f"init_image.image: must have sides of 8 to 64 pixels where no size is asked for, got {shown}"
+    with pytest.raises(InvalidArgument, match=limit):
+        resolved(init_image=InitImage(png(*image_size), 0.5))
+
+
 def test_a_request_above_the_cost_cap_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="must be at most 409600 pixel steps"):
         resolved(width_px=64, height_px=64, num_inference_steps=101)

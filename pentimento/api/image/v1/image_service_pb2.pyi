@@ -255,6 +255,7 @@ class ImageRequest(_message.Message):
     model: _builtins.str
     """A name of ListModels; empty means the deployment's default."""
     width_px: _builtins.int
+    """Absent: the side of the image to start from, rounded down to a multiple that the model takes; without such an image the model's own."""
     height_px: _builtins.int
     num_inference_steps: _builtins.int
     guidance_scale: _builtins.float
