@@ -148,6 +148,9 @@ class FrontdoorSettings:
     reserve_timeout_ms: int = setting(50, help="wait for a place in the cache before doing without", minimum=1)
     stream_idle_s: float = setting(60.0, help="cut off clients that read nothing for so long", minimum=0.1)
     result_retention_h: float = setting(24.0, help="hours that finished requests and pictures are kept", minimum=0)
+    quarantine_s: float = setting(
+        3600.0, help="between the three bad readings after which an image is given up", minimum=0.01, maximum=604_800
+    )
     max_pin_h: float = setting(2160.0, help="longest time that a picture may be pinned, in hours", minimum=0.001)
     tenant_pinned_bytes: int = setting(
         1 << 30, help="bytes that a tenant may have pinned: what its pictures started from and came with", minimum=0

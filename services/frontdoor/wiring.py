@@ -31,6 +31,7 @@ from pentimento.service.lease import LedgerLease
 from pentimento.stores.ledger import Journal
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.signed_paths import PathSigner
+from pentimento.stores.objects.suspects import Suspects
 from services.frontdoor.answers import delivery
 from services.frontdoor.identity import Identity, build_version
 from services.frontdoor.interpreter import Interpreter
@@ -157,7 +158,7 @@ def _parts(
     catalogue = Catalogue(settings.default_model, worker_wait_s=settings.worker_wait_s)
     adapters = AdapterCatalogue()
     inputs = Inputs(keeper, jobs.spawn_background)
-    results = Results(keeper, clock, build_version())
+    results = Results(keeper, clock, build_version(), Suspects(settings.quarantine_s))
     opening = channel_opener(settings.channels)
     gateway = opening(settings.gateway_address) if settings.gateway_address else None
     cache = GatewayClient(gateway) if gateway is not None else None

@@ -1,13 +1,14 @@
-"""A reader found an object missing or corrupt: look for ourselves, and take its entry out of service."""
+"""Reports of missing and corrupt objects: each is verified, and its entry is not found until a reading is good."""
 
 import logging
 from collections.abc import Sequence
 
 from pentimento.domain.generation import ObjectReference
-from pentimento.stores.errors import ObjectMissing, StoreUnavailable
+from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CachedEntry
 from pentimento.stores.objects import ObjectStore
+from pentimento.stores.objects.suspects import Suspects
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.store_threads import StoreThreads
 from services.vectordb_gateway.validation import check_name
@@ -15,14 +16,18 @@ from services.vectordb_gateway.validation import check_name
 logger = logging.getLogger(__name__)
 
 _THREAD_COUNT = 2
+# In one round of maintenance, which waits for the store.
+_READ_AT_ONCE = 32
 
 
 class Healing:
-    """A report is verified before it costs an entry: a reader with a broken disk must not empty the cache."""
+    """Verifies reports: neither a reader with a broken disk nor a store that returns wrong data for a while may empty
+    the cache. An entry is not found while an object of it is suspect, and it is lost with the third bad reading."""
 
-    def __init__(self, ledger: CacheLedger, objects: ObjectStore) -> None:
+    def __init__(self, ledger: CacheLedger, objects: ObjectStore, suspects: Suspects) -> None:
         self._ledger = ledger
         self._objects = objects
+        self.suspects = suspects
         # Its own: what waits for an object store that hangs keeps nobody else waiting.
         self._threads = StoreThreads(_THREAD_COUNT, "object store")
 
@@ -39,28 +44,42 @@ class Healing:
         metrics.BAD_OBJECTS.labels(finding).inc()
         logger.warning("object reported bad is %s", finding, extra={"entry_id": entry_id, "detail": detail[:200]})
 
+    def read_suspects(self) -> None:
+        """Read the suspect objects again that are due. Blocks; changes state."""
+        for reference, entry_id in self.suspects.due(_READ_AT_ONCE):
+            finding = self._examine(entry_id, reference.key)
+            if reference.key not in self.suspects:
+                logger.warning("a suspect object is %s", finding, extra={"entry_id": entry_id})
+        metrics.SUSPECT_OBJECTS.set(len(self.suspects))
+
     def _examine(self, entry_id: str, key: str) -> str:
         entry = self._ledger.live_entry(entry_id)
         held = _named(key, _held(entry) if entry else [])
         reference = held or _named(key, self._ledger.kept_by_pins(key))
-        if reference is None:
-            return "unknown"
-        finding = self._look_at(reference)
-        if finding in ("missing", "corrupt"):
-            # What stays for a pin alone is no part of its entry any more, which may serve by what it has left.
-            if held is not None:
-                # No grace: whoever looked it up meanwhile cannot use it either.
-                self._ledger.doom([entry_id], grace_s=0).result()
-            self._ledger.drop_pins(key).result()
+        finding = "unknown" if reference is None else self._look_at(reference)
+        if reference is None or finding == "sound":
+            self.suspects.note_good(key)
+        elif finding in ("missing", "corrupt") and self.suspects.note_bad(reference, entry_id):
+            if finding == "missing" or self._objects.set_aside(reference):
+                self._give_up(entry_id if held is not None else "", key)
+            self.suspects.note_good(key)
         return finding
+
+    def _give_up(self, entry_id: str, key: str) -> None:
+        """`entry_id` is "" for an object that stays for a pin alone: it is no part of its entry any more, which may
+        serve by what it has left."""
+        if entry_id:
+            # No grace: nobody has found it for a while.
+            self._ledger.doom([entry_id], grace_s=0).result()
+        self._ledger.drop_pins(key).result()
 
     def _look_at(self, reference: ObjectReference) -> str:
         try:
-            if self._objects.set_aside(reference):
-                return "corrupt"
             self._objects.get(reference)
         except ObjectMissing:
             return "missing"
+        except ObjectCorrupt:
+            return "corrupt"
         except StoreUnavailable:
             return "unreachable"
         return "sound"

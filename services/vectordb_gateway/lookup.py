@@ -18,6 +18,7 @@ from pentimento.policies.match_prediction import Ruling
 from pentimento.policies.reuse_rules import ReuseSource
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CachedEntry
+from pentimento.stores.objects.suspects import Suspects
 from pentimento.stores.vectors import AwaitedSearches, VectorIndex, VectorMatch, VectorQuery
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.encoder_guard import EncoderGuard
@@ -90,9 +91,12 @@ class Lookup:
         bounds: LookupBounds,
         watch: MatchWatch,
         in_force: Callable[[], CacheInForce] = CacheInForce,
+        suspects: Suspects | None = None,
     ) -> None:
-        """`in_force` says what the plan, or else the operator, asks of hits where a request does not say."""
+        """`in_force` says what the plan, or else the operator, asks of hits where a request does not say. Holders of
+        `suspects` are not found."""
         self._in_force = in_force
+        self._suspects = suspects
         self._guard = guard
         self._watch = watch
         self._index = index
@@ -234,8 +238,14 @@ class Lookup:
 
     def _decide(self, question: Question, search: Search, read: ReadEntries) -> LookupAnswer:
         """Where each candidate starts, by what `search` finds and the ledger knows of it."""
-        searches = SharedSearches(search, read, question.vector, question.pools, self._bounds)
+        searches = SharedSearches(search, self._but_suspects(read), question.vector, question.pools, self._bounds)
         return LookupAnswer(tuple(decide(one, _matches(searches, one), question.quality) for one in question.asked))
+
+    def _but_suspects(self, read: ReadEntries) -> ReadEntries:
+        suspect = self._suspects.holders if self._suspects is not None else frozenset()
+        if not suspect:
+            return read
+        return lambda found: {one: entry for one, entry in read(found).items() if one not in suspect}
 
     def _count(self, answer: LookupAnswer) -> None:
         """A lookup is a hit when any candidate has a start; it is counted by the first kind found."""

@@ -11,6 +11,7 @@ from pentimento.stores.objects import ObjectStore
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.deletion import Deletion
+from services.vectordb_gateway.healing import Healing
 from services.vectordb_gateway.indexing import Indexing, batches
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.quality_watch import QualityWatch
@@ -35,6 +36,7 @@ class Maintenance:
         watch: MatchWatch,
         uses: UseNotes | None = None,
         quality: QualityWatch | None = None,
+        healing: Healing | None = None,
         *,
         hits_add: bool = False,
     ) -> None:
@@ -49,6 +51,7 @@ class Maintenance:
         self._watch = watch
         self._uses = uses
         self._quality = quality
+        self._healing = healing
         self._swept_at: float | None = None
         self._compared_at: float | None = None
         self._failing: set[str] = set()
@@ -86,6 +89,8 @@ class Maintenance:
         self._try("follow_rule", self.follow_rule)
         self._try("enforce_limits", self._capacity.enforce)
         self._try("index_new", self._indexing.index_new)
+        if self._healing is not None:
+            self._try("read_suspects", self._healing.read_suspects)
         self._try("remove_doomed", self._indexing.remove_doomed)
         self._try("delete_objects", self._delete_objects)
         self._try("match_predictor", self._watch.maintain)

@@ -36,6 +36,10 @@ USES_LOST = counter(
     "pentimento_gateway_uses_lost_total", "Uses of cached items that were not noted, the ledger being away too long."
 )
 BAD_OBJECTS = counter("pentimento_gateway_bad_objects_total", "Reports of bad objects by what was found.", ["finding"])
+SUSPECT_OBJECTS = gauge(
+    "pentimento_gateway_suspect_objects_count",
+    "Objects that a reading found missing or corrupt: their entries are not found until a reading is good.",
+)
 REPAIRS = counter("pentimento_gateway_repairs_total", "Leftovers put right by the reconciliation.", ["kind"])
 MAINTENANCE_FAILURES = counter(
     "pentimento_gateway_maintenance_failures_total", "Background tasks that failed and will be tried again.", ["task"]

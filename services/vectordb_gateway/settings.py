@@ -204,6 +204,9 @@ class MaintenanceSettings:
     unfinished_upload_s: float = setting(
         3600.0, help="age at which an upload to S3 that never ended is deleted", minimum=0, maximum=604_800
     )
+    quarantine_s: float = setting(
+        3600.0, help="between the three bad readings after which an object is given up", minimum=0.01, maximum=604_800
+    )
 
 
 @dataclass(frozen=True)

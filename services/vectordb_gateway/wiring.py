@@ -18,6 +18,7 @@ from pentimento.service.process import ServiceProcess
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.stores.objects.suspects import Suspects
 from pentimento.stores.vectors import VectorIndex, open_vectors
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.encoder_guard import EncoderGuard
@@ -131,10 +132,11 @@ def wire(settings: GatewaySettings, machine_clock: Clock | None = None) -> Gatew
     bounds = _bounds(settings)
     uses = UseNotes(stores.ledger)
     quality = QualityWatch(stores.ledger, guard, planned, follows=selection.follow_quality)
-    lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch, lambda: planned.in_force)
+    suspects = Suspects(settings.maintenance.quarantine_s)
+    lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch, lambda: planned.in_force, suspects)
     neighbours = NeighbourSearch(guard, stores.index, stores.ledger, bounds)
     writing = _writing(settings, stores, guard, indexing, capacity, planned, clock)
-    healing = Healing(stores.ledger, stores.objects)
+    healing = Healing(stores.ledger, stores.objects, suspects)
     gateway = Gateway(
         lookup=lookup,
         neighbours=neighbours,
@@ -151,7 +153,7 @@ def wire(settings: GatewaySettings, machine_clock: Clock | None = None) -> Gatew
     server.add(add_VectordbGatewayServiceServicer_to_server, GatewayServicer(gateway), FULL_NAME)
     hits_add, intervals = selection.keep_latents_of_hits, settings.maintenance
     maintenance = Maintenance(
-        stores.ledger, stores.objects, indexing, capacity, intervals, watch, uses, quality, hits_add=hits_add
+        stores.ledger, stores.objects, indexing, capacity, intervals, watch, uses, quality, healing, hits_add=hits_add
     )
     member = FleetMember(server, ReplicaKind.VECTORDB_GATEWAY, settings)
     return GatewayProcess(

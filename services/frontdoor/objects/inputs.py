@@ -123,10 +123,11 @@ class Inputs:
         for delay_s in (*islice(_RETRIES.delays_s(), _RETRY_COUNT), None):
             try:
                 return await self._keeper.get(reference)
-            except (ObjectMissing, ObjectCorrupt):
-                message = "an image that the request came with is not kept any more"
-                raise Internal("INPUT_GONE", message) from None
-            except Unavailable:
+            except (ObjectMissing, ObjectCorrupt, Unavailable) as error:
+                # A store may return wrong data for a while, as it may be away for a while.
+                if delay_s is None and not isinstance(error, Unavailable):
+                    message = "an image that the request came with is not kept any more"
+                    raise Internal("INPUT_GONE", message) from None
                 if delay_s is None or job.ended.is_set():
                     break
             await asyncio.sleep(delay_s)

@@ -14,6 +14,7 @@ from pentimento.domain.replay import taken_of
 from pentimento.domain.spec_inputs import take_inputs
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger.records import JournalledRequest, ResultRecord
+from pentimento.stores.objects.suspects import Suspects
 from pentimento.wire.provenance import provenance_from_bytes, provenance_to_bytes
 from services.frontdoor.metrics import BAD_PICTURES
 from services.frontdoor.objects.object_keeper import ObjectKeeper
@@ -27,8 +28,9 @@ logger = logging.getLogger(__name__)
 class Results:
     """Pictures by reference. `uncommitted`: keys of those that no journal row names yet."""
 
-    def __init__(self, keeper: ObjectKeeper, clock: Clock, build_version: str) -> None:
+    def __init__(self, keeper: ObjectKeeper, clock: Clock, build_version: str, suspects: Suspects) -> None:
         self._keeper = keeper
+        self._suspects = suspects
         self.uncommitted: set[str] = set()
         self._clock = clock
         self._build_version = build_version
@@ -79,7 +81,7 @@ class Results:
         if not image.key:
             raise gone
         try:
-            return await self._keeper.get(image)
+            data = await self._keeper.get(image)
         except ObjectMissing:
             # Perhaps it was forgotten, row and object, since its row was read.
             if await self._keeper.is_named(image.key):
@@ -87,10 +89,15 @@ class Results:
                 logger.warning("a picture is missing in the object store")
             raise gone from None
         except ObjectCorrupt:
-            await self._keeper.set_aside(image)
             BAD_PICTURES.labels("corrupt").inc()
-            logger.error("a picture is corrupt in the object store, and was put into its quarantine")
+            if self._suspects.note_bad(image) and await self._keeper.set_aside(image):
+                self._suspects.note_good(image.key)
+                logger.error("an image stays corrupt in the object store, and was put into its quarantine")
+            else:
+                logger.error("the object store returned other data than an image's; nothing is deleted")
             raise
+        self._suspects.note_good(image.key)
+        return data
 
     def _provenance(self, job: Job, execution: Execution, result: AttemptResult) -> Provenance:
         replay = job.request.resolved.replay

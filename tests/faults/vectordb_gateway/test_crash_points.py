@@ -18,6 +18,7 @@ from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.stores.objects.suspects import BAD_READINGS, Suspects
 from pentimento.stores.vectors import VectorIndex
 from services.vectordb_gateway import writing
 from services.vectordb_gateway.capacity import Capacity
@@ -177,9 +178,9 @@ class Cache:
 
     async def report_missing(self, missing: list[tuple[str, str]]) -> None:
         """What readers do who find nothing."""
-        healing = Healing(self.ledger, self.objects)
+        healing = Healing(self.ledger, self.objects, Suspects(apart_s=0.0))
         try:
-            for entry_id, key in missing:
+            for entry_id, key in missing * BAD_READINGS:
                 await healing.report(entry_id, key, "missing")
         finally:
             healing.close()

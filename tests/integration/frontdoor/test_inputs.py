@@ -1,7 +1,7 @@
 """Images that requests come with lie in the object store, once, until the requests that use them have ended."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,12 +134,13 @@ async def test_what_a_crash_left_is_swept_and_what_is_in_use_is_not(folder: Path
     assert not left.name.endswith("orphan") and orphan.key.endswith("orphan")
 
 
-def tries_to_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the keys of what the frontdoor asks the store for from now on."""
+def tries_to_read(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], object] = lambda number: None) -> list[str]:
+    """Return the keys that the frontdoor asks the store for from now on. `before` hears the number of each reading."""
     asked, get = list[str](), ObjectKeeper.get
 
     async def seen(keeper: ObjectKeeper, reference: ObjectReference) -> bytes:
         asked.append(reference.key)
+        before(len(asked))
         return await get(keeper, reference)
 
     monkeypatch.setattr(ObjectKeeper, "get", seen)
@@ -194,7 +195,10 @@ async def test_an_image_goes_to_a_worker_that_prepares_it_while_another_picture_
     assert worker.executed[1].init_image == InitImage(IMAGE, 0.5)
 
 
-async def test_an_image_that_is_gone_is_never_painted_without(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+async def test_an_image_that_is_gone_is_never_painted_without(
+    suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "_RETRIES", Backoff(0.001, 0.001))
     _busy = await keep_busy(suite, worker)
     stream = suite.client.generate(REQUEST)
     request_id = await suite.accepted(stream)
@@ -208,3 +212,22 @@ async def test_an_image_that_is_gone_is_never_painted_without(suite: FrontdoorSu
     status = await suite.client.get_request(request_id)
     assert (caught.value.reason, status.state) == ("INPUT_GONE", RequestState.FAILED)
     assert len(worker.executed) == 1
+
+
+async def test_input_read_wrong_for_a_while_is_still_used(
+    suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "_RETRIES", Backoff(0.001, 0.001))
+    _busy = await keep_busy(suite, worker)
+    stream = suite.client.generate(REQUEST)
+    await suite.accepted(stream)
+    (stored,) = stored_inputs(suite.folder)
+    sound = stored.read_bytes()
+    stored.write_bytes(b"x" * len(sound))
+    tries = tries_to_read(monkeypatch, lambda count: stored.write_bytes(sound) if count == 3 else None)
+
+    worker.hold.set()
+    _ = [event async for event in stream]
+
+    assert len(tries) == 3
+    assert worker.executed[1].init_image == InitImage(IMAGE, 0.5)

@@ -9,6 +9,7 @@ import pytest
 from pentimento.domain.generation import FromNoise, ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore
+from pentimento.testing.frontdoor_suite import until
 from tests.gateways import RunningGateway, embedding, running_gateway
 from tests.s3_server import running_s3_server
 
@@ -19,6 +20,9 @@ SPOILT: dict[str, Callable[[bytes], bytes | None]] = {
     "grown": lambda sound: sound + b"x",
     "one bit": lambda sound: bytes([sound[0] ^ 1]) + sound[1:],
 }
+
+
+FLAGS = ("--image-thresholds", "0.9:0.1", "--quarantine-s", "0.01")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,7 @@ def objects_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def test_a_spoilt_object_is_found_out_and_its_entry_healed_away(
     tmp_path: Path, objects_url: str, kind: str
 ) -> None:
-    async with running_gateway(tmp_path, "--objects-url", objects_url, "--image-thresholds", "0.9:0.1") as gateway:
+    async with running_gateway(tmp_path, "--objects-url", objects_url, *FLAGS) as gateway:
         objects = gateway.process.stores.objects
         texts = [embedding(*([0] * number), 1) for number in range(len(SPOILT) + 1)]
         ids = [await gateway.store(text, image=text) for text in texts]
@@ -53,13 +57,19 @@ async def test_a_spoilt_object_is_found_out_and_its_entry_healed_away(
 
             await gateway.client.report_bad_object(entry_id, reference.key, "as a worker found it")
 
+        await until(lambda: live_count(gateway, ids) == 1)
         gateway.maintain()
-
         found = [(await gateway.lookup(text)).start for text in texts]
         assert found[0] != FromNoise()
         assert found[1:] == [FromNoise()] * len(SPOILT)
         assert gateway.problems() == []
         assert (await gateway.client.statistics()).entry_count == 1
+
+
+def live_count(gateway: RunningGateway, entry_ids: list[str]) -> int:
+    """Return how many of the entries are live after a round of maintenance."""
+    gateway.maintain()
+    return len(gateway.process.stores.ledger.live_entries(entry_ids))
 
 
 def object_of(gateway: RunningGateway, entry_id: str, kind: str) -> ObjectReference:

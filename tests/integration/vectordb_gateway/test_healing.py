@@ -2,8 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from pentimento.domain.generation import FromLatent, FromNoise
-from tests.gateways import RunningGateway, embedding
+from pentimento.stores.objects.suspects import BAD_READINGS
+from pentimento.testing.frontdoor_suite import until
+from services.vectordb_gateway.wiring import GatewayProcess
+from tests.gateways import RunningGateway, embedding, running_gateway
 
 
 async def found(gateway: RunningGateway) -> FromLatent:
@@ -12,30 +17,69 @@ async def found(gateway: RunningGateway) -> FromLatent:
     return start
 
 
-async def test_an_entry_whose_object_is_missing_is_healed_away(gateway: RunningGateway) -> None:
+SPOILT = pytest.mark.parametrize("spoilt", [None, bytes(100)], ids=["missing", "corrupt"])
+
+
+def spoil(gateway: RunningGateway, key: str, data: bytes | None) -> None:
+    objects = gateway.process.stores.objects
+    if data is None:
+        objects.delete(key)
+    else:
+        objects.put(key, data)
+
+
+@SPOILT
+async def test_bad_reading_hides_entry_until_good_one(gateway: RunningGateway, spoilt: bytes | None) -> None:
     entry_id = await gateway.store(embedding(1))
     start = await found(gateway)
-    gateway.process.stores.objects.delete(start.latent.key)
+    spoil(gateway, start.latent.key, spoilt)
 
-    await gateway.client.report_bad_object(entry_id, start.latent.key, "missing")
-
-    assert (await gateway.lookup(embedding(1))).start == FromNoise()
+    for _ in range(BAD_READINGS):
+        await gateway.client.report_bad_object(entry_id, start.latent.key, "as a worker found it")
     gateway.maintain()
-    assert gateway.problems() == []
-    assert list(gateway.process.stores.objects.keys()) == []
-
-
-async def test_an_entry_whose_object_is_corrupt_is_healed_away_and_the_object_kept(
-    gateway: RunningGateway, tmp_path: Path
-) -> None:
-    entry_id = await gateway.store(embedding(1))
-    start = await found(gateway)
-    gateway.process.stores.objects.put(start.latent.key, bytes(100))
-
-    await gateway.client.report_bad_object(entry_id, start.latent.key, "digest differs")
 
     assert (await gateway.lookup(embedding(1))).start == FromNoise()
-    assert [path.read_bytes() for path in (tmp_path / "objects" / "quarantine").iterdir()] == [bytes(100)]
+    assert gateway.process.stores.ledger.live_entry(entry_id) is not None
+    assert not (gateway.directory / "objects" / "quarantine").exists()
+    spoil(gateway, start.latent.key, gateway.uploaded[start.latent.key])
+    await gateway.client.report_bad_object(entry_id, start.latent.key, "read again")
+    assert await found(gateway) == start
+
+
+async def test_suspect_object_is_read_again_by_maintenance(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--quarantine-s", "0.01") as gateway:
+        entry_id = await gateway.store(embedding(1))
+        start = await found(gateway)
+        spoil(gateway, start.latent.key, None)
+        await gateway.client.report_bad_object(entry_id, start.latent.key, "missing")
+        spoil(gateway, start.latent.key, gateway.uploaded[start.latent.key])
+
+        await until(lambda: not maintained(gateway).healing.suspects.holders)
+
+        assert await found(gateway) == start
+
+
+@SPOILT
+async def test_third_bad_reading_gives_entry_up(tmp_path: Path, spoilt: bytes | None) -> None:
+    async with running_gateway(tmp_path, "--quarantine-s", "0.01") as gateway:
+        entry_id = await gateway.store(embedding(1))
+        start = await found(gateway)
+        spoil(gateway, start.latent.key, spoilt)
+
+        await gateway.client.report_bad_object(entry_id, start.latent.key, "as a worker found it")
+
+        await until(lambda: maintained(gateway).stores.ledger.live_entry(entry_id) is None)
+        assert (await gateway.lookup(embedding(1))).start == FromNoise()
+        await until(lambda: list(maintained(gateway).stores.objects.keys()) == [])
+        assert gateway.problems() == []
+        kept = [path.read_bytes() for path in tmp_path.glob("objects/quarantine/*")]
+        assert kept == ([spoilt] if spoilt else [])
+
+
+def maintained(gateway: RunningGateway) -> GatewayProcess:
+    """Return the process after a round of its background work."""
+    gateway.maintain()
+    return gateway.process
 
 
 async def test_an_object_that_is_sound_stays(gateway: RunningGateway) -> None:

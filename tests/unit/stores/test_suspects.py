@@ -1,0 +1,71 @@
+"""When an object that was read badly is given up, and when it is read again."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from pentimento.domain.generation import ObjectReference
+from pentimento.stores.objects.suspects import Suspects
+
+OBJECT = ObjectReference("cache/one", "sha256:" + "0" * 64, 1)
+
+
+@dataclass
+class Time:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("readings", "given_up"),
+    [
+        ("bad 0", False),
+        ("bad 0, bad 1, bad 2, bad 3, bad 8", False),
+        ("bad 0, bad 3600, bad 7199", False),
+        ("bad 0, bad 3600, bad 7200", True),
+        ("bad 0, bad 9000, bad 18000", True),
+        ("bad 0, bad 3600, good 5000, bad 7200", False),
+        ("bad 0, bad 3600, good 5000, bad 7200, bad 10800, bad 14400", True),
+    ],
+)
+def test_object_is_given_up_by_readings_apart(readings: str, given_up: bool) -> None:
+    time = Time()
+    suspects = Suspects(3600.0, time)
+    verdict = False
+
+    for reading in readings.split(", "):
+        kind, at = reading.split(" ")
+        time.now = float(at)
+        if kind == "bad":
+            verdict = suspects.note_bad(OBJECT)
+        else:
+            suspects.note_good(OBJECT.key)
+
+    assert verdict is given_up
+
+
+def test_suspect_is_due_soon_then_less_often() -> None:
+    time = Time()
+    suspects = Suspects(3600.0, time)
+    suspects.note_bad(OBJECT, "entry")
+
+    due = []
+    for second in range(200):
+        time.now = float(second)
+        if suspects.due(8):
+            due.append(second)
+            suspects.note_bad(OBJECT, "entry")
+
+    assert due == [5, 15, 35, 75, 155]
+
+
+def test_holder_is_told_until_good_reading() -> None:
+    suspects = Suspects(3600.0)
+
+    suspects.note_bad(OBJECT, "entry")
+
+    assert (set(suspects.holders), len(suspects), OBJECT.key in suspects) == ({"entry"}, 1, True)
+    suspects.note_good(OBJECT.key)
+    assert (set(suspects.holders), len(suspects), OBJECT.key in suspects) == (set(), 0, False)
