@@ -90,6 +90,16 @@ class Reason(StrEnum):
         "the request would miss its deadline",
         "give a later deadline, or call again after the time that RetryInfo names; add workers where it stays",
     )
+    REPLICA_ADDRESS_TAKEN = (
+        "REPLICA_ADDRESS_TAKEN",
+        "another live replica, which started later, advertises the same address",
+        "give each replica an address of its own: no `advertise_address` in containers, where the host's name is taken",
+    )
+    REPLICA_SUPERSEDED = (
+        "REPLICA_SUPERSEDED",
+        "a later start of the same instance id is live",
+        "nothing after a restart; where both are to run, give each an instance id of its own (`{hostname}` in it)",
+    )
     REQUEST_ELSEWHERE = (
         "REQUEST_ELSEWHERE",
         "another frontdoor works on the request",

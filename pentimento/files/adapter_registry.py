@@ -1,4 +1,4 @@
-"""Which LoRAs and ControlNets a replica has on its own disk, read from a registry of models.
+"""Which LoRAs, ControlNets and discriminators a replica has on its own disk, read from a registry of models.
 
     {"models": [{"name": "tiny-lora-neon", "kind": "lora", "family": "sd", "path": "tiny-lora-neon",
                  "digest": "sha256:…", "base": {"name": "tiny-heavy", "digest": "sha256:…"}, "licence": "Apache-2.0"}]}
@@ -9,12 +9,16 @@ leads anywhere else, also by a link, is refused.
 """
 
 import json
+import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, AdapterKind, is_adapter_name, is_digest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+
+logger = logging.getLogger(__name__)
 
 # Beside LoRAs: how many steps may run before each takes effect, as `pentimento bench lora-bound` measured it.
 LORA_BOUNDS_FILE = "lora-bounds.json"
@@ -32,20 +36,42 @@ class RegisteredAdapter:
     directory: Path
 
 
-def read_adapters(registry: Path) -> dict[str, RegisteredAdapter]:
-    """Return the registry's LoRAs and ControlNets by name. Raises NotFound without the file, FailedPrecondition for one
-    that is no registry, InvalidArgument that names the entry's field."""
+def read_adapters(
+    registry: Path, kinds: Collection[AdapterKind] = tuple(AdapterKind), *, skip_missing: bool = False
+) -> dict[str, RegisteredAdapter]:
+    """Return the registry's adapters of these kinds by name. With `skip_missing` those that have no directory are
+    logged and left out. Raises NotFound without the file, FailedPrecondition for one that is no registry,
+    InvalidArgument that names the entry's field."""
     found: dict[str, RegisteredAdapter] = {}
     for index, entry in enumerate(_entries(registry)):
         where = f"{registry}: models[{index}]"
         if not isinstance(entry, dict):
             raise InvalidArgument.of(where, "must be an object")
-        if entry.get("kind") not in _KINDS:
+        if entry.get("kind") not in {kind.value for kind in kinds}:
+            continue
+        if skip_missing and not (registry.parent / str(entry.get("path"))).exists():
+            logger.warning("%s is skipped: it has no directory in %s", entry.get("name"), registry.parent)
             continue
         registered = _registered(entry, where, registry.resolve().parent)
         if registered.adapter.name in found:
             raise InvalidArgument.of(f"{where}.name", f"must be there once, {registered.adapter.name!r} is there twice")
         found[registered.adapter.name] = registered
+    return found
+
+
+def read_discriminators(registry: Path) -> dict[str, Path]:
+    """Return the directory of each cascade's discriminator, the first one of each, by `LIGHT>HEAVY`; none without the
+    file. Raises FailedPrecondition for one that is no registry, InvalidArgument that names the entry's field."""
+    found: dict[str, Path] = {}
+    for index, entry in enumerate(_entries(registry) if registry.exists() else []):
+        if not isinstance(entry, dict) or entry.get("kind") != "discriminator":
+            continue
+        where = f"{registry}: models[{index}]"
+        try:
+            cascade = ">".join(entry["cascade"][role]["name"] for role in ("light", "heavy"))
+        except (KeyError, TypeError):
+            raise InvalidArgument.of(f"{where}.cascade", "must have a light and a heavy model with a name") from None
+        found.setdefault(cascade, registry.parent / _text(entry, "path", where))
     return found
 
 

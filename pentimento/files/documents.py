@@ -1,12 +1,15 @@
 """JSON files of one dataclass each, with the number of their format: profiles as `pentimento bench` writes them."""
 
 import json
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.json_values import from_json, to_json
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -42,5 +45,15 @@ def read_document(path: Path, parse: Callable[[str], T], setting: str) -> T:
 
 
 def json_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the files, and all .json files of the directories in the order of their names."""
-    return [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    """Return the files, and all .json files of the directories in the order of their names. A path without a suffix
+    names a directory: one that is not there is skipped with a warning."""
+    return [file for path in paths for file in _files_at(path)]
+
+
+def _files_at(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(path.glob("*.json"))
+    if not path.suffix and not path.exists():
+        logger.warning("no directory %s: it is skipped", path)
+        return []
+    return [path]

@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -72,7 +73,8 @@ class RpcServer:
         SettingsError when tokens or certificates cannot be read."""
         self.settings = settings
         self.service = service
-        self.instance_id = settings.instance_id or f"{service}-{secrets.token_hex(4)}"
+        named = settings.instance_id.replace("{hostname}", socket.gethostname())
+        self.instance_id = named or f"{service}-{secrets.token_hex(4)}"
         self.bound_addresses: tuple[str, ...] = ()
         self._identities = open_identities(settings.token_file, keys)
         self._credentials = server_credentials(settings)

@@ -11,6 +11,7 @@ MEBIBYTE = 1 << 20
 # The kernel's sun_path holds one more, its NUL.
 SOCKET_PATH_BYTES = 107
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
+WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]"})
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,9 @@ class RpcServerSettings:
         ("127.0.0.1:0",), help="addresses to serve gRPC on: unix:/path or host:port; port 0 takes a free one"
     )
     instance_id: str = setting(
-        "", help="name of this replica; empty makes one of the service's name and 8 random digits"
+        "",
+        help="name of this replica; {hostname} in it stands for the machine's, in a container the container's; empty"
+        " makes one of the service's name and 8 random digits",
     )
     token_file: Path | None = setting(
         None,
@@ -139,6 +142,12 @@ def with_receiving_room(settings: RpcServerSettings, stream_count: int, message_
     where callers are not told apart, no more streams are opened than three quarters of the room for such take."""
     needed = (stream_count * 4 // 3 + 2) * message_bytes
     return replace(settings, max_receiving_bytes=max(settings.max_receiving_bytes, needed))
+
+
+def reachable_address(address: str, hostname: str) -> str:
+    """Return where other machines reach a process that listens on `address`: a wildcard becomes the host's name."""
+    host, _, port = address.rpartition(":")
+    return f"{hostname}:{port}" if host in WILDCARD_HOSTS else address
 
 
 def is_unix(address: str) -> bool:

@@ -3,6 +3,7 @@
 | module | what it does |
 | --- | --- |
 | `imports` | import large libraries quickly |
+| `idle` | stay healthy without anything to serve |
 | `process` | listen, prepare, serve until asked to stop, finish what runs, let go |
 | `fleet_member` | register with the controller and report to it |
 | `plan_follower` | hear of every newer plan |

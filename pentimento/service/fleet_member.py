@@ -1,5 +1,6 @@
 """A process's place in the fleet: what every service tells the controller alike."""
 
+import socket
 from collections.abc import Callable
 from typing import Protocol
 
@@ -8,6 +9,7 @@ from pentimento.clients.registration import NO_NEWS, Registration, RegistrationN
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.rpc import RpcChannelSettings, RpcServer, open_channel
+from pentimento.rpc.settings import reachable_address
 
 
 class FleetSettings(Protocol):
@@ -25,7 +27,8 @@ class FleetSettings(Protocol):
 
     @property
     def advertise_address(self) -> str:
-        """Where others reach the service; "" for the address that it listens on."""
+        """Where others reach the service; "" for the address that it listens on, with the host's name for a
+        wildcard."""
         ...
 
 
@@ -58,9 +61,13 @@ class FleetMember:
         replica, report = (lambda: described(self._replica())), (lambda: reported(self._report()))
         return Registration(self.controller, replica, report, news=news)
 
+    @property
+    def address(self) -> str:
+        """Return where others reach the service, which listens already."""
+        return self._advertise_address or reachable_address(self._server.bound_addresses[0], socket.gethostname())
+
     def _replica(self) -> Replica:
-        address = self._advertise_address or self._server.bound_addresses[0]
-        return Replica(self._server.instance_id, self._kind, address, self.generation)
+        return Replica(self._server.instance_id, self._kind, self.address, self.generation)
 
     def _report(self) -> ReplicaReport:
         return ReplicaReport(self._server.instance_id, self.generation)

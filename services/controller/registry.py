@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport, ReplicaStatus
+from pentimento.domain.reasons import Reason
 from pentimento.policies.allocation import ReplicaView
 
 
@@ -38,10 +39,12 @@ class Registry:
         self._entries: dict[str, _RegisteredReplica] = {}
 
     def register(self, replica: Replica, now_s: float) -> None:
-        """Changes state. FailedPrecondition while a newer start of the same instance is live."""
+        """Changes state. Of two live replicas with one identity, which is instance id or address, the later start is
+        the one: it takes the other's place, and the other one is rejected with FailedPrecondition."""
         known = self._entries.get(replica.instance_id)
-        if known and known.replica.generation > replica.generation and self._is_live(known, now_s):
-            raise _superseded(replica.instance_id, replica.generation, known.replica.generation)
+        if known and self._is_live(known, now_s) and _outranks(known.replica, replica):
+            raise _superseded(replica.instance_id, replica.generation, known.replica)
+        self._take_address(replica, now_s)
         if known is None:
             self._make_room(now_s)
         # What it reported of itself stands, where it only says more of itself now.
@@ -67,7 +70,7 @@ class Registry:
             message = f"{instance_id} generation {generation} is not registered"
             raise NotFound("REPLICA_NOT_REGISTERED", message)
         if known.replica.generation > generation:
-            raise _superseded(instance_id, generation, known.replica.generation)
+            raise _superseded(instance_id, generation, known.replica)
         return known
 
     def deregister(self, instance_id: str, generation: int) -> None:
@@ -104,6 +107,16 @@ class Registry:
     def _is_live(self, entry: _RegisteredReplica, now_s: float) -> bool:
         return now_s - entry.received_s < self._lease_s
 
+    def _take_address(self, replica: Replica, now_s: float) -> None:
+        """Changes state: forget the earlier start that had the address. FailedPrecondition where a later one has it."""
+        for entry in tuple(self._entries.values()):
+            other = entry.replica
+            if other.address != replica.address or other.instance_id == replica.instance_id:
+                continue
+            if self._is_live(entry, now_s) and other.generation >= replica.generation:
+                raise _address_taken(replica, other)
+            del self._entries[other.instance_id]
+
     def _make_room(self, now_s: float) -> None:
         if len(self._entries) < self._capacity:
             return
@@ -125,9 +138,27 @@ def _is_draining(entry: _RegisteredReplica) -> bool:
     return entry.report is not None and entry.report.draining
 
 
-def _superseded(instance_id: str, generation: int, newer: int) -> FailedPrecondition:
-    message = f"{instance_id} generation {generation} was replaced by generation {newer}"
-    return FailedPrecondition("REPLICA_SUPERSEDED", message)
+def _outranks(known: Replica, replica: Replica) -> bool:
+    """Whether `known`, of the same instance id, is another process than `replica`, and did not start before it."""
+    if known.generation == replica.generation:
+        return known.address != replica.address
+    return known.generation > replica.generation
+
+
+def _superseded(instance_id: str, generation: int, newer: Replica) -> FailedPrecondition:
+    message = (
+        f"{instance_id} generation {generation} was replaced by generation {newer.generation} at {newer.address}; where"
+        " both are to run, each needs an instance id of its own"
+    )
+    return FailedPrecondition(Reason.REPLICA_SUPERSEDED, message)
+
+
+def _address_taken(replica: Replica, newer: Replica) -> FailedPrecondition:
+    message = (
+        f"{replica.instance_id} is rejected: {newer.instance_id}, which started later, advertises {newer.address} too;"
+        " each needs an address of its own"
+    )
+    return FailedPrecondition(Reason.REPLICA_ADDRESS_TAKEN, message)
 
 
 def _status(entry: _RegisteredReplica, live: bool, now_s: float) -> ReplicaStatus:

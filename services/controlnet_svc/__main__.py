@@ -3,6 +3,7 @@
 from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.rpc import run_service
 from pentimento.rpc.freed_memory import keep_freed_memory
+from pentimento.service.idle import serve_nothing
 from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings
 from services.controlnet_svc.settings import ControlNetSettings
@@ -10,6 +11,9 @@ from services.controlnet_svc.settings import ControlNetSettings
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(ControlNetSettings, "controlnet_svc", argv)
+    if settings.skip_missing and not settings.registered:
+        await serve_nothing(settings.rpc, "controlnet_svc", f"no ControlNet by {settings.controlnets}")
+        return
     keep_freed_memory()
     # Imported after the settings hold: a wrong flag is answered before torch is loaded.
     with importing_much():

@@ -8,30 +8,23 @@ import torch
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm, load_controlnet, open_controlnet
-from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.errors import InvalidArgument
-from pentimento.files.adapter_registry import read_adapters
+from pentimento.files.adapter_registry import RegisteredAdapter
 from services.controlnet_svc.residency.shelf import ShelvedNetwork
 
 
 def shelved_networks(
-    registry: Path, device: torch.device, dtype: torch.dtype, form: ControlNetForm = PLAIN
+    registered: Mapping[str, RegisteredAdapter], device: torch.device, dtype: torch.dtype, form: ControlNetForm = PLAIN
 ) -> Mapping[str, ShelvedNetwork]:
-    """Return the registry's ControlNets by name; nothing is loaded yet. Raises InvalidArgument for a registry without
-    any, and what is wrong with one."""
-    found = {
+    """Return a registry's ControlNets as the shelf loads them; nothing is loaded yet."""
+    return {
         name: ShelvedNetwork(
-            registered.adapter,
-            weight_bytes(registered.directory, dtype),
-            partial(load_controlnet, registered.directory, device, dtype, registered.adapter.digest, form),
-            *_condition_form(registered.directory),
+            one.adapter,
+            weight_bytes(one.directory, dtype),
+            partial(load_controlnet, one.directory, device, dtype, one.adapter.digest, form),
+            *_condition_form(one.directory),
         )
-        for name, registered in read_adapters(registry).items()
-        if registered.adapter.kind is AdapterKind.CONTROLNET
+        for name, one in registered.items()
     }
-    if not found:
-        raise InvalidArgument.of("controlnets", f"{registry} must name a ControlNet at least")
-    return found
 
 
 def _condition_form(directory: Path) -> tuple[bool, bool]:

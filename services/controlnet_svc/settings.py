@@ -1,8 +1,11 @@
 """Settings of the ControlNet service: flags, PENTIMENTO_CONTROLNET_SVC_… and the table [controlnet_svc]."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from pentimento.domain.adapters import AdapterKind
+from pentimento.files.adapter_registry import RegisteredAdapter, read_adapters
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 from pentimento.tensors.regions import DEFAULT_DIRECTORY
@@ -12,7 +15,12 @@ from pentimento.tensors.regions import DEFAULT_DIRECTORY
 class ControlNetSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
-    controlnets: Path = setting(help="registry of models (JSON) whose ControlNets are served", must_exist=True)
+    controlnets: Path = setting(help="registry of models (JSON) whose ControlNets are served")
+    skip_missing: bool = setting(
+        False,
+        help="log a ControlNet that the registry names and that is not there, and go on without it; without a registry"
+        " or any ControlNet serve nothing; else end",
+    )
     pipelining_bounds: Path | None = setting(
         None,
         help="JSON file of the steps from which ControlNets' residuals resemble those of the step before; without one"
@@ -44,10 +52,22 @@ class ControlNetSettings:
         "", help="file that gets a line for each forward pass, with its begin and end; empty: none is written"
     )
     controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
-    advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
+    advertise_address: str = setting(
+        "", help="where others reach this process; empty for the first listen address, by the host's name"
+    )
 
     def __post_init__(self) -> None:
+        if not self.skip_missing and not self.controlnets.exists():
+            raise ValueError(f"--controlnets: no such file or directory: {self.controlnets}")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"--device must be auto, cpu or cuda, got {self.device!r}")
         if self.dtype not in ("auto", "float32", "float16", "bfloat16"):
             raise ValueError(f"--dtype must be auto, float32, float16 or bfloat16, got {self.dtype!r}")
+
+    @cached_property
+    def registered(self) -> dict[str, RegisteredAdapter]:
+        """The registry's ControlNets by name; none without a registry where it may be missing. Raises what is wrong
+        with it."""
+        if self.skip_missing and not self.controlnets.exists():
+            return {}
+        return read_adapters(self.controlnets, (AdapterKind.CONTROLNET,), skip_missing=self.skip_missing)

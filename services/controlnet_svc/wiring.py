@@ -15,7 +15,7 @@ from pentimento.diffusion.controlnets import PLAIN, ControlNetForm
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying
 from pentimento.diffusion.kernels import KernelMode, kernels_for, runs_kernels
 from pentimento.domain.adapters import PipeliningBound
-from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.files.pipelining_bounds import read_pipelining_bounds
 from pentimento.policies.component_placement import placed_on
@@ -53,7 +53,9 @@ class NetworkSource:
 
 
 def _registered(settings: ControlNetSettings, device: torch.device, dtype: torch.dtype) -> Mapping[str, ShelvedNetwork]:
-    return shelved_networks(settings.controlnets, device, dtype, _form(settings, device))
+    if not settings.registered:
+        raise InvalidArgument.of("controlnets", f"{settings.controlnets} must name a ControlNet at least")
+    return shelved_networks(settings.registered, device, dtype, _form(settings, device))
 
 
 def _form(settings: ControlNetSettings, device: torch.device) -> ControlNetForm:

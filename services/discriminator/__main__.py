@@ -2,6 +2,7 @@
 
 from pentimento.diffusion.discriminator_files import discriminator_files
 from pentimento.rpc import run_service
+from pentimento.service.idle import serve_nothing
 from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings
 from services.discriminator.settings import DiscriminatorSettings
@@ -9,7 +10,11 @@ from services.discriminator.settings import DiscriminatorSettings
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(DiscriminatorSettings, "discriminator", argv)
-    for directory in settings.directories().values():
+    directories = settings.directories()
+    if not directories:
+        await serve_nothing(settings.rpc, "discriminator", settings.missing)
+        return
+    for directory in directories.values():
         discriminator_files(directory, accept_other_digest=settings.accept_other_digest)
     # Imported after that: a wrong flag or what is no discriminator is answered before torch is loaded.
     with importing_much():

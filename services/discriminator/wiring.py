@@ -1,5 +1,6 @@
 """Puts a discriminator process together."""
 
+import logging
 from dataclasses import replace
 
 import torch
@@ -11,10 +12,14 @@ from services.discriminator.scoring import Discriminator, ScoreLimits
 from services.discriminator.serving import BusyShare, DiscriminatorProcess, serve
 from services.discriminator.settings import DiscriminatorSettings
 
+logger = logging.getLogger(__name__)
+
 
 def wire(settings: DiscriminatorSettings) -> DiscriminatorProcess:
     """Call it inside the event loop that the process runs on."""
     server, busy, directories = RpcServer(settings.rpc, "discriminator"), BusyShare(), settings.directories()
+    if settings.missing:
+        logger.warning("%s: light images of it are not scored", settings.missing)
     # OpenMP keeps the number by thread. Prompts are read on this one: with more, a second thread would wait for work
     # in a loop, for a tenth of a core.
     torch.set_num_threads(settings.threads)

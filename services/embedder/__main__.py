@@ -1,6 +1,7 @@
 """`python -m services.embedder --encoder DIR`"""
 
 from pentimento.rpc import run_service
+from pentimento.service.idle import serve_nothing
 from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings
 from services.embedder.settings import EmbedderSettings
@@ -8,6 +9,9 @@ from services.embedder.settings import EmbedderSettings
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(EmbedderSettings, "embedder", argv)
+    if settings.missing:
+        await serve_nothing(settings.rpc, "embedder", settings.missing)
+        return
     # Imported after the settings hold: a wrong flag is answered before torch is loaded.
     with importing_much():
         from services.embedder.wiring import wire

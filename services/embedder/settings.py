@@ -14,8 +14,8 @@ class EmbedderSettings:
     encoder: Path = setting(
         help="CLIPModel directory (config, safetensors, tokenizer, preprocessor_config), or one that "
         "sentence-transformers wrote of a BERT encoder, which embeds texts alone",
-        must_exist=True,
     )
+    skip_missing: bool = setting(False, help="where the encoder is not there, log so and serve nothing; else end")
     expected_encoder_digest: str = setting(
         "", help="sha256:… that the encoder must have; empty: by registry.json beside it, else any"
     )
@@ -32,4 +32,15 @@ class EmbedderSettings:
     max_images: int = setting(16, help="images of one call", minimum=1)
     max_image_bytes: int = setting(8 * 1024 * 1024, help="encoded bytes of one image", minimum=1)
     controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
-    advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
+    advertise_address: str = setting(
+        "", help="where others reach this process; empty for the first listen address, by the host's name"
+    )
+
+    def __post_init__(self) -> None:
+        if self.missing and not self.skip_missing:
+            raise ValueError(f"--encoder: {self.missing}")
+
+    @property
+    def missing(self) -> str:
+        """Return what the process cannot serve without, "" where it is there."""
+        return "" if self.encoder.exists() else f"no such file or directory: {self.encoder}"

@@ -32,7 +32,9 @@ class FrontdoorSettings:
     admin_listen: tuple[str, ...] = setting(
         (), help="addresses to serve the administration of tenants on, and nothing else; empty for none"
     )
-    advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
+    advertise_address: str = setting(
+        "", help="where others reach this process; empty for the first listen address, by the host's name"
+    )
     worker_addresses: tuple[str, ...] = setting((), help="workers to use whether the plan names them or not")
     default_model: str = setting("", help="model of requests that name none; empty for the first by name")
     calls_per_key: int = setting(4, help="open calls with one idempotency key", minimum=1)
@@ -65,7 +67,9 @@ class FrontdoorSettings:
     hedge_after: float = setting(
         0.0, help="run an attempt a second time after so many times its predicted seconds; 0 for never", minimum=0
     )
-    profiles: tuple[str, ...] = setting((), help="files of `pentimento bench profile`, which predictions start from")
+    profiles: tuple[str, ...] = setting(
+        (), help="files of `pentimento bench profile`, or directories of them, which predictions start from"
+    )
     record_effects: str = setting("", help="file for every event of the dataplane with its effects; empty for none")
     standby: bool = setting(False, help="wait until no other frontdoor over this journal is active, then take over")
     lease_s: float = setting(2.0, help="silence of the active frontdoor after which a standby takes over", minimum=0.2)

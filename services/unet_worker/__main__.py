@@ -5,6 +5,7 @@ from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.diffusion.triton_package import check_triton
 from pentimento.rpc import run_service
 from pentimento.rpc.freed_memory import keep_freed_memory
+from pentimento.service.idle import serve_nothing
 from pentimento.service.imports import importing_much
 from pentimento.settings import load_settings
 from services.unet_worker.models.libraries import needs_networks_alone
@@ -13,6 +14,9 @@ from services.unet_worker.settings import KernelChoice, UnetWorkerSettings
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(UnetWorkerSettings, "unet_worker", argv)
+    if settings.missing:
+        await serve_nothing(settings.rpc, "unet_worker", settings.missing)
+        return
     if settings.kernels is KernelChoice.FUSED:
         check_triton()
     check_checkpoint(settings.model)

@@ -56,11 +56,24 @@ class LatentFormatChoice(Enum):
     BFLOAT16_DEFLATE = "bfloat16-deflate"
 
 
+class SkipMissing(Enum):
+    """Which of a worker's models may be missing. `all`: without its own it serves nothing."""
+
+    OFF = "off"
+    OTHERS = "others"
+    ALL = "all"
+
+
 @dataclass(frozen=True)
 class UnetWorkerSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
-    model: Path = setting(help="diffusers checkpoint directory (safetensors only)", must_exist=True)
+    model: Path = setting(help="diffusers checkpoint directory (safetensors only)")
+    skip_missing: SkipMissing = setting(
+        SkipMissing.OFF,
+        help="models that may be missing, which a line of the log says: none (off), those of other_models (others), or"
+        " its own too, without which it serves nothing (all)",
+    )
     model_name: str = setting("", help="name that requests use; empty for the directory's name")
     expected_model_digest: str = setting(
         "", help="sha256:… that the model must have; empty: by registry.json beside it, else any"
@@ -156,9 +169,22 @@ class UnetWorkerSettings:
     )
     controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
     profiles: tuple[str, ...] = setting(
-        (), help="files of `pentimento bench profile`; the controller is told what those of its models say"
+        (),
+        help="files of `pentimento bench profile`, or directories of them; the controller is told what those of its"
+        " models say",
     )
-    advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
+    advertise_address: str = setting(
+        "", help="where others reach this process; empty for the first listen address, by the host's name"
+    )
+
+    def __post_init__(self) -> None:
+        if self.missing and self.skip_missing is not SkipMissing.ALL:
+            raise ValueError(f"--model: {self.missing}")
+
+    @property
+    def missing(self) -> str:
+        """Return what the process cannot serve without, "" where it is there."""
+        return "" if self.model.exists() else f"no such file or directory: {self.model}"
 
 
 @dataclass(frozen=True)
@@ -192,7 +218,9 @@ class EmulatedWorkerSettings:
     controller_address: str = setting(
         "", help="controller to register with and whose plan it follows, and its standbys; empty for none"
     )
-    advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
+    advertise_address: str = setting(
+        "", help="where others reach this process; empty for the first listen address, by the host's name"
+    )
 
 
 @dataclass(frozen=True)

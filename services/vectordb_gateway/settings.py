@@ -267,7 +267,9 @@ class GatewaySettings:
         " otherwise; needs a controller",
     )
     controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
-    advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
+    advertise_address: str = setting(
+        "", help="where others reach this process; empty for the first listen address, by the host's name"
+    )
 
     def __post_init__(self) -> None:
         if self.follow_plan and not self.controller_address:

@@ -5,11 +5,14 @@ from pathlib import Path
 
 from pentimento.dataplane.events import ProfilesReceived, SpeedProfile
 from pentimento.devices.profile import BatchProfile, ModelProfile, read_profile
+from pentimento.files.documents import json_files
 
 
 def read_profiles(paths: Sequence[str]) -> ProfilesReceived | None:
-    """Files of `pentimento bench profile`; None without any. Raises InvalidArgument naming file and field."""
-    return ProfilesReceived(tuple(speed_profile(read_profile(Path(path))) for path in paths)) if paths else None
+    """Return what files of `pentimento bench profile`, or directories of them, say; None without any. Raises
+    InvalidArgument naming file and field."""
+    files = json_files(map(Path, paths))
+    return ProfilesReceived(tuple(speed_profile(read_profile(file)) for file in files)) if files else None
 
 
 def speed_profile(profile: ModelProfile) -> SpeedProfile:

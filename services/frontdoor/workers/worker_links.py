@@ -196,7 +196,8 @@ class WorkerLinks:
         if namesake not in (None, link) and credits.held.worker_generation < namesake.worker_generation:
             # Two processes under one name: the later start is the one, as the dataplane sees it.
             if link.outranked_by != namesake.worker_generation:
-                logger.error("two workers of one name", extra={"worker": credits.worker_id, "address": link.address})
+                rejected = {"worker": credits.worker_id, "address": link.address, "used_address": namesake.address}
+                logger.error("two workers of one name", extra={**rejected, "reason": Reason.REPLICA_SUPERSEDED})
             link.outranked_by = namesake.worker_generation
             return
         if self._is_second_way(link, namesake, credits):

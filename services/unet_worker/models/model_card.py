@@ -1,5 +1,6 @@
 """What the worker says of its model: read off the checkpoint, completed by settings and a registry.json beside it."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,12 @@ from pentimento.diffusion.families import BatchKey, LoadedModelInfo
 from pentimento.diffusion.model_registry import check_digest, registry_entry
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
-from services.unet_worker.models.other_models import other_models
+from pentimento.files.documents import json_files
+from services.unet_worker.models.other_models import missing_models, other_models
 from services.unet_worker.models.usual_costs import usual_cost, usual_of
 from services.unet_worker.settings import UnetWorkerSettings
+
+logger = logging.getLogger(__name__)
 
 SIZE_HEADROOM = 2
 
@@ -20,6 +24,8 @@ def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
     """By name, each with the settings to load it with; the one held at first comes first. Raises InvalidArgument for
     two of one name, and for one that is not there."""
     named = {settings.model_name or settings.model.resolve().name: settings}
+    if missing := missing_models(settings):
+        logger.warning("skipped, since there is no such directory: %s", ", ".join(str(one.path) for one in missing))
     for other in other_models(settings):
         name = other.name
         if name in named:
@@ -74,10 +80,10 @@ def default_batch_key(held: HeldModel) -> BatchKey:
 
 
 def model_costs(models: Mapping[str, UnetWorkerSettings]) -> tuple[ModelCost, ...]:
-    """What files of `pentimento bench profile` say of these models, for pictures of the size that was profiled first,
-    with the usual steps and guidance. Raises InvalidArgument for a file that is none."""
+    """Return what files of `pentimento bench profile`, or directories of them, say of these models, for images of the
+    size that was profiled first, with the usual steps and guidance. Raises InvalidArgument for a file that is none."""
     paths = {path for settings in models.values() for path in settings.profiles}
-    found = (read_profile(Path(path)) for path in sorted(paths))
+    found = (read_profile(file) for file in json_files(map(Path, sorted(paths))))
     return tuple(_cost(profile, models[profile.model]) for profile in found if profile.model in models)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pentimento.domain.adapters import split_digest
-from services.unet_worker.settings import UnetWorkerSettings
+from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,19 @@ class OtherModel:
 
 
 def other_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
-    """Return the models that the settings name besides the first. Raises InvalidArgument for a digest that is none."""
+    """Return the models that the settings name besides the first. Where models may be missing, those that are, and the
+    first one once more, are left out. Raises InvalidArgument for a digest that is none."""
+    named, own = _named(settings), settings.model.resolve()
+    if settings.skip_missing is SkipMissing.OFF:
+        return named
+    return tuple(one for one in named if one.path.is_dir() and one.path.resolve() != own)
+
+
+def missing_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
+    """Return those that may be missing and are."""
+    return tuple(one for one in _named(settings) if not one.path.is_dir() and one not in other_models(settings))
+
+
+def _named(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
     split = (split_digest("other_models", str(given)) for given in settings.other_models)
     return tuple(OtherModel(Path(where), digest) for where, digest in split)

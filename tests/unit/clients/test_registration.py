@@ -151,11 +151,14 @@ async def test_a_registration_and_each_report_that_is_answered_are_told():
     assert told[:5] == ["registered", "answered", "answered", "registered", "answered"]
 
 
-async def test_a_superseded_replica_asks_for_its_place_back_without_end():
+async def test_a_superseded_replica_asks_for_its_place_back_without_end(caplog: pytest.LogCaptureFixture) -> None:
     superseded = FailedPrecondition("REPLICA_SUPERSEDED", "a newer start is live")
     controller = ScriptedController([LEASE, superseded, superseded, LEASE], [superseded, 1])
 
     await running(controller, says("register", "report", "register", "register", "register", "report"))
+
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == ["the controller rejects this replica (REPLICA_SUPERSEDED): a newer start is live"]
 
 
 async def test_a_controller_that_hangs_is_asked_again():

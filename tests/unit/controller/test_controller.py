@@ -137,7 +137,7 @@ async def test_the_policy_looks_at_demand_once_a_period_and_at_the_fleet_wheneve
     await step_at(controller, clock, 106.0)
     clock.monotonic_s = 108.0
     keep_alive(controller, 8)
-    controller.register(replace(WORKER, instance_id="w2"))
+    controller.register(replace(WORKER, instance_id="w2", address="unix:/w2"))
     await step_at(controller, clock, 108.0)
     clock.monotonic_s = 110.0
     keep_alive(controller, 4)

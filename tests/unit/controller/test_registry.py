@@ -71,6 +71,48 @@ def test_an_older_generation_is_refused_while_the_newer_one_is_live(registry):
     assert live(registry, 1.0) == [("w1", 2)]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "reason", "kept"),
+    [
+        (replica(generation=2), replica(generation=1), "REPLICA_SUPERSEDED", "w1"),
+        (replica(), replica(address="other:1"), "REPLICA_SUPERSEDED", "w1"),
+        (replica(generation=2), replica("w2", address="unix:/w1"), "REPLICA_ADDRESS_TAKEN", "w1"),
+        (replica(), replica("w2", address="unix:/w1"), "REPLICA_ADDRESS_TAKEN", "w1"),
+    ],
+    ids=["earlier start", "two of one moment", "address of a later start", "address, two of one moment"],
+)
+def test_register_identity_of_live_replica_is_rejected(
+    registry: Registry, first: Replica, second: Replica, reason: str, kept: str
+) -> None:
+    registry.register(first, 0.0)
+
+    with pytest.raises(FailedPrecondition, match="of its own") as rejected:
+        registry.register(second, 1.0)
+
+    assert rejected.value.reason == reason
+    assert [name for name, _ in live(registry, 1.0)] == [kept]
+
+
+def test_register_later_start_takes_the_address(registry: Registry) -> None:
+    registry.register(replica(), 0.0)
+
+    registry.register(replica("w2", generation=2, address="unix:/w1"), 1.0)
+
+    assert live(registry, 1.0) == [("w2", 2)]
+    with pytest.raises(NotFound):
+        registry.report(ReplicaReport("w1", 1), 1.5)
+    with pytest.raises(FailedPrecondition, match="w1 is rejected: w2, which started later, advertises unix:/w1"):
+        registry.register(replica(), 1.5)
+
+
+def test_register_address_of_silent_replica_is_free(registry: Registry) -> None:
+    registry.register(replica(generation=2), 0.0)
+
+    registry.register(replica("w2", address="unix:/w1"), 4.0)
+
+    assert live(registry, 4.0) == [("w2", 1)]
+
+
 def test_an_older_generation_may_register_once_the_newer_one_is_silent(registry):
     registry.register(replica(generation=2), 0.0)
 

@@ -68,6 +68,21 @@ def test_a_wrong_entry_is_refused_by_its_field(tmp_path: Path, changed: dict[str
     assert caught.value.violations[0].field.endswith(f"models[0].{field}")
 
 
+def test_read_adapters_missing_directory_is_skipped_where_it_may_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = registry(tmp_path, NEON, NEON | {"name": "gone", "path": "gone"})
+
+    found = read_adapters(file, skip_missing=True)
+
+    assert set(found) == {"neon"}
+    assert [record.getMessage() for record in caplog.records] == [f"gone is skipped: it has no directory in {tmp_path}"]
+
+
+def test_read_adapters_of_other_kinds_are_passed_over(tmp_path: Path) -> None:
+    assert read_adapters(registry(tmp_path, NEON, {"kind": "lora"}), (AdapterKind.CONTROLNET,)) == {}
+
+
 def test_one_name_stands_for_one_adapter(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="is there twice"):
         read_adapters(registry(tmp_path, NEON, NEON | {"kind": "controlnet"}))

@@ -59,6 +59,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
         read_document(file, parse, "profiles")
 
 
+def test_json_files_missing_directory_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "there.json").touch()
+
+    assert json_files([tmp_path / "selector", tmp_path]) == [tmp_path / "there.json"]
+    assert [record.getMessage() for record in caplog.records] == [f"no directory {tmp_path}/selector: it is skipped"]
+
+
 def test_directories_stand_for_their_json_files_in_order(tmp_path: Path) -> None:
     for name in ("b.json", "a.json", "c.txt"):
         (tmp_path / name).touch()

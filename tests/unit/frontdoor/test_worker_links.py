@@ -99,7 +99,6 @@ async def test_that_two_workers_have_one_name_is_said_once(heard: HeardLinks, ca
     heard.hear("other", generation=3)
     heard.hear("first")
 
-    assert [record.message for record in said_by("services.frontdoor.workers.worker_links", caplog)] == [
-        "two workers of one name"
-    ] * 2
+    said = [(record.message, record.reason) for record in said_by("services.frontdoor.workers.worker_links", caplog)]
+    assert said == [("two workers of one name", "REPLICA_SUPERSEDED")] * 2
     assert heard.links.address_of("w1") == heard.address("other")

@@ -23,6 +23,12 @@ def test_a_replica_is_named_by_its_settings_or_by_its_service_and_eight_digits()
     assert (named.settings.instance_id, named.service) == ("mine", "embedder")
 
 
+def test_instance_id_with_hostname_is_the_machines() -> None:
+    server = RpcServer(RpcServerSettings(instance_id="heavy-{hostname}"), "unet_worker")
+
+    assert server.instance_id == f"heavy-{socket.gethostname()}"
+
+
 def test_the_limits_are_in_seconds() -> None:
     settings = RpcServerSettings(
         max_concurrent_calls=1,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
-from pentimento.rpc.settings import is_local
+from pentimento.rpc.settings import is_local, reachable_address
 from pentimento.settings import SettingsError, load_settings
 from pentimento.settings.declaration import declared
 
@@ -113,3 +113,16 @@ def test_addresses_up_to_their_limits_are_taken(address: str) -> None:
 )
 def test_who_can_reach_an_address(address: str, local: bool) -> None:
     assert is_local(address) is local
+
+
+@pytest.mark.parametrize(
+    ("listen", "reached"),
+    [
+        ("0.0.0.0:50051", "3f2a:50051"),
+        ("[::]:50051", "3f2a:50051"),
+        ("10.0.0.7:50051", "10.0.0.7:50051"),
+        ("unix:/run/worker.sock", "unix:/run/worker.sock"),
+    ],
+)
+def test_reachable_address_wildcard_becomes_the_hostname(listen: str, reached: str) -> None:
+    assert reachable_address(listen, "3f2a") == reached

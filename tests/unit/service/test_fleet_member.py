@@ -1,5 +1,6 @@
 """What every service tells the controller alike."""
 
+import socket
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +25,16 @@ class Found:
 
 def server(folder: Path) -> RpcServer:
     return RpcServer(RpcServerSettings(listen=(f"unix:{folder / 's'}",), instance_id="e1"), "embedder")
+
+
+async def test_registration_wildcard_listener_advertises_the_hostname() -> None:
+    mine = RpcServer(RpcServerSettings(listen=("0.0.0.0:0",)), "embedder")
+    await mine.start()
+    (bound,) = mine.bound_addresses
+    address = FleetMember(mine, ReplicaKind.EMBEDDER, Found()).address
+    await mine.stop()
+
+    assert address == f"{socket.gethostname()}:{bound.rpartition(':')[2]}"
 
 
 def test_without_a_controller_there_is_no_registration(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pentimento.domain.fleet import ModelCost
 from pentimento.domain.generation import NoiseForm, Scheduler
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from services.unet_worker.models.model_card import checkpoints, held_model, model_costs
-from services.unet_worker.settings import UnetWorkerSettings
+from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
 
 INFO = LoadedModelInfo(
     family="stable_diffusion",
@@ -143,6 +143,25 @@ def test_what_is_said_of_the_first_model_is_not_said_of_the_others(directory: Pa
 def test_two_models_of_one_name_are_refused(directory: Path) -> None:
     with pytest.raises(InvalidArgument, match="other_models: must have names of their own, got 'sd' twice"):
         checkpoints(settings(directory, other_models=(directory,)))
+
+
+def test_checkpoints_missing_model_is_skipped_where_it_may_be(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = (directory, directory.parent / "gone")
+
+    named = checkpoints(settings(directory, other_models=others, skip_missing=SkipMissing.OTHERS))
+
+    assert list(named) == ["sd"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"skipped, since there is no such directory: {directory.parent}/gone"
+    ]
+
+
+@pytest.mark.parametrize("skip_missing", [SkipMissing.OFF, SkipMissing.OTHERS])
+def test_settings_missing_own_model_is_rejected(tmp_path: Path, skip_missing: SkipMissing) -> None:
+    with pytest.raises(ValueError, match="--model: no such file or directory"):
+        settings(tmp_path / "gone", skip_missing=skip_missing)
 
 
 def test_a_model_that_is_not_the_registered_one_is_refused(directory: Path) -> None:

@@ -1,0 +1,70 @@
+"""Which discriminators the settings name, and which of them are there."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from services.discriminator.settings import DiscriminatorSettings
+
+
+def settings(**own: object) -> DiscriminatorSettings:
+    return DiscriminatorSettings(RpcServerSettings(), RpcChannelSettings(), **own)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Path:
+    """Of discriminators for a>b, twice, and b>c, of which the last has no directory."""
+    (tmp_path / "first").mkdir()
+    entries = [
+        {"kind": "discriminator", "path": path, "cascade": {"light": {"name": light}, "heavy": {"name": heavy}}}
+        for path, light, heavy in (("first", "a", "b"), ("second", "a", "b"), ("gone", "b", "c"))
+    ]
+    file = tmp_path / "registry.json"
+    file.write_text(json.dumps({"models": [{"kind": "pipeline", "path": "a"}, *entries]}))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("cascade", "cascades", "skip_missing", "found", "missing"),
+    [
+        (("a", "b"), (), False, {"a>b": "first"}, ""),
+        (("a", "b", "c"), (), True, {"a>b": "first"}, "no discriminator of b>c"),
+        (("a", "b"), ("a>b={}/own",), False, {"a>b": "own"}, ""),
+        (("x", "y"), (), True, {}, "no discriminator of x>y"),
+        ((), (), True, {}, "no cascade"),
+    ],
+)
+def test_directories_registry_and_own_are_found(
+    registry: Path,
+    cascade: tuple[str, ...],
+    cascades: tuple[str, ...],
+    skip_missing: bool,
+    found: dict[str, str],
+    missing: str,
+) -> None:
+    own = tuple(one.format(registry.parent) for one in cascades)
+
+    given = settings(cascade=cascade, cascades=own, registry=registry, skip_missing=skip_missing)
+
+    assert given.directories() == {pair: registry.parent / name for pair, name in found.items()}
+    assert given.missing == missing
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [({}, "must name a discriminator"), ({"cascade": ("x", "y")}, "--cascade x>y: no discriminator of it is in")],
+)
+def test_settings_without_a_discriminator_are_rejected(registry: Path, own: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        settings(registry=registry, **own)
+
+
+def test_registry_with_discriminator_without_cascade_is_rejected(tmp_path: Path) -> None:
+    file = tmp_path / "registry.json"
+    file.write_text(json.dumps({"models": [{"kind": "discriminator", "path": "d"}]}))
+
+    with pytest.raises(InvalidArgument, match="must have a light and a heavy model with a name"):
+        settings(cascade=("a", "b"), registry=file)
