@@ -14,6 +14,7 @@ async def main(argv: list[str]) -> None:
     if settings.skip_missing and not settings.registered:
         await serve_nothing(settings.rpc, "controlnet_svc", f"no ControlNet by {settings.controlnets}")
         return
+    settings.claim_gpu()
     keep_freed_memory()
     # Imported after the settings hold: a wrong flag is answered before torch is loaded.
     with importing_much():

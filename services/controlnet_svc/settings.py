@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pentimento.devices.claims import DeviceClaim, claim_gpu
 from pentimento.domain.adapters import AdapterKind
 from pentimento.files.adapter_registry import RegisteredAdapter, read_adapters
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
@@ -29,6 +30,15 @@ class ControlNetSettings:
     )
     prefetch: tuple[str, ...] = setting((), help="ControlNets loaded before the first request, as far as they fit")
     device: str = setting("auto", help="auto, cpu or cuda; auto takes CUDA where it is there")
+    device_claims_dir: Path | None = setting(
+        None,
+        help="directory of the host's processes in which each claims a GPU by a lock, and sees no other one; none: the"
+        " first GPU",
+        must_exist=True,
+    )
+    claims_per_device: int = setting(
+        1, help="replicas of this service that may claim one GPU; one that finds none free ends", minimum=1, maximum=64
+    )
     dtype: str = setting("auto", help="float32, float16 or bfloat16; auto: float32 on a CPU, else float16")
     kernels: bool = setting(True, help="on a GPU with Triton: fused kernels in the layers of UNets' ControlNets")
     capture: bool = setting(True, help="on a GPU: CUDA graphs of passes of UNets' ControlNets that come again")
@@ -63,6 +73,12 @@ class ControlNetSettings:
             raise ValueError(f"--device must be auto, cpu or cuda, got {self.device!r}")
         if self.dtype not in ("auto", "float32", "float16", "bfloat16"):
             raise ValueError(f"--dtype must be auto, float32, float16 or bfloat16, got {self.dtype!r}")
+
+    def claim_gpu(self) -> DeviceClaim | None:
+        """Claim a GPU for this process, where it may run on one: the last, since workers begin with the first. Raises
+        FailedPrecondition NO_FREE_DEVICE."""
+        folder = self.device_claims_dir if self.device != "cpu" else None
+        return claim_gpu(folder, "controlnet_svc", self.claims_per_device, from_last=True)
 
     @cached_property
     def registered(self) -> dict[str, RegisteredAdapter]:

@@ -1,5 +1,6 @@
 """Puts a ControlNet process together."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from pentimento.api.auth.v1 import auth_pb2 as auth_pb
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import add_ControlNetServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
+from pentimento.devices.claims import visible_gpus
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying
 from pentimento.diffusion.kernels import KernelMode, kernels_for, runs_kernels
@@ -34,6 +36,8 @@ from services.controlnet_svc.residency.shelf import NetworkShelf, ShelvedNetwork
 from services.controlnet_svc.servicer import FULL_NAME, ControlNetServicer, Outgoing
 from services.controlnet_svc.settings import ControlNetSettings
 from services.controlnet_svc.streams import ControlNets
+
+logger = logging.getLogger(__name__)
 
 # Of the device: the rest is for what the networks make of their inputs.
 BUDGET_SHARE = 0.5
@@ -99,6 +103,7 @@ class ControlNetProcess(ServiceProcess):
 
     async def prepare(self) -> None:
         """Load what is to be there before the first request; from then on, what plans place here."""
+        logger.info("loading ControlNets", extra={"visible_gpus": visible_gpus()})
         await self.controlnets.shelf.prefetch(self.settings.prefetch)
         if self.controller is not None:
             self.run_beside(PlanFollower(self.controller, self.server.instance_id, self.follow).run(), "plan")

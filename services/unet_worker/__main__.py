@@ -20,6 +20,7 @@ async def main(argv: list[str]) -> None:
     if settings.kernels is KernelChoice.FUSED:
         check_triton()
     check_checkpoint(settings.model)
+    settings.claim_gpu()
     keep_freed_memory()
     # Imported after that: a wrong flag, a bad checkpoint or a missing package is answered before torch is loaded.
     with importing_much():

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from pentimento.devices.claims import DeviceClaim, claim_gpu
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
@@ -103,6 +104,18 @@ class UnetWorkerSettings:
         None, help="keys shared with the gateway, one a line, by which its grants are known", must_exist=True
     )
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the model runs")
+    device_claims_dir: Path | None = setting(
+        None,
+        help="directory of the host's processes in which each claims a GPU by a lock, and sees no other one; none: the"
+        " first GPU",
+        must_exist=True,
+    )
+    claims_per_device: int = setting(
+        1,
+        help="workers that may claim one GPU, sharing its memory; one that finds none free ends",
+        minimum=1,
+        maximum=64,
+    )
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the model runs in")
     threads: int = setting(1, help="torch threads of the model", minimum=1, maximum=256)
     default_steps: int = setting(
@@ -120,7 +133,9 @@ class UnetWorkerSettings:
     prompt_memo_entries: int = setting(256, help="encoded prompts kept", minimum=1)
     max_batch: int = setting(8, help="most requests that share a denoising step", minimum=1, maximum=64)
     memory_budget_mib: int = setting(
-        0, help="memory that weights and batches may take; 0: nine tenths of what there is", minimum=0
+        0,
+        help="memory that weights and batches may take; 0: nine tenths of what there is, shared where a GPU is",
+        minimum=0,
     )
     warm_up_s: float = setting(
         10.0,
@@ -185,6 +200,11 @@ class UnetWorkerSettings:
     def missing(self) -> str:
         """Return what the process cannot serve without, "" where it is there."""
         return "" if self.model.exists() else f"no such file or directory: {self.model}"
+
+    def claim_gpu(self) -> DeviceClaim | None:
+        """Claim a GPU for this process, where it may run on one. Raises FailedPrecondition NO_FREE_DEVICE."""
+        folder = self.device_claims_dir if self.device is not DeviceChoice.CPU else None
+        return claim_gpu(folder, "unet_worker", self.claims_per_device)
 
 
 @dataclass(frozen=True)

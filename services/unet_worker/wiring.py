@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pentimento.devices.claims import visible_gpus
 from pentimento.diffusion.engine import (
     Denoiser,
     EngineSettings,
@@ -138,7 +139,7 @@ class CheckpointLoader:
     def _load(self, settings: UnetWorkerSettings) -> LoadedModel:
         objects = open_objects(settings.objects_url)
         torch.set_num_threads(settings.threads)
-        logger.info("loading the model")
+        logger.info("loading the model", extra={"visible_gpus": visible_gpus()})
         with ExitStack() as begun:
             loaded = self._assemble(self._source.load(settings), objects, settings, begun)
             begun.pop_all()
@@ -228,7 +229,8 @@ def _measure(
     engine: StepEngine, model: DiffusionModel, denoiser: Denoiser, key: BatchKey, settings: UnetWorkerSettings
 ) -> BatchMeasurement:
     """Ready for its first request: memory measured, graphs compiled, on the engine's own thread."""
-    budget = memory_budget_bytes(model.device, settings.memory_budget_mib)
+    sharers = settings.claims_per_device if model.device.type == "cuda" else 1
+    budget = memory_budget_bytes(model.device, settings.memory_budget_mib, sharers)
     measurement = BatchMeasurement(model, denoiser, engine.limits, key, budget, settings.warm_up_s)
     engine.call(measurement.before_serving).result()
     return measurement

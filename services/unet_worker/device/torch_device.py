@@ -35,13 +35,13 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def memory_budget_bytes(device: torch.device, budget_mib: int) -> int:
-    """What weights and batches may take: as set, else nine tenths of the device's memory, or of what the control group
-    grants a process on the CPU."""
+def memory_budget_bytes(device: torch.device, budget_mib: int, sharer_count: int = 1) -> int:
+    """Return what weights and batches may take: as set, else a sharer's part of nine tenths of the device's memory, or
+    of what the control group grants a process on the CPU."""
     if budget_mib:
         return budget_mib * 2**20
     total = device_memory(device).total_bytes
-    return int(min(total, _group_limit_bytes(total) if device.type == "cpu" else total) * BUDGET_SHARE)
+    return int(min(total, _group_limit_bytes(total) if device.type == "cpu" else total) * BUDGET_SHARE / sharer_count)
 
 
 def _group_limit_bytes(default: int) -> int:

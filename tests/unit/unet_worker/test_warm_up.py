@@ -237,3 +237,4 @@ def test_a_process_on_the_cpu_keeps_to_what_its_control_group_grants(
     whole = int(torch_device.device_memory(CPU).total_bytes * 0.9)
 
     assert memory_budget_bytes(CPU, 0) == (whole if bytes_ is None else bytes_)
+    assert memory_budget_bytes(CPU, 0, 2) == pytest.approx(memory_budget_bytes(CPU, 0) / 2, abs=1)
