@@ -1,11 +1,15 @@
 """What the families' loaders have in common: settings of a configuration that must not be there, and schedulers."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, CheckpointDigests, read_json_object
 from pentimento.diffusion.schedulers import SchedulerConfig, UnsupportedConfig, scheduler_configs
+from pentimento.diffusion.schedulers.keys import WITHOUT_EFFECT, acted_on
 from pentimento.domain.generation import Scheduler
+
+logger = logging.getLogger(__name__)
 
 # Hashing a checkpoint takes seconds and happens beside its loading; called when the digests are needed.
 DigestsLater = Callable[[], CheckpointDigests]
@@ -35,7 +39,11 @@ def load_schedulers(
     stated = stored.get("_class_name", checkpoint.components["scheduler"].name)
     try:
         scheduler_configs(stated, {}, supported)
-        return scheduler_configs(checkpoint.components["scheduler"].name, {**stored, **(overrides or {})}, supported)
+        found = scheduler_configs(checkpoint.components["scheduler"].name, {**stored, **(overrides or {})}, supported)
+        taken = acted_on(next(iter(found))).union(WITHOUT_EFFECT)
+        if unread := sorted(key[:80] for key in stored if not key.startswith("_") and key not in taken):
+            logger.info("%s: keys that the scheduler does not take are left out: %s", path.name, ", ".join(unread[:20]))
+        return found
     except UnsupportedConfig as error:
         raise BadCheckpoint(f"{path}: {error}") from None
 

@@ -1,4 +1,4 @@
-"""diffusers' scheduler_config.json, read strictly: what is not supported is refused by its name."""
+"""diffusers' scheduler_config.json: a key that would change the image and is not implemented is refused by its name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -10,6 +10,7 @@ from torch import Tensor
 from pentimento.diffusion.schedulers.config import DiffusionConfig, PredictionType
 from pentimento.diffusion.schedulers.noise import cumulative_alphas, spaced_timesteps
 from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 
 
@@ -85,11 +86,15 @@ class DdimSchedule:
 
 
 def make_ddim_schedule(config: DiffusionConfig, order: StepSequence, eta: float) -> DdimSchedule:
-    """Build the schedule. Raises ValueError when the steps do not fit the training schedule."""
+    """Build the schedule. Raises ValueError when the steps do not fit the training schedule, and InvalidArgument for a
+    step of pure noise under epsilon prediction: the clean image cannot be told from noise alone."""
     step_count = order.step_count
     alphas = cumulative_alphas(config)
     timesteps = torch.from_numpy(spaced_timesteps(config, step_count).round().astype(np.int64))
     alpha = alphas[timesteps]
+    if config.prediction_type is PredictionType.EPSILON and not alpha.all():
+        reason = "divides by zero in a step of zero SNR (rescale_betas_zero_snr) where the model predicts epsilon"
+        raise InvalidArgument.of("scheduler", f"must be another one for this model: ddim {reason}")
     # The previous timestep of the formula is a fixed stride away, not the next sampled one: diffusers' convention.
     following = timesteps - config.num_train_timesteps // step_count
     last = torch.tensor(1.0) if config.set_alpha_to_one else alphas[0]

@@ -1,7 +1,7 @@
-"""Which keys of a scheduler configuration each sampler reads, which it needs at one value, and which are harmless.
+"""Which keys of a scheduler configuration each sampler reads, and which it needs at one value.
 
-A stored configuration holds the keys of the class that wrote it; diffusers' other classes read the ones they know and
-pass over the rest, and so do we. A key that nobody knows is refused: it might change the picture.
+A stored configuration holds the keys of the class that wrote it, and those that other classes left in it. diffusers'
+classes read the keys that they take and pass over the rest, and so do we.
 """
 
 from collections.abc import Mapping
@@ -67,20 +67,33 @@ _FIXED: Mapping[Scheduler, Mapping[str, tuple[Any, ...]]] = {
 _FIXED_FOR_ALL: Mapping[str, tuple[Any, ...]] = {
     "variance_type": (None, "fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log"),
 }
-# Take effect only beside a key that is refused, or in samplers that we do not run.
-_HARMLESS = frozenset(
-    {"dynamic_thresholding_ratio", "sample_max_value", "flow_shift", "time_shift_type", "skip_prk_steps", "base_shift",
-     "max_shift", "base_image_seq_len", "max_image_seq_len"}
+# Keys that diffusers' classes of our samplers take, which have an effect only beside a key that is refused.
+WITHOUT_EFFECT = frozenset(
+    {"dynamic_thresholding_ratio", "sample_max_value", "flow_shift", "time_shift_type", "base_shift", "max_shift",
+     "base_image_seq_len", "max_image_seq_len"}
 )  # fmt: skip
-_KNOWN = _HARMLESS.union(_FIXED_FOR_ALL, *_READ.values(), *_FIXED.values())
+# Other solvers' types, which diffusers' DPM-Solver++ reads as its own first one.
+_OTHER_SOLVER_TYPES = ("logrho", "bh1", "bh2")
+# Levels of the noise that Euler's spacings alone look at.
+_EULER_LEVELS = ("sigma_min", "sigma_max")
+_EULER_SPACINGS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")
+
+
+def acted_on(scheduler: Scheduler) -> frozenset[str]:
+    """Return the keys that diffusers' class of `scheduler` acts on."""
+    return _READ[scheduler].union(_FIXED[scheduler])
 
 
 def read_keys(scheduler: Scheduler, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that `scheduler` reads. Raises UnsupportedConfig naming the first that is refused."""
+    """Return the keys that `scheduler` reads. Raises UnsupportedConfig naming the first that it would act on at a value
+    that is not implemented."""
+    values = dict(stored)
+    if values.get("solver_type") in _OTHER_SOLVER_TYPES:
+        values["solver_type"] = "midpoint"
+    if scheduler is Scheduler.EULER and not any(values.get(key) for key in _EULER_SPACINGS):
+        values = {key: value for key, value in values.items() if key not in _EULER_LEVELS}
     fixed = {**_FIXED_FOR_ALL, **_FIXED[scheduler]}
-    for key, value in stored.items():
-        if key not in _KNOWN:
-            raise UnsupportedConfig(f"key {key!r} is not supported")
+    for key, value in values.items():
         if key in fixed and value not in fixed[key]:
             raise UnsupportedConfig(f"{key}={value!r} is not supported, only {fixed[key][0]!r}")
-    return {key: value for key, value in stored.items() if key in _READ[scheduler]}
+    return {key: value for key, value in values.items() if key in _READ[scheduler]}

@@ -19,6 +19,7 @@ from pentimento.diffusion.schedulers import SamplerState, Schedule, make_schedul
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 
+ZERO_SNR: dict[str, Any] = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
 REFERENCES: dict[Scheduler, Any] = {
     Scheduler.DDIM: DDIMScheduler,
     Scheduler.EULER: EulerDiscreteScheduler,
@@ -205,3 +206,17 @@ def test_more_steps_than_were_trained_are_refused(scheduler: Scheduler) -> None:
 
     with pytest.raises(InvalidArgument, match="num_inference_steps"):
         make_schedule(config, 21, 0.0)
+
+
+@pytest.mark.parametrize("scheduler", [Scheduler.EULER, Scheduler.EULER_ANCESTRAL, Scheduler.DPM_SOLVER_PP_2M])
+def test_ddim_of_zero_snr_and_epsilon_is_refused_by_name(scheduler: Scheduler) -> None:
+    with pytest.raises(InvalidArgument, match=r"^scheduler: .*ddim .*zero SNR \(rescale_betas_zero_snr\).*epsilon"):
+        make_schedule(scheduler_config(Scheduler.DDIM, ZERO_SNR), 10, 0.0)
+
+    assert make_schedule(scheduler_config(scheduler, ZERO_SNR), 10, 0.0).step_count == 10
+
+
+def test_ddim_of_zero_snr_without_a_noise_step_is_made() -> None:
+    leading = {**ZERO_SNR, "timestep_spacing": "leading"}
+
+    assert make_schedule(scheduler_config(Scheduler.DDIM, leading), 10, 0.0).step_count == 10
