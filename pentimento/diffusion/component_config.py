@@ -5,7 +5,6 @@ Stored configurations hold more: notes of the library that wrote them (`_diffuse
 `auto_map`, `quantization_config`). None of those changes what is painted here, and none is passed on.
 """
 
-import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ def _is_bounded(value: Any, most: int, depth: int) -> bool:
     if isinstance(value, bool) or value is None:
         return True
     if isinstance(value, int | float):
-        return math.isfinite(value) and abs(value) <= most
+        return abs(value) <= most
     if isinstance(value, str):
         return len(value) <= _MAX_TEXT
     if isinstance(value, dict):

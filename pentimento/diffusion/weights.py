@@ -44,6 +44,7 @@ _OPTIONAL_IN_PIPELINES = frozenset(
     {"safety_checker", "feature_extractor", "image_encoder", "text_encoder_3", "tokenizer_3"}
 )
 _MAX_TOKENS = 4096
+_MOST_SHOWN = 400
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -66,7 +67,7 @@ def load_components(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
     with staged(checkpoint, _keys_of) as root:
         if checkpoint.single_file is None:
             return {name: _load_component(checkpoint, root, name, device, dtype) for name in names}
-        with _refusing(f"{checkpoint.single_file}: {checkpoint.pipeline_class}"):
+        with _refusing(checkpoint.single_file, checkpoint.pipeline_class, root / checkpoint.single_file.name):
             pipeline = _load_single_file(checkpoint, root, checkpoint.single_file, dtype)
             return {name: _placed(getattr(pipeline, name), device) for name in names}
 
@@ -78,7 +79,7 @@ def load_network(
     were judged. In evaluation mode on `device`. Raises BadCheckpoint."""
     with TemporaryDirectory(prefix="pentimento-model-") as name:
         stage_network(directory, files, Path(name), _keys_of(class_name))
-        with _refusing(f"{directory}: {class_name}"):
+        with _refusing(directory, class_name, Path(name)):
             options = {"local_files_only": True, "use_safetensors": True, "variant": _variant(directory)}
             return _placed(_load_network(_class(_CLASSES[class_name]), Path(name), dtype, options), device)
 
@@ -96,15 +97,18 @@ def _keys_of(class_name: str) -> Collection[str]:
 
 
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    """Raise the libraries' errors, of whatever type, as BadCheckpoint in one line."""
+def _refusing(folder: Path, what: str, staged_as: Path) -> Iterator[None]:
+    """Raise the libraries' errors, of whatever type, as BadCheckpoint in one line, which names the folder of the
+    checkpoint where the library names the staged one."""
     try:
         yield
     except BadCheckpoint:
         raise
     except Exception as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise BadCheckpoint(f"{what} does not load: {first_line}") from None
+        # Some libraries have the reason behind their first line.
+        words = " ".join(str(error).replace(str(staged_as), str(folder)).split())
+        shown = words if len(words) <= _MOST_SHOWN else f"{words[:_MOST_SHOWN]}…"
+        raise BadCheckpoint(f"{folder}: {what} does not load: {shown}") from None
 
 
 def _placed(component: Any, device: torch.device) -> Any:
@@ -117,7 +121,7 @@ def _load_component(
 ) -> Any:
     name = checkpoint.components[component].name
     folder = checkpoint.component_directory(component)
-    with _refusing(f"{folder}: {name}"):
+    with _refusing(folder, name, root / component):
         if name in _TOKENIZERS:
             return _load_tokenizer(name, folder, root / component)
         variant = _variant(folder)
@@ -183,8 +187,13 @@ def _class(place: tuple[str, str]) -> Any:
 
 
 def _load_network(model_class: Any, folder: Path, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
+    """Weights that are not stored are an error: one library leaves them empty, the other draws them at random."""
     key = "torch_dtype" if model_class.__module__.startswith("diffusers") else "dtype"
-    return model_class.from_pretrained(folder, **options, **{key: dtype})
+    network, told = model_class.from_pretrained(folder, **options, **{key: dtype}, output_loading_info=True)
+    if missing := sorted(told["missing_keys"]):
+        rest = f" nor {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise ValueError(f"there is no tensor {missing[0]!r}{rest}")
+    return network
 
 
 def _variant(folder: Path) -> str | None:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
+# No file is as large as 19 digits say, and no tensor has more dimensions than PyTorch's.
+_MAX_DIGITS = 19
+_MAX_DIMENSIONS = 64
 _ITEM_SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
@@ -67,14 +70,21 @@ def _judged(text: bytes, data_bytes: int) -> SafetensorsHeader:
 def _parse(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     """The tensors' entries, still unchecked, and the texts of the file's writer."""
     try:
-        header = json.loads(data)
-    except (ValueError, RecursionError):
+        header = json.loads(data, parse_int=_whole_number)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         raise ValueError("its header is not JSON") from None
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
     metadata = header.pop("__metadata__", None)
     texts = metadata.items() if isinstance(metadata, dict) else ()
     return header, {name: text for name, text in texts if isinstance(text, str)}
+
+
+def _whole_number(digits: str) -> int:
+    """Return the number of a header. Raises ValueError before any arithmetic with one that no header needs."""
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"its header has a number of {len(digits)} digits, at most {_MAX_DIGITS} are taken")
+    return int(digits)
 
 
 def _in_order(header: dict[str, Any], data_bytes: int) -> list[str]:
@@ -94,7 +104,7 @@ def _span(name: str, entry: Any) -> tuple[int, int]:
     try:
         start, stop = entry["data_offsets"]
         item_size, shape = _ITEM_SIZES[entry["dtype"]], entry["shape"]
-        sound = all(isinstance(n, int) and n >= 0 for n in (start, stop, *shape))
+        sound = len(shape) <= _MAX_DIMENSIONS and all(type(n) is int and n >= 0 for n in (start, stop, *shape))
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"the entry of tensor {name[:80]!r} is malformed") from None
     if not sound or stop - start != math.prod(shape) * item_size:

@@ -7,6 +7,7 @@ of its configuration may give Platt's line, which makes a probability of the cla
 """
 
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -102,4 +103,4 @@ def _calibration(path: Path, document: Mapping[str, Any]) -> tuple[float, float]
 
 
 def _is_finite(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

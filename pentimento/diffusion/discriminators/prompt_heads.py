@@ -6,6 +6,7 @@ is painted. Two files of a discriminator's directory: `prompt_head.json` and `pr
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -186,7 +187,7 @@ def read_record(path: Path) -> HeadRecord:
 
 def _finite(path: Path, document: Mapping[str, Any], key: str) -> float:
     value = document.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise BadCheckpoint(f"{path}: {key} must be a finite number, got {value!r:.80}")
     return float(value)
 

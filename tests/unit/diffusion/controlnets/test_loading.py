@@ -97,6 +97,7 @@ def test_another_digest_than_its_registrys_is_refused(copy: Path) -> None:
         ({"global_pool_conditions": True}, "global_pool_conditions is not supported"),
         ({"controlnet_conditioning_channel_order": "gbr"}, "channel_order must be rgb or bgr, got 'gbr'"),
         ({"layers_per_block": 65}, "layers_per_block=65 is out of bounds"),
+        ({"layers_per_block": 10**4000}, r"layers_per_block=10+ is out of bounds"),
         ({"conditioning_channels": 4}, "ControlNetModel does not load"),
         ({"block_out_channels": [16, 32, 32]}, "ControlNetModel does not load"),
     ],
@@ -170,8 +171,11 @@ def test_weights_that_lack_a_tensor_are_refused(copy: Path) -> None:
     del tensors["controlnet_mid_block.weight"]
     save_file(tensors, copy / WEIGHTS)
 
-    with pytest.raises(BadCheckpoint, match="ControlNetModel does not load"):
+    with pytest.raises(
+        BadCheckpoint, match=r"ControlNetModel does not load: .*controlnet_mid_block\.weight"
+    ) as refused:
         load(copy)
+    assert str(copy) in refused.value.message and "pentimento-model-" not in refused.value.message
 
 
 def test_one_that_fits_a_model_passes(

@@ -126,6 +126,7 @@ def test_an_xl_lora_does_not_fit_a_smaller_model(base: BaseLayers, xl_base: Base
         ('{"unet.alpha_pattern": [1]}', "alpha_pattern"),
         ('{"unet.lora_alpha": "8"}', "no number"),
         ('{"unet.lora_alpha": NaN}', "no number"),
+        ('{"unet.lora_alpha": 1' + "0" * 4000 + "}", "no number"),
         ("[" * 100_000, "not JSON"),
         ("[]", "JSON object"),
     ],
