@@ -112,9 +112,19 @@ def change(name: str, unlimited: tuple[str, ...], as_json: bool, **options: Any)
 @json_option
 @admin_options
 def delete(name: str, as_json: bool, **options: Any) -> None:
-    """Forgets the tenant NAME: its keys end, and its quota. Requests under way go on."""
+    """Deletes the tenant NAME: its keys end at once. Requests under way go on. Its requests, images and cache entries
+    are deleted after the time of grace (--tenant-grace-h of the frontdoor)."""
     ask(options, lambda client: client.delete(name))
     say({"deleted": name}, f"{name} is no tenant any more", as_json=as_json)
+
+
+@tenant.command()
+@click.argument("name")
+@json_option
+@admin_options
+def restore(name: str, as_json: bool, **options: Any) -> None:
+    """Brings back the deleted tenant NAME with all that it has, but without keys."""
+    show_tenant(ask(options, lambda client: client.restore(name)), as_json=as_json)
 
 
 @tenant.group()

@@ -158,6 +158,11 @@ class GatewayClient:
         with domain_errors():
             await self._stub.UnpinObjects(request, timeout=timeout_s)
 
+    async def forget_tenant(self, tenant: str, timeout_s: float | None = None) -> None:
+        """Delete what the cache keeps of a tenant."""
+        with domain_errors():
+            await self._stub.ForgetTenant(pb.ForgetTenantRequest(tenant=tenant), timeout=timeout_s)
+
     async def report_quality(self, seen: PaintedAgain, timeout_s: float | None = None) -> bool:
         """Report a hit that was painted again. Return whether it counts, which it does once."""
         with domain_errors():

@@ -43,9 +43,15 @@ class TenantsClient:
         return tenant_from_proto(answer.tenant)
 
     async def delete(self, name: str) -> None:
-        """Forget a tenant and its keys. Raises NotFound."""
+        """Delete a tenant and its keys; its data follow after the time of grace. Raises NotFound."""
         with domain_errors():
             await self._stub.DeleteTenant(pb.DeleteTenantRequest(name=name), timeout=self._timeout_s)
+
+    async def restore(self, name: str) -> Tenant:
+        """Bring back a deleted tenant, without keys. Raises NotFound, FailedPrecondition TENANT_EXISTS."""
+        with domain_errors():
+            answer = await self._stub.RestoreTenant(pb.RestoreTenantRequest(name=name), timeout=self._timeout_s)
+        return tenant_from_proto(answer.tenant)
 
     async def create_key(self, tenant: str, expires_in_s: int | None = None) -> tuple[TenantKey, str]:
         """Make a key and return it with its secret. Raises NotFound, InvalidArgument, ResourceExhausted."""

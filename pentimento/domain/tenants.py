@@ -67,12 +67,19 @@ class TenantQuota:
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant that an operator made. `revision` is another one after each change of its quota."""
+    """A tenant that an operator made. `revision` is another one after each change of its quota. `tenant_id`: what rows
+    and cache entries are keyed by, never reused; "" is the name."""
 
     name: str
     quota: TenantQuota = field(default_factory=TenantQuota)
     created_at: float = 0.0
     revision: int = 1
+    tenant_id: str = field(default="", compare=False)
+
+    @property
+    def identity(self) -> str:
+        """Return what the tenant's rows are keyed by."""
+        return self.tenant_id or self.name
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,25 @@ HOUR_S, DAY_S = 3600, 86_400
 # For how long it is known what a tenant used.
 USAGE_KEPT_S = 400 * DAY_S
 MAX_NAME_LENGTH = 100
+
+
+# The suite's own: the cache's shared pool, and identities of names that were used before.
+RESERVED_PREFIX = "*"
+
+
+def check_new_name(name: str) -> None:
+    """Raises InvalidArgument for a name that no new tenant may have."""
+    check_name(name)
+    if name.startswith(RESERVED_PREFIX):
+        limit = f"must be one without {RESERVED_PREFIX!r} at its start: such names are the suite's own"
+        raise InvalidArgument.of("name", limit)
+
+
+def next_identity(name: str, earlier_count: int) -> str:
+    """Return the identity of a tenant before which that many of its name were deleted.
+
+    The first one's is the name: rows of earlier versions have it."""
+    return f"{RESERVED_PREFIX}{earlier_count + 1}{RESERVED_PREFIX}{name}" if earlier_count else name
 
 
 def check_name(name: str, field: str = "name") -> None:

@@ -1,7 +1,7 @@
 """Keys of tenants that a process takes beside the tokens of its file: by digest, as they were last put here."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from pentimento.domain.identity import Caller, Role
 from pentimento.domain.tenants import HashedKey, TenantKey
@@ -18,12 +18,14 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def replace(self, keys: Iterable[HashedKey]) -> None:
-        """Take these keys from here on and no others; changes state."""
+    def replace(self, keys: Iterable[HashedKey], identities: Mapping[str, str] | None = None) -> None:
+        """Take these keys from here on and no others; changes state. `identities`: of tenants, by their names, where
+        they differ from those."""
         callers: dict[str, Caller] = {}
         fresh = {}
         for one in keys:
-            caller = callers.setdefault(one.key.tenant, Caller(one.key.tenant, frozenset({Role.USER})))
+            identity = (identities or {}).get(one.key.tenant, one.key.tenant)
+            caller = callers.setdefault(identity, Caller(identity, frozenset({Role.USER})))
             fresh[blinded(one.digest)] = (one.key, caller)
         self._keys = fresh
 

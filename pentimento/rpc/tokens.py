@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from pentimento.domain.errors import Unauthenticated
 from pentimento.domain.identity import OPEN_CALLER, Caller, Role
+from pentimento.domain.tenants import RESERVED_PREFIX
 from pentimento.rpc.metadata import BEARER
 from pentimento.rpc.watched_file import WatchedFile
 from pentimento.settings import SettingsError
@@ -89,6 +90,8 @@ def parse_entry(entry: Any, where: str) -> tuple[str, Caller]:
         raise SettingsError(f"{where}: sha256 must be that of a token, not of an empty text: anybody would have it")
     if not isinstance(entry["tenant"], str) or not entry["tenant"]:
         raise SettingsError(f"{where}: tenant must be a text of at least 1 character")
+    if entry["tenant"].startswith(RESERVED_PREFIX):
+        raise SettingsError(f"{where}: tenant must not begin with {RESERVED_PREFIX!r}: such names are the suite's own")
     return entry["sha256"], Caller(entry["tenant"], parse_roles(entry["roles"], where))
 
 

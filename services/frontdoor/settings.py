@@ -155,6 +155,9 @@ class FrontdoorSettings:
     quarantine_s: float = setting(
         3600.0, help="between the three bad readings after which an image is given up", minimum=0.01, maximum=604_800
     )
+    tenant_grace_h: float = setting(
+        72.0, help="hours after which the data of a deleted tenant are deleted, too", minimum=0, maximum=8784
+    )
     max_pin_h: float = setting(2160.0, help="longest time that a picture may be pinned, in hours", minimum=0.001)
     tenant_pinned_bytes: int = setting(
         1 << 30, help="bytes that a tenant may have pinned: what its pictures started from and came with", minimum=0

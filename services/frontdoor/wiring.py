@@ -62,6 +62,7 @@ from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, Frontd
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status
 from services.frontdoor.tenants.administration import TenantAdministration
+from services.frontdoor.tenants.departures import Departures
 from services.frontdoor.tenants.directory import TenantDirectory
 from services.frontdoor.tenants.servicer import TENANT_SERVICE, TenantServicer
 from services.frontdoor.tenants.usage import UsageMeter
@@ -139,6 +140,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
         keeper=keeper,
         quotas=quotas,
         webhooks=webhooks,
+        departures=Departures(journal, parts.retention, parts.gateway, parts.clock, settings.tenant_grace_h * 3600),
         admin=_admin_server(settings, journal, parts),
         plans=PlanWatch(member.controller, journal, server.instance_id, parts.clock),
         registration=_registration(member, parts),
@@ -242,7 +244,8 @@ def _admin_server(settings: FrontdoorSettings, journal: Journal, parts: Frontdoo
     if not settings.admin_listen:
         return None
     server = RpcServer(replace(settings.rpc, listen=settings.admin_listen, metrics_listen=""), "frontdoor-admin")
-    administration = TenantAdministration(journal.tenants, parts.tenants, parts.usage, parts.clock)
+    grace_s = settings.tenant_grace_h * 3600
+    administration = TenantAdministration(journal.tenants, parts.tenants, parts.usage, parts.clock, grace_s)
     server.add(add_TenantServiceServicer_to_server, TenantServicer(administration), TENANT_SERVICE)
     return server
 

@@ -59,10 +59,12 @@ class Healing:
         finding = "unknown" if reference is None else self._look_at(reference)
         if reference is None or finding == "sound":
             self.suspects.note_good(key)
-        elif finding in ("missing", "corrupt") and self.suspects.note_bad(reference, entry_id):
-            if finding == "missing" or self._objects.set_aside(reference):
-                self._give_up(entry_id if held is not None else "", key)
-            self.suspects.note_good(key)
+        elif finding in ("missing", "corrupt"):
+            holder = entry_id if held is not None else ""
+            if self.suspects.note_bad(reference, holder):
+                if finding == "missing" or self._objects.set_aside(reference):
+                    self._give_up(holder, key)
+                self.suspects.note_good(key)
         return finding
 
     def _give_up(self, entry_id: str, key: str) -> None:

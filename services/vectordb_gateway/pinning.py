@@ -39,3 +39,10 @@ class Pinning:
         check_name("tenant", tenant)
         check_name("request_id", request_id)
         await asyncio.wrap_future(self._ledger.unpin(tenant, request_id))
+
+    async def forget_tenant(self, tenant: str) -> None:
+        """Delete the tenant's entries, grants and pins; the next round takes vectors and objects. Raises
+        InvalidArgument."""
+        check_name("tenant", tenant)
+        while await asyncio.wrap_future(self._ledger.forget_tenant(tenant)):
+            pass

@@ -112,6 +112,14 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         await self._gateway.pinning.unpin(request.tenant, request.request_id)
         return pb.UnpinObjectsResponse()
 
+    async def ForgetTenant(
+        self,
+        request: pb.ForgetTenantRequest,
+        context: grpc.aio.ServicerContext[pb.ForgetTenantRequest, pb.ForgetTenantResponse],
+    ) -> pb.ForgetTenantResponse:
+        await self._gateway.pinning.forget_tenant(request.tenant)
+        return pb.ForgetTenantResponse()
+
     async def ReportQuality(
         self,
         request: pb.ReportQualityRequest,

@@ -172,6 +172,11 @@ class CacheLedger:
         now = self._clock.wall()
         return self._remove(lambda connection: writes.doom(connection, list(entry_ids), now, now + grace_s))
 
+    def forget_tenant(self, tenant: str) -> "Future[int]":
+        """Drop the tenant's bound, pins and grants, doom some of its entries and return their number, at last 0."""
+        now = self._clock.wall()
+        return self._remove(lambda connection: writes.forget_tenant(connection, tenant, now))
+
     def evict(self, who: WhoGivesWay, grace_s: float, new_after: int | None = None) -> "Future[int]":
         """Doom the entry that goes next of the tenant that `who` names until it names none, and return the number
         doomed. Entries whose number is above `new_after` go after all others."""

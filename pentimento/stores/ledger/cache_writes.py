@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, insert, select, update
 
 from pentimento.domain.access import EvictionRule
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -17,6 +17,7 @@ _entries = tables.entries
 _grants = tables.grants
 _objects = tables.objects
 _state = tables.state
+_FORGOTTEN_AT_ONCE = 256
 
 # What every picture does is compiled once: to build a statement takes longer than to run it.
 _NAMES_OF_GRANT = tuple(column.name for column in _grants.c if column is not _grants.c.entry_id)
@@ -122,6 +123,16 @@ def doom(connection: Connection, entry_ids: Sequence[str], now: float, delete_af
             connection, -len(rows), -sum(row.object_count for row in rows), -sum(row.size_bytes for row in rows)
         )
     return len(rows)
+
+
+def forget_tenant(connection: Connection, tenant: str, now: float) -> int:
+    """Drop a tenant's bound, pins and open grants, doom some of its entries, and return the number of those."""
+    connection.execute(delete(tables.tenant_limits).where(tables.tenant_limits.c.tenant == tenant))
+    connection.execute(delete(tables.pins).where(tables.pins.c.tenant == tenant))
+    release(connection, list(connection.scalars(select(_grants.c.grant_id).where(_grants.c.tenant == tenant))), now)
+    is_its = and_(_entries.c.tenant == tenant, _entries.c.doomed_at.is_(None))
+    entries = connection.scalars(select(_entries.c.entry_id).where(is_its).limit(_FORGOTTEN_AT_ONCE))
+    return doom(connection, list(entries), now, now)
 
 
 def _held(commit: EntryCommit, reference: ObjectReference, step: int | None, sigma: float | None) -> dict[str, Any]:

@@ -253,6 +253,22 @@ class Journal(EpochLedger):
         found = self._reader.submit(lambda connection: connection.scalars(oldest).all())
         return followed_by(found, lambda ids: self._submit(lambda connection: _forget(connection, ids, now)))
 
+    def forget_tenant(self, tenant: str, limit_count: int) -> "Future[list[JournalledRequest]]":
+        """Delete up to that many of a tenant's requests that have ended, pinned ones too, and return them."""
+        ended = and_(_requests.c.tenant == tenant, _requests.c.finished_at.is_not(None))
+
+        def work(connection: Connection) -> list[JournalledRequest]:
+            records = _read(connection, select_requests().where(ended).limit(limit_count))
+            _delete_requests(connection, records)
+            return records
+
+        return self._submit(work)
+
+    def has_requests(self, tenant: str) -> "Future[bool]":
+        """Return whether a request of the tenant is left, ended or not."""
+        statement = select(_requests.c.request_id).where(_requests.c.tenant == tenant).limit(1)
+        return self._submit(lambda connection: connection.execute(statement).first() is not None)
+
     def save_plan(self, plan: bytes) -> "Future[None]":
         """Keep the plan in force, for a start without a controller."""
         return self._submit(lambda connection: _save_plan(connection, plan))
@@ -365,9 +381,13 @@ def _forget(connection: Connection, found: Sequence[str], now: float) -> list[Jo
         return []
     statement = select_requests().where(_requests.c.request_id.in_(found), ~is_pinned(now))
     records = _read(connection, statement.order_by(_requests.c.finished_at))
+    _delete_requests(connection, records)
+    return records
+
+
+def _delete_requests(connection: Connection, records: Sequence[JournalledRequest]) -> None:
     ids = [record.request.request_id for record in records]
     connection.execute(delete(_requests).where(_requests.c.request_id.in_(ids)))
-    return records
 
 
 def _read(connection: Connection, statement: Select[Any]) -> list[JournalledRequest]:

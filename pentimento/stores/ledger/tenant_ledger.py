@@ -3,13 +3,14 @@
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Row, and_, delete, func, insert, or_, select, update
 
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
-from pentimento.domain.tenants import HashedKey, Tenant, TenantBook, TenantKey, TenantQuota, UsageRow
+from pentimento.domain.tenants import HashedKey, Tenant, TenantBook, TenantKey, TenantQuota, UsageRow, next_identity
 from pentimento.files.json_values import from_json, to_json
 from pentimento.stores.ledger import tenant_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present
@@ -22,6 +23,7 @@ _book = tables.book
 _tenants = tables.tenants
 _keys = tables.keys
 _usage = tables.usage
+_departures = tables.departures
 
 MAX_TENANTS = 10_000
 # Of one tenant that are good at once: each costs memory in every process that takes them.
@@ -68,8 +70,31 @@ class TenantLedger:
         return self._submit(lambda connection: _update(connection, name, quota, revision))
 
     def delete(self, name: str) -> "Future[None]":
-        """Forget a tenant and its keys; what it used stays. Fails with NotFound UNKNOWN_TENANT."""
-        return self._submit(lambda connection: _delete(connection, name))
+        """Delete a tenant and its keys; its data are kept until `departed` names it. Fails with NotFound
+        UNKNOWN_TENANT."""
+        now = self._clock.wall()
+        return self._submit(lambda connection: _delete(connection, name, now))
+
+    def restore(self, name: str, deleted_after: float) -> "Future[Tenant]":
+        """Bring back the last tenant of that name, without keys, if it was deleted after that time. Fails with NotFound
+        UNKNOWN_TENANT, FailedPrecondition TENANT_EXISTS."""
+        return self._submit(lambda connection: _restore(connection, name, deleted_after))
+
+    def departed(self, deleted_before: float) -> "Future[list[str]]":
+        """Return the identities of tenants deleted before that time that something may be kept of."""
+        is_due = and_(_departures.c.deleted_at <= deleted_before, _departures.c.purged_at.is_(None))
+        statement = select(_departures.c.tenant_id).where(is_due).order_by(_departures.c.deleted_at)
+        return self._submit(lambda connection: list(connection.scalars(statement)))
+
+    def note_purged(self, tenant_id: str) -> "Future[None]":
+        """Note that nothing of a deleted tenant is left but what it used."""
+        values = {"purged_at": self._clock.wall(), "quota": _document(TenantQuota())}
+        statement = update(_departures).where(_departures.c.tenant_id == tenant_id).values(values)
+        return self._submit(lambda connection: (connection.execute(statement), None)[1])
+
+    def identity_of(self, name: str) -> "Future[str]":
+        """Return the identity of the tenant of that name; of a deleted one the last."""
+        return self._submit(lambda connection: _identity_of(connection, name))
 
     def keys(self, tenant: str) -> "Future[list[TenantKey]]":
         """Return a tenant's keys, oldest first; those that ended for 30 days more. Fails with NotFound
@@ -142,10 +167,15 @@ def _create(connection: Connection, tenant: Tenant) -> Tenant:
     _note_change(connection)
     if connection.execute(select(func.count()).select_from(_tenants)).scalar_one() >= MAX_TENANTS:
         raise ResourceExhausted("TOO_MANY_TENANTS", f"there are {MAX_TENANTS} tenants, as many as there may be")
-    row = {"tenant": tenant.name, "quota": _document(tenant.quota), "created_at": tenant.created_at, "revision": 1}
-    if not insert_unless_present(connection, _tenants, row):
-        raise FailedPrecondition("TENANT_EXISTS", f"name: there is a tenant {tenant.name} already")
+    earlier = select(func.count()).select_from(_departures).where(_departures.c.tenant == tenant.name)
+    tenant = replace(tenant, tenant_id=next_identity(tenant.name, connection.execute(earlier).scalar_one()))
+    _insert(connection, tenant)
     return tenant
+
+
+def _insert(connection: Connection, tenant: Tenant) -> None:
+    if not insert_unless_present(connection, _tenants, _row_of(tenant)):
+        raise FailedPrecondition("TENANT_EXISTS", f"name: there is a tenant {tenant.name} already")
 
 
 def _update(connection: Connection, name: str, quota: TenantQuota, revision: int) -> Tenant:
@@ -159,10 +189,32 @@ def _update(connection: Connection, name: str, quota: TenantQuota, revision: int
     return _tenant_of(changed)
 
 
-def _delete(connection: Connection, name: str) -> None:
+def _delete(connection: Connection, name: str, now: float) -> None:
     _note_change(connection)
-    if not connection.execute(delete(_tenants).where(_tenants.c.tenant == name)).rowcount:
+    gone = connection.execute(delete(_tenants).where(_tenants.c.tenant == name).returning(_tenants)).one_or_none()
+    if gone is None:
         raise _unknown(name)
+    connection.execute(insert(_departures), {**_row_of(_tenant_of(gone)), "deleted_at": now})
+
+
+def _restore(connection: Connection, name: str, deleted_after: float) -> Tenant:
+    _note_change(connection)
+    is_it = and_(_departures.c.tenant == name, _departures.c.deleted_at > deleted_after)
+    newest = select(_departures).where(is_it).order_by(_departures.c.deleted_at.desc()).limit(1)
+    found = connection.execute(newest).one_or_none()
+    if found is None:
+        raise NotFound("UNKNOWN_TENANT", f"name: no tenant {name} was deleted whose data are still kept")
+    connection.execute(delete(_departures).where(_departures.c.tenant_id == found.tenant_id))
+    tenant = _tenant_of(found)
+    _insert(connection, tenant)
+    return tenant
+
+
+def _identity_of(connection: Connection, name: str) -> str:
+    live = select(_tenants.c.tenant_id).where(_tenants.c.tenant == name)
+    deleted = select(_departures.c.tenant_id).where(_departures.c.tenant == name)
+    last = deleted.order_by(_departures.c.deleted_at.desc()).limit(1)
+    return connection.scalars(live).first() or connection.scalars(last).first() or name
 
 
 def _list_keys(connection: Connection, tenant: str, since: float) -> list[TenantKey]:
@@ -244,7 +296,12 @@ def _document(quota: TenantQuota) -> str:
 
 def _tenant_of(row: Row[Any]) -> Tenant:
     quota = from_json(TenantQuota, json.loads(row.quota), f"quota of {row.tenant}")
-    return Tenant(row.tenant, quota, row.created_at, row.revision)
+    return Tenant(row.tenant, quota, row.created_at, row.revision, row.tenant_id)
+
+
+def _row_of(tenant: Tenant) -> dict[str, Any]:
+    document = {"quota": _document(tenant.quota), "created_at": tenant.created_at, "revision": tenant.revision}
+    return {"tenant": tenant.name, "tenant_id": tenant.identity, **document}
 
 
 def _key_of(row: Row[Any]) -> TenantKey:

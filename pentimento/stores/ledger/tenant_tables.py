@@ -21,6 +21,20 @@ tenants = Table(
     Column("quota", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("revision", BigInteger, nullable=False),
+    # What requests, images and cache entries are keyed by.
+    Column("tenant_id", Text, nullable=False),
+)
+# Deleted tenants, for ever: an identity is never reused. `purged_at`: when nothing was left but usage.
+departures = Table(
+    "tenant_departures",
+    _METADATA,
+    Column("tenant_id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("quota", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("deleted_at", Double, nullable=False),
+    Column("purged_at", Double),
 )
 # A key's secret is nowhere: `digest` is the SHA-256 of 256 random bits and the key's id.
 keys = Table(
@@ -71,6 +85,23 @@ MIGRATIONS = (
                 PRIMARY KEY (tenant, hour_at, counter)
             )""",
             "CREATE INDEX tenant_usage_hours ON tenant_usage (hour_at)",
+        ),
+    ),
+    Migration(
+        2,
+        (
+            "ALTER TABLE tenants ADD COLUMN tenant_id TEXT NOT NULL DEFAULT ''",
+            "UPDATE tenants SET tenant_id = tenant",
+            """CREATE TABLE tenant_departures (
+                tenant_id TEXT PRIMARY KEY,
+                tenant TEXT NOT NULL,
+                quota TEXT NOT NULL,
+                created_at DOUBLE PRECISION NOT NULL,
+                revision BIGINT NOT NULL,
+                deleted_at DOUBLE PRECISION NOT NULL,
+                purged_at DOUBLE PRECISION
+            )""",
+            "CREATE INDEX tenant_departures_name ON tenant_departures (tenant, deleted_at)",
         ),
     ),
 )

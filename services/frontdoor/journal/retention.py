@@ -139,7 +139,7 @@ class Retention:
         finished_before = min(self._steady_clock.wall(), self._clock.wall()) - self._limits.retention_s
         while True:
             forgotten = await asyncio.wrap_future(self._journal.forget_finished(finished_before, _FORGOTTEN_AT_ONCE))
-            await self._let_go(forgotten)
+            await self.let_go(forgotten)
             if len(forgotten) < _FORGOTTEN_AT_ONCE:
                 return
 
@@ -153,7 +153,7 @@ class Retention:
                     self._held_until[tenant] = self._clock.monotonic() + self._interval_s
                     break
                 self._held_until.pop(tenant, None)
-                await self._let_go(oldest)
+                await self.let_go(oldest)
             if self._excess(tenant)[0]:
                 await self._forget_pictures(tenant)
 
@@ -176,8 +176,8 @@ class Retention:
             for reference in forgotten:
                 await self._keeper.delete(reference.key)
 
-    async def _let_go(self, forgotten: Sequence[JournalledRequest]) -> None:
-        """Changes state: rows are gone already; their count and their pictures follow."""
+    async def let_go(self, forgotten: Sequence[JournalledRequest]) -> None:
+        """Changes state: rows are gone already; their count and their images follow."""
         for record in forgotten:
             self._requests[record.request.tenant] -= 1
             if record.result is not None and record.result.image.key:

@@ -15,6 +15,7 @@ from pentimento.domain.tenants import (
     TenantQuota,
     UsagePeriod,
     check_name,
+    check_new_name,
 )
 from pentimento.rpc.tokens import hash_token, new_token
 from pentimento.stores.ledger.tenant_ledger import TenantLedger
@@ -31,11 +32,15 @@ class TenantAdministration:
     """Handlers in domain values; they raise domain errors, StoreUnavailable among them. What changes tenants or keys is
     in force in this process when it returns."""
 
-    def __init__(self, ledger: TenantLedger, directory: TenantDirectory, usage: UsageMeter, clock: Clock) -> None:
+    def __init__(
+        self, ledger: TenantLedger, directory: TenantDirectory, usage: UsageMeter, clock: Clock, grace_s: float
+    ) -> None:
+        """`grace_s`: for how long a deleted tenant's data are kept."""
         self._ledger = ledger
         self._directory = directory
         self._usage = usage
         self._clock = clock
+        self._grace_s = grace_s
 
     async def tenants(self) -> Sequence[Tenant]:
         """Return all tenants by name."""
@@ -43,7 +48,7 @@ class TenantAdministration:
 
     async def create(self, name: str, quota: TenantQuota) -> Tenant:
         """Make a tenant; changes state. Raises InvalidArgument, FailedPrecondition TENANT_EXISTS, ResourceExhausted."""
-        check_name(name)
+        check_new_name(name)
         tenant = await asyncio.wrap_future(self._ledger.create(name, quota))
         await self._directory.refresh()
         return tenant
@@ -56,10 +61,19 @@ class TenantAdministration:
         return tenant
 
     async def delete(self, name: str) -> None:
-        """Forget a tenant and its keys; changes state. Raises NotFound."""
+        """Delete a tenant and its keys; changes state. Raises NotFound."""
         check_name(name)
         await asyncio.wrap_future(self._ledger.delete(name))
         await self._directory.refresh()
+
+    async def restore(self, name: str) -> Tenant:
+        """Bring back a deleted tenant, without keys; changes state. Raises NotFound once the time of grace is over,
+        FailedPrecondition TENANT_EXISTS."""
+        check_name(name)
+        deleted_after = self._clock.wall() - self._grace_s
+        tenant = await asyncio.wrap_future(self._ledger.restore(name, deleted_after))
+        await self._directory.refresh()
+        return tenant
 
     async def keys(self, tenant: str) -> Sequence[TenantKey]:
         """Return a tenant's keys, oldest first. Raises NotFound."""
@@ -100,7 +114,8 @@ class TenantAdministration:
         if not 0 <= from_at < to_at <= from_at + MAX_USAGE_S:
             limit = f"must be after from_ms, by at most {MAX_USAGE_S} s"
             raise InvalidArgument.of("to_ms", limit)
-        return await self._usage.periods(tenant, from_at, to_at, length_s)
+        identity = await asyncio.wrap_future(self._ledger.identity_of(tenant))
+        return await self._usage.periods(identity, from_at, to_at, length_s)
 
     def _new_key(self, tenant: str, life_s: int | None) -> tuple[HashedKey, str]:
         if life_s is not None:

@@ -56,8 +56,9 @@ class TenantDirectory:
 
     def _follow(self, book: TenantBook) -> None:
         self._revision = book.revision
-        self._keys.replace(book.keys)
-        quotas = {tenant.name: tenant.quota for tenant in book.tenants}
+        self._keys.replace(book.keys, {tenant.name: tenant.identity for tenant in book.tenants})
+        # By name for callers with a token of the file.
+        quotas = {name: tenant.quota for tenant in book.tenants for name in (tenant.name, tenant.identity)}
         if quotas != self._quotas:
             self._quotas = quotas
             self._submit(QuotasReceived(tuple(quotas.items())))

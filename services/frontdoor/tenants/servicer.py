@@ -49,6 +49,14 @@ class TenantServicer(TenantServiceServicer):
         await self._administration.delete(request.name)
         return pb.DeleteTenantResponse()
 
+    async def RestoreTenant(
+        self,
+        request: pb.RestoreTenantRequest,
+        context: grpc.aio.ServicerContext[pb.RestoreTenantRequest, pb.RestoreTenantResponse],
+    ) -> pb.RestoreTenantResponse:
+        tenant = await self._administration.restore(request.name)
+        return pb.RestoreTenantResponse(tenant=tenant_to_proto(tenant))
+
     async def CreateKey(
         self,
         request: pb.CreateKeyRequest,

@@ -11,7 +11,8 @@ from pentimento.domain.cache import CacheHolding
 from pentimento.domain.generation import ObjectReference, SpecInput
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
-from pentimento.stores.ledger import cache_tables, journal_tables, open_journal
+from pentimento.domain.tenants import Tenant, TenantQuota
+from pentimento.stores.ledger import cache_tables, journal_tables, open_journal, tenant_tables
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import Migration, migrate
@@ -132,6 +133,18 @@ def test_what_a_journal_of_any_version_holds_is_served(ledger_url: str, version:
     assert (spooled, plan) == (b"\x00w" if version >= 4 else None, b"\x00plan")
     assert named == ({"results/a", "inputs/a"} if version >= 6 else {"results/a"})
     assert [each.request.request_id for each in forgotten] == ([] if version >= 6 else ["done"])
+
+
+def test_tenant_of_older_ledger_keeps_name_as_identity(ledger_url: str) -> None:
+    quota = {"quota": "{}", "created_at": NOW_S, "revision": 3}
+    write(ledger_url, "tenants", tenant_tables.MIGRATIONS[:1], {"tenants": [{"tenant": "acme"} | quota]})
+
+    with closing(open_journal(ledger_url, SetClock(wall_s=NOW_S))) as journal:
+        (kept,) = journal.tenants.tenants().result()
+        journal.tenants.delete("acme").result()
+        again = journal.tenants.create("acme", TenantQuota()).result()
+
+    assert (kept, kept.identity, again.identity) == (Tenant("acme", TenantQuota(), NOW_S, 3), "acme", "*2*acme")
 
 
 # What an older one's entries are found by means nothing any more: they leave the cache.

@@ -78,6 +78,52 @@ def test_a_deleted_tenant_takes_its_keys_along_and_leaves_what_it_used(ledger: T
     assert ledger.usage("acme", 0, 7200).result() == [UsageRow("acme", 3600, "requests", 2.0)]
 
 
+def test_identities_of_one_name_are_never_reused(ledger: TenantLedger, dated_clock: SetClock) -> None:
+    identities = []
+    for _ in range(3):
+        dated_clock.wall_s += 1.0
+        identities.append(ledger.create("acme", QUOTA).result().identity)
+        ledger.delete("acme").result()
+
+    assert identities == ["acme", "*2*acme", "*3*acme"]
+    assert ledger.identity_of("acme").result() == "*3*acme"
+    assert ledger.identity_of("other").result() == "other"
+
+
+def test_deleted_tenant_is_restored_within_its_grace(ledger: TenantLedger, dated_clock: SetClock) -> None:
+    ledger.create("acme", QUOTA).result()
+    ledger.add_key(key()).result()
+    ledger.delete("acme").result()
+    assert reason_of(ledger.restore("acme", deleted_after=NOW_S)) == "UNKNOWN_TENANT"
+
+    restored = ledger.restore("acme", deleted_after=NOW_S - 1.0).result()
+
+    assert (restored, restored.identity) == (Tenant("acme", QUOTA, NOW_S), "acme")
+    assert (ledger.tenants().result(), ledger.keys("acme").result()) == ([restored], [])
+    assert ledger.departed(NOW_S + 1.0).result() == []
+
+
+def test_restore_refuses_name_of_another_tenant(ledger: TenantLedger) -> None:
+    ledger.create("acme", QUOTA).result()
+    ledger.delete("acme").result()
+    ledger.create("acme", QUOTA).result()
+
+    assert reason_of(ledger.restore("acme", deleted_after=0.0)) == "TENANT_EXISTS"
+    assert ledger.departed(NOW_S).result() == ["acme"]
+
+
+def test_departed_tenant_is_named_until_purged(ledger: TenantLedger, dated_clock: SetClock) -> None:
+    ledger.create("acme", QUOTA).result()
+    ledger.delete("acme").result()
+    assert ledger.departed(NOW_S - 1.0).result() == []
+    assert ledger.departed(NOW_S).result() == ["acme"]
+
+    ledger.note_purged("acme").result()
+
+    assert ledger.departed(NOW_S).result() == []
+    assert ledger.create("acme", QUOTA).result().identity == "*2*acme"
+
+
 def test_the_book_has_every_tenant_and_the_keys_that_are_good(ledger: TenantLedger, dated_clock: SetClock) -> None:
     ledger.create("acme", QUOTA).result()
     for each in (key("for ever"), key("for long", expires_at=NOW_S + 10.0), key("revoked")):

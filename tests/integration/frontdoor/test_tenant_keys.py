@@ -1,6 +1,7 @@
 """Tenants that operators make: keys, quotas and what was used, over real sockets and a real ledger."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -67,11 +68,11 @@ class Administered:
 
 
 @asynccontextmanager
-async def administered(folder: Path) -> AsyncIterator[Administered]:
+async def administered(folder: Path, **changes: Any) -> AsyncIterator[Administered]:
     table = folder / "tokens.toml"
     table.write_text("".join(token_entry(f"token-{name}", "static", frozenset({role})) for name, role in ROLES.items()))
     async with (
-        running_suite(folder, token_file=table, admin_listen=(f"unix:{folder / 'a'}",)) as suite,
+        running_suite(folder, token_file=table, admin_listen=(f"unix:{folder / 'a'}",), **changes) as suite,
         AsyncExitStack() as stack,
     ):
         channel = await stack.enter_async_context(
@@ -270,7 +271,7 @@ async def test_what_another_process_changes_in_the_ledger_is_followed(
     await running.admin.create("acme", TenantQuota())
     other = open_journal(f"sqlite:///{folder / 'journal.sqlite'}")
     parts = running.suite.frontdoor.parts
-    elsewhere = TenantAdministration(other.tenants, QuietDirectory(), parts.usage, parts.clock)  # type: ignore[arg-type]
+    elsewhere = TenantAdministration(other.tenants, QuietDirectory(), parts.usage, parts.clock, 0.0)  # type: ignore[arg-type]
     key, secret = await elsewhere.create_key("acme", None)
     client = await running.client(secret)
 
@@ -398,3 +399,38 @@ async def test_what_is_wrong_is_named(running: Administered, call: Any, error: t
 
     assert [tenant.name for tenant in await running.admin.tenants()] == ["acme"]
     assert await running.admin.keys("acme") == ()
+
+
+async def test_recreated_tenant_has_nothing_of_its_predecessor(running: Administered) -> None:
+    before = await running.tenant("acme")
+    theirs = await paint(before, key="key")
+    await running.admin.delete("acme")
+
+    after = await running.tenant("acme")
+
+    with pytest.raises(NotFound):
+        await after.get_request(theirs.request_id)
+    assert (await after.list_requests(RequestQuery())).requests == ()
+    assert (await paint(after, key="key")).request_id != theirs.request_id
+
+
+async def test_data_of_deleted_tenant_go_after_grace(folder: Path, worker: PacedWorker) -> None:
+    async with administered(folder, tenant_grace_h=0.0) as running:
+        acme, other = await running.tenant("acme"), await running.tenant("other")
+        theirs, kept = await paint(acme), await paint(other)
+        await acme.pin(theirs.request_id, DAY_S * 1000)
+        await running.admin.delete("acme")
+        now_ms = round(time.time() * 1000)
+        departures, journal = running.suite.frontdoor.departures, running.suite.frontdoor.parts.journal
+
+        await departures.forget_departed()
+        await departures.forget_departed()
+
+        assert not await asyncio.wrap_future(journal.has_requests("acme"))
+        assert await asyncio.wrap_future(journal.tenants.departed(2**40)) == []
+        (image,) = (folder / "objects").rglob("results.*")
+        assert image.read_bytes() == kept.image
+        (used,) = await running.admin.usage("acme", now_ms - DAY_S * 1000, now_ms + 1, DAY_S)
+        assert used.picture_count == 1
+        with pytest.raises(NotFound):
+            await running.admin.restore("acme")

@@ -39,7 +39,7 @@ class Office:
         ledger = self.journal.tenants
         self.directory = TenantDirectory(ledger, self.keys, self.told.append)
         self.usage = UsageMeter(ledger, self.clock)
-        self.administration = TenantAdministration(ledger, self.directory, self.usage, self.clock)
+        self.administration = TenantAdministration(ledger, self.directory, self.usage, self.clock, HOUR_S)
 
     def caller(self, secret: str) -> Caller | None:
         return self.keys.find(blinded(hash_token(secret)))
@@ -105,6 +105,42 @@ async def test_a_rotated_key_ends_after_its_grace(office: Office) -> None:
     assert list(await office.administration.keys("acme")) == [ended, new]
 
 
+async def test_recreated_tenant_calls_under_another_identity(office: Office) -> None:
+    for quota in (TWO, FIVE):
+        await office.administration.create("acme", quota)
+        office.usage.cached((await made_key(office)).tenant, 3)
+        await office.administration.delete("acme")
+    await office.administration.create("acme", FIVE)
+
+    caller = await made_key(office)
+
+    assert (caller.tenant, office.directory.quota_of(caller.tenant)) == ("*3*acme", FIVE)
+    # A token of the file has the name itself.
+    assert office.directory.quota_of("acme") == FIVE
+    assert await office.administration.usage("acme", NOW_S - DAY_S, NOW_S + DAY_S, DAY_S) == ()
+
+
+async def test_restored_tenant_has_its_identity_again(office: Office) -> None:
+    await office.administration.create("acme", TWO)
+    await office.administration.delete("acme")
+    office.clock.wall_s += HOUR_S - 1
+
+    restored = await office.administration.restore("acme")
+
+    assert (restored, (await made_key(office)).tenant) == (Tenant("acme", TWO, NOW_S, 1), "acme")
+    await office.administration.delete("acme")
+    office.clock.wall_s += HOUR_S
+    with pytest.raises(NotFound):
+        await office.administration.restore("acme")
+
+
+async def made_key(office: Office) -> Caller:
+    """Return who calls with a new key of acme."""
+    caller = office.caller((await office.administration.create_key("acme", None))[1])
+    assert caller is not None
+    return caller
+
+
 async def test_a_revoked_key_is_refused_at_once(office: Office) -> None:
     await office.administration.create("acme", TWO)
     key, secret = await office.administration.create_key("acme", None)
@@ -117,6 +153,9 @@ async def test_a_revoked_key_is_refused_at_once(office: Office) -> None:
 
 NAMED: list[tuple[str, Administer]] = [
     ("name", lambda one: one.create("", TWO)),
+    ("name", lambda one: one.create("*shared*", TWO)),
+    ("name", lambda one: one.create("*2*acme", TWO)),
+    ("name", lambda one: one.restore("")),
     ("name", lambda one: one.update("", TWO, 1)),
     ("name", lambda one: one.delete("")),
     ("tenant", lambda one: one.keys("")),

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pentimento.api.auth.v1 import auth_pb2 as pentimento_dot_api_dot_auth_dot_v1_dot_auth__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.pentimento/api/tenants/v1/tenant_service.proto\x12\x19pentimento.api.tenants.v1\x1a!pentimento/api/auth/v1/auth.proto\"\xa6\x02\n\x0bTenantQuota\x12\x1b\n\x0erequests_per_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0b\x62urst_count\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x10\x63oncurrent_count\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1c\n\x0f\x63ost_per_minute\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x0b\x63\x61\x63he_bytes\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x13\n\x06weight\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\r\n\x05pools\x18\x07 \x03(\tB\x11\n\x0f_requests_per_sB\x0e\n\x0c_burst_countB\x13\n\x11_concurrent_countB\x12\n\x10_cost_per_minuteB\x0e\n\x0c_cache_bytesB\t\n\x07_weight\"v\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x05quota\x18\x02 \x01(\x0b\x32&.pentimento.api.tenants.v1.TenantQuota\x12\x15\n\rcreated_at_ms\x18\x03 \x01(\x03\x12\x10\n\x08revision\x18\x04 \x01(\x04\"\x9e\x01\n\tTenantKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x15\n\rcreated_at_ms\x18\x03 \x01(\x03\x12\x1a\n\rexpires_at_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x1a\n\rrevoked_at_ms\x18\x05 \x01(\x03H\x01\x88\x01\x01\x42\x10\n\x0e_expires_at_msB\x10\n\x0e_revoked_at_ms\"\xb0\x02\n\x0bUsagePeriod\x12\x13\n\x0bstart_at_ms\x18\x01 \x01(\x03\x12\x15\n\rrequest_count\x18\x02 \x01(\x04\x12\x15\n\rpicture_count\x18\x03 \x01(\x04\x12\x17\n\x0f\x63\x61\x63he_hit_count\x18\x04 \x01(\x04\x12\x14\n\x0cpainted_cost\x18\x05 \x01(\x01\x12\x10\n\x08\x64\x65vice_s\x18\x06 \x01(\x01\x12\x14\n\x0c\x63\x61\x63hed_bytes\x18\x07 \x01(\x04\x12Q\n\x0erefused_counts\x18\x08 \x03(\x0b\x32\x39.pentimento.api.tenants.v1.UsagePeriod.RefusedCountsEntry\x1a\x34\n\x12RefusedCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"Z\n\x13\x43reateTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x05quota\x18\x02 \x01(\x0b\x32&.pentimento.api.tenants.v1.TenantQuota\"I\n\x14\x43reateTenantResponse\x12\x31\n\x06tenant\x18\x01 \x01(\x0b\x32!.pentimento.api.tenants.v1.Tenant\"\x14\n\x12ListTenantsRequest\"I\n\x13ListTenantsResponse\x12\x32\n\x07tenants\x18\x01 \x03(\x0b\x32!.pentimento.api.tenants.v1.Tenant\"l\n\x13UpdateTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x05quota\x18\x02 \x01(\x0b\x32&.pentimento.api.tenants.v1.TenantQuota\x12\x10\n\x08revision\x18\x03 \x01(\x04\"I\n\x14UpdateTenantResponse\x12\x31\n\x06tenant\x18\x01 \x01(\x0b\x32!.pentimento.api.tenants.v1.Tenant\"#\n\x13\x44\x65leteTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x16\n\x14\x44\x65leteTenantResponse\"N\n\x10\x43reateKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x19\n\x0c\x65xpires_in_s\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_expires_in_s\"V\n\x11\x43reateKeyResponse\x12\x31\n\x03key\x18\x01 \x01(\x0b\x32$.pentimento.api.tenants.v1.TenantKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"!\n\x0fListKeysRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"F\n\x10ListKeysResponse\x12\x32\n\x04keys\x18\x01 \x03(\x0b\x32$.pentimento.api.tenants.v1.TenantKey\"_\n\x10RotateKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x04\x12\x19\n\x0c\x65xpires_in_s\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_expires_in_s\"\x8d\x01\n\x11RotateKeyResponse\x12\x31\n\x03key\x18\x01 \x01(\x0b\x32$.pentimento.api.tenants.v1.TenantKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\x35\n\x07old_key\x18\x03 \x01(\x0b\x32$.pentimento.api.tenants.v1.TenantKey\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"F\n\x11RevokeKeyResponse\x12\x31\n\x03key\x18\x01 \x01(\x0b\x32$.pentimento.api.tenants.v1.TenantKey\"\x7f\n\x0fGetUsageRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07\x66rom_ms\x18\x02 \x01(\x03\x12\r\n\x05to_ms\x18\x03 \x01(\x03\x12<\n\x06period\x18\x04 \x01(\x0e\x32,.pentimento.api.tenants.v1.UsagePeriodLength\"K\n\x10GetUsageResponse\x12\x37\n\x07periods\x18\x01 \x03(\x0b\x32&.pentimento.api.tenants.v1.UsagePeriod*s\n\x11UsagePeriodLength\x12#\n\x1fUSAGE_PERIOD_LENGTH_UNSPECIFIED\x10\x00\x12\x1c\n\x18USAGE_PERIOD_LENGTH_HOUR\x10\x01\x12\x1b\n\x17USAGE_PERIOD_LENGTH_DAY\x10\x02\x32\x91\x08\n\rTenantService\x12v\n\x0c\x43reateTenant\x12..pentimento.api.tenants.v1.CreateTenantRequest\x1a/.pentimento.api.tenants.v1.CreateTenantResponse\"\x05\xaa\xd4\x18\x01\x05\x12s\n\x0bListTenants\x12-.pentimento.api.tenants.v1.ListTenantsRequest\x1a..pentimento.api.tenants.v1.ListTenantsResponse\"\x05\xaa\xd4\x18\x01\x05\x12v\n\x0cUpdateTenant\x12..pentimento.api.tenants.v1.UpdateTenantRequest\x1a/.pentimento.api.tenants.v1.UpdateTenantResponse\"\x05\xaa\xd4\x18\x01\x05\x12v\n\x0c\x44\x65leteTenant\x12..pentimento.api.tenants.v1.DeleteTenantRequest\x1a/.pentimento.api.tenants.v1.DeleteTenantResponse\"\x05\xaa\xd4\x18\x01\x05\x12m\n\tCreateKey\x12+.pentimento.api.tenants.v1.CreateKeyRequest\x1a,.pentimento.api.tenants.v1.CreateKeyResponse\"\x05\xaa\xd4\x18\x01\x05\x12j\n\x08ListKeys\x12*.pentimento.api.tenants.v1.ListKeysRequest\x1a+.pentimento.api.tenants.v1.ListKeysResponse\"\x05\xaa\xd4\x18\x01\x05\x12m\n\tRotateKey\x12+.pentimento.api.tenants.v1.RotateKeyRequest\x1a,.pentimento.api.tenants.v1.RotateKeyResponse\"\x05\xaa\xd4\x18\x01\x05\x12m\n\tRevokeKey\x12+.pentimento.api.tenants.v1.RevokeKeyRequest\x1a,.pentimento.api.tenants.v1.RevokeKeyResponse\"\x05\xaa\xd4\x18\x01\x05\x12j\n\x08GetUsage\x12*.pentimento.api.tenants.v1.GetUsageRequest\x1a+.pentimento.api.tenants.v1.GetUsageResponse\"\x05\xaa\xd4\x18\x01\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.pentimento/api/tenants/v1/tenant_service.proto\x12\x19pentimento.api.tenants.v1\x1a!pentimento/api/auth/v1/auth.proto\"\xa6\x02\n\x0bTenantQuota\x12\x1b\n\x0erequests_per_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0b\x62urst_count\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x10\x63oncurrent_count\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1c\n\x0f\x63ost_per_minute\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x18\n\x0b\x63\x61\x63he_bytes\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x13\n\x06weight\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\r\n\x05pools\x18\x07 \x03(\tB\x11\n\x0f_requests_per_sB\x0e\n\x0c_burst_countB\x13\n\x11_concurrent_countB\x12\n\x10_cost_per_minuteB\x0e\n\x0c_cache_bytesB\t\n\x07_weight\"v\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x05quota\x18\x02 \x01(\x0b\x32&.pentimento.api.tenants.v1.TenantQuota\x12\x15\n\rcreated_at_ms\x18\x03 \x01(\x03\x12\x10\n\x08revision\x18\x04 \x01(\x04\"\x9e\x01\n\tTenantKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x15\n\rcreated_at_ms\x18\x03 \x01(\x03\x12\x1a\n\rexpires_at_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x1a\n\rrevoked_at_ms\x18\x05 \x01(\x03H\x01\x88\x01\x01\x42\x10\n\x0e_expires_at_msB\x10\n\x0e_revoked_at_ms\"\xb0\x02\n\x0bUsagePeriod\x12\x13\n\x0bstart_at_ms\x18\x01 \x01(\x03\x12\x15\n\rrequest_count\x18\x02 \x01(\x04\x12\x15\n\rpicture_count\x18\x03 \x01(\x04\x12\x17\n\x0f\x63\x61\x63he_hit_count\x18\x04 \x01(\x04\x12\x14\n\x0cpainted_cost\x18\x05 \x01(\x01\x12\x10\n\x08\x64\x65vice_s\x18\x06 \x01(\x01\x12\x14\n\x0c\x63\x61\x63hed_bytes\x18\x07 \x01(\x04\x12Q\n\x0erefused_counts\x18\x08 \x03(\x0b\x32\x39.pentimento.api.tenants.v1.UsagePeriod.RefusedCountsEntry\x1a\x34\n\x12RefusedCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"Z\n\x13\x43reateTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x05quota\x18\x02 \x01(\x0b\x32&.pentimento.api.tenants.v1.TenantQuota\"I\n\x14\x43reateTenantResponse\x12\x31\n\x06tenant\x18\x01 \x01(\x0b\x32!.pentimento.api.tenants.v1.Tenant\"\x14\n\x12ListTenantsRequest\"I\n\x13ListTenantsResponse\x12\x32\n\x07tenants\x18\x01 \x03(\x0b\x32!.pentimento.api.tenants.v1.Tenant\"l\n\x13UpdateTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x05quota\x18\x02 \x01(\x0b\x32&.pentimento.api.tenants.v1.TenantQuota\x12\x10\n\x08revision\x18\x03 \x01(\x04\"I\n\x14UpdateTenantResponse\x12\x31\n\x06tenant\x18\x01 \x01(\x0b\x32!.pentimento.api.tenants.v1.Tenant\"#\n\x13\x44\x65leteTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x16\n\x14\x44\x65leteTenantResponse\"$\n\x14RestoreTenantRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"J\n\x15RestoreTenantResponse\x12\x31\n\x06tenant\x18\x01 \x01(\x0b\x32!.pentimento.api.tenants.v1.Tenant\"N\n\x10\x43reateKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x19\n\x0c\x65xpires_in_s\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_expires_in_s\"V\n\x11\x43reateKeyResponse\x12\x31\n\x03key\x18\x01 \x01(\x0b\x32$.pentimento.api.tenants.v1.TenantKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\"!\n\x0fListKeysRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"F\n\x10ListKeysResponse\x12\x32\n\x04keys\x18\x01 \x03(\x0b\x32$.pentimento.api.tenants.v1.TenantKey\"_\n\x10RotateKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x04\x12\x19\n\x0c\x65xpires_in_s\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_expires_in_s\"\x8d\x01\n\x11RotateKeyResponse\x12\x31\n\x03key\x18\x01 \x01(\x0b\x32$.pentimento.api.tenants.v1.TenantKey\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\x35\n\x07old_key\x18\x03 \x01(\x0b\x32$.pentimento.api.tenants.v1.TenantKey\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"F\n\x11RevokeKeyResponse\x12\x31\n\x03key\x18\x01 \x01(\x0b\x32$.pentimento.api.tenants.v1.TenantKey\"\x7f\n\x0fGetUsageRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07\x66rom_ms\x18\x02 \x01(\x03\x12\r\n\x05to_ms\x18\x03 \x01(\x03\x12<\n\x06period\x18\x04 \x01(\x0e\x32,.pentimento.api.tenants.v1.UsagePeriodLength\"K\n\x10GetUsageResponse\x12\x37\n\x07periods\x18\x01 \x03(\x0b\x32&.pentimento.api.tenants.v1.UsagePeriod*s\n\x11UsagePeriodLength\x12#\n\x1fUSAGE_PERIOD_LENGTH_UNSPECIFIED\x10\x00\x12\x1c\n\x18USAGE_PERIOD_LENGTH_HOUR\x10\x01\x12\x1b\n\x17USAGE_PERIOD_LENGTH_DAY\x10\x02\x32\x8c\t\n\rTenantService\x12v\n\x0c\x43reateTenant\x12..pentimento.api.tenants.v1.CreateTenantRequest\x1a/.pentimento.api.tenants.v1.CreateTenantResponse\"\x05\xaa\xd4\x18\x01\x05\x12s\n\x0bListTenants\x12-.pentimento.api.tenants.v1.ListTenantsRequest\x1a..pentimento.api.tenants.v1.ListTenantsResponse\"\x05\xaa\xd4\x18\x01\x05\x12v\n\x0cUpdateTenant\x12..pentimento.api.tenants.v1.UpdateTenantRequest\x1a/.pentimento.api.tenants.v1.UpdateTenantResponse\"\x05\xaa\xd4\x18\x01\x05\x12v\n\x0c\x44\x65leteTenant\x12..pentimento.api.tenants.v1.DeleteTenantRequest\x1a/.pentimento.api.tenants.v1.DeleteTenantResponse\"\x05\xaa\xd4\x18\x01\x05\x12y\n\rRestoreTenant\x12/.pentimento.api.tenants.v1.RestoreTenantRequest\x1a\x30.pentimento.api.tenants.v1.RestoreTenantResponse\"\x05\xaa\xd4\x18\x01\x05\x12m\n\tCreateKey\x12+.pentimento.api.tenants.v1.CreateKeyRequest\x1a,.pentimento.api.tenants.v1.CreateKeyResponse\"\x05\xaa\xd4\x18\x01\x05\x12j\n\x08ListKeys\x12*.pentimento.api.tenants.v1.ListKeysRequest\x1a+.pentimento.api.tenants.v1.ListKeysResponse\"\x05\xaa\xd4\x18\x01\x05\x12m\n\tRotateKey\x12+.pentimento.api.tenants.v1.RotateKeyRequest\x1a,.pentimento.api.tenants.v1.RotateKeyResponse\"\x05\xaa\xd4\x18\x01\x05\x12m\n\tRevokeKey\x12+.pentimento.api.tenants.v1.RevokeKeyRequest\x1a,.pentimento.api.tenants.v1.RevokeKeyResponse\"\x05\xaa\xd4\x18\x01\x05\x12j\n\x08GetUsage\x12*.pentimento.api.tenants.v1.GetUsageRequest\x1a+.pentimento.api.tenants.v1.GetUsageResponse\"\x05\xaa\xd4\x18\x01\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,6 +42,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENANTSERVICE'].methods_by_name['UpdateTenant']._serialized_options = b'\252\324\030\001\005'
   _globals['_TENANTSERVICE'].methods_by_name['DeleteTenant']._loaded_options = None
   _globals['_TENANTSERVICE'].methods_by_name['DeleteTenant']._serialized_options = b'\252\324\030\001\005'
+  _globals['_TENANTSERVICE'].methods_by_name['RestoreTenant']._loaded_options = None
+  _globals['_TENANTSERVICE'].methods_by_name['RestoreTenant']._serialized_options = b'\252\324\030\001\005'
   _globals['_TENANTSERVICE'].methods_by_name['CreateKey']._loaded_options = None
   _globals['_TENANTSERVICE'].methods_by_name['CreateKey']._serialized_options = b'\252\324\030\001\005'
   _globals['_TENANTSERVICE'].methods_by_name['ListKeys']._loaded_options = None
@@ -52,8 +54,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENANTSERVICE'].methods_by_name['RevokeKey']._serialized_options = b'\252\324\030\001\005'
   _globals['_TENANTSERVICE'].methods_by_name['GetUsage']._loaded_options = None
   _globals['_TENANTSERVICE'].methods_by_name['GetUsage']._serialized_options = b'\252\324\030\001\005'
-  _globals['_USAGEPERIODLENGTH']._serialized_start=2337
-  _globals['_USAGEPERIODLENGTH']._serialized_end=2452
+  _globals['_USAGEPERIODLENGTH']._serialized_start=2451
+  _globals['_USAGEPERIODLENGTH']._serialized_end=2566
   _globals['_TENANTQUOTA']._serialized_start=113
   _globals['_TENANTQUOTA']._serialized_end=407
   _globals['_TENANT']._serialized_start=409
@@ -80,26 +82,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELETETENANTREQUEST']._serialized_end=1481
   _globals['_DELETETENANTRESPONSE']._serialized_start=1483
   _globals['_DELETETENANTRESPONSE']._serialized_end=1505
-  _globals['_CREATEKEYREQUEST']._serialized_start=1507
-  _globals['_CREATEKEYREQUEST']._serialized_end=1585
-  _globals['_CREATEKEYRESPONSE']._serialized_start=1587
-  _globals['_CREATEKEYRESPONSE']._serialized_end=1673
-  _globals['_LISTKEYSREQUEST']._serialized_start=1675
-  _globals['_LISTKEYSREQUEST']._serialized_end=1708
-  _globals['_LISTKEYSRESPONSE']._serialized_start=1710
-  _globals['_LISTKEYSRESPONSE']._serialized_end=1780
-  _globals['_ROTATEKEYREQUEST']._serialized_start=1782
-  _globals['_ROTATEKEYREQUEST']._serialized_end=1877
-  _globals['_ROTATEKEYRESPONSE']._serialized_start=1880
-  _globals['_ROTATEKEYRESPONSE']._serialized_end=2021
-  _globals['_REVOKEKEYREQUEST']._serialized_start=2023
-  _globals['_REVOKEKEYREQUEST']._serialized_end=2057
-  _globals['_REVOKEKEYRESPONSE']._serialized_start=2059
-  _globals['_REVOKEKEYRESPONSE']._serialized_end=2129
-  _globals['_GETUSAGEREQUEST']._serialized_start=2131
-  _globals['_GETUSAGEREQUEST']._serialized_end=2258
-  _globals['_GETUSAGERESPONSE']._serialized_start=2260
-  _globals['_GETUSAGERESPONSE']._serialized_end=2335
-  _globals['_TENANTSERVICE']._serialized_start=2455
-  _globals['_TENANTSERVICE']._serialized_end=3496
+  _globals['_RESTORETENANTREQUEST']._serialized_start=1507
+  _globals['_RESTORETENANTREQUEST']._serialized_end=1543
+  _globals['_RESTORETENANTRESPONSE']._serialized_start=1545
+  _globals['_RESTORETENANTRESPONSE']._serialized_end=1619
+  _globals['_CREATEKEYREQUEST']._serialized_start=1621
+  _globals['_CREATEKEYREQUEST']._serialized_end=1699
+  _globals['_CREATEKEYRESPONSE']._serialized_start=1701
+  _globals['_CREATEKEYRESPONSE']._serialized_end=1787
+  _globals['_LISTKEYSREQUEST']._serialized_start=1789
+  _globals['_LISTKEYSREQUEST']._serialized_end=1822
+  _globals['_LISTKEYSRESPONSE']._serialized_start=1824
+  _globals['_LISTKEYSRESPONSE']._serialized_end=1894
+  _globals['_ROTATEKEYREQUEST']._serialized_start=1896
+  _globals['_ROTATEKEYREQUEST']._serialized_end=1991
+  _globals['_ROTATEKEYRESPONSE']._serialized_start=1994
+  _globals['_ROTATEKEYRESPONSE']._serialized_end=2135
+  _globals['_REVOKEKEYREQUEST']._serialized_start=2137
+  _globals['_REVOKEKEYREQUEST']._serialized_end=2171
+  _globals['_REVOKEKEYRESPONSE']._serialized_start=2173
+  _globals['_REVOKEKEYRESPONSE']._serialized_end=2243
+  _globals['_GETUSAGEREQUEST']._serialized_start=2245
+  _globals['_GETUSAGEREQUEST']._serialized_end=2372
+  _globals['_GETUSAGERESPONSE']._serialized_start=2374
+  _globals['_GETUSAGERESPONSE']._serialized_end=2449
+  _globals['_TENANTSERVICE']._serialized_start=2569
+  _globals['_TENANTSERVICE']._serialized_end=3733
 # @@protoc_insertion_point(module_scope)

@@ -409,6 +409,45 @@ class DeleteTenantResponse(_message.Message):
 Global___DeleteTenantResponse: _TypeAlias = DeleteTenantResponse  # noqa: Y015
 
 @_typing.final
+class RestoreTenantRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreTenantRequest: _TypeAlias = RestoreTenantRequest  # noqa: Y015
+
+@_typing.final
+class RestoreTenantResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tenant(self) -> Global___Tenant: ...
+    def __init__(
+        self,
+        *,
+        tenant: Global___Tenant | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreTenantResponse: _TypeAlias = RestoreTenantResponse  # noqa: Y015
+
+@_typing.final
 class CreateKeyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -56,6 +56,11 @@ class TenantServiceStub:
                 request_serializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.DeleteTenantRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.DeleteTenantResponse.FromString,
                 _registered_method=True)
+        self.RestoreTenant = channel.unary_unary(
+                '/pentimento.api.tenants.v1.TenantService/RestoreTenant',
+                request_serializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.RestoreTenantRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.RestoreTenantResponse.FromString,
+                _registered_method=True)
         self.CreateKey = channel.unary_unary(
                 '/pentimento.api.tenants.v1.TenantService/CreateKey',
                 request_serializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.CreateKeyRequest.SerializeToString,
@@ -109,7 +114,16 @@ class TenantServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTenant(self, request, context):
-        """Its keys end at once, and its quota; requests under way go on. What it used stays known.
+        """Its keys end at once, and its quota; requests under way go on. Its requests, images and cache entries are deleted after the
+        frontdoor's time of grace. What it used stays known. A tenant that is made later under the name has none of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreTenant(self, request, context):
+        """Brings back the tenant of that name that was deleted last, with all that it has, but without keys. NOT_FOUND
+        `UNKNOWN_TENANT` once its time of grace is over; FAILED_PRECONDITION `TENANT_EXISTS` where the name is another tenant's by now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -171,6 +185,11 @@ def add_TenantServiceServicer_to_server(servicer, server):
                     servicer.DeleteTenant,
                     request_deserializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.DeleteTenantRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.DeleteTenantResponse.SerializeToString,
+            ),
+            'RestoreTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreTenant,
+                    request_deserializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.RestoreTenantRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.RestoreTenantResponse.SerializeToString,
             ),
             'CreateKey': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateKey,
@@ -308,6 +327,33 @@ class TenantService:
             '/pentimento.api.tenants.v1.TenantService/DeleteTenant',
             pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.DeleteTenantRequest.SerializeToString,
             pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.DeleteTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.tenants.v1.TenantService/RestoreTenant',
+            pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.RestoreTenantRequest.SerializeToString,
+            pentimento_dot_api_dot_tenants_dot_v1_dot_tenant__service__pb2.RestoreTenantResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,7 +41,13 @@ class TenantServiceStub:
     UpdateTenant: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.UpdateTenantRequest, _tenant_service_pb2.UpdateTenantResponse]
     """Replaces its quota. FAILED_PRECONDITION `TENANT_CHANGED` where `revision` is not the one of now."""
     DeleteTenant: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.DeleteTenantRequest, _tenant_service_pb2.DeleteTenantResponse]
-    """Its keys end at once, and its quota; requests under way go on. What it used stays known."""
+    """Its keys end at once, and its quota; requests under way go on. Its requests, images and cache entries are deleted after the
+    frontdoor's time of grace. What it used stays known. A tenant that is made later under the name has none of it.
+    """
+    RestoreTenant: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.RestoreTenantRequest, _tenant_service_pb2.RestoreTenantResponse]
+    """Brings back the tenant of that name that was deleted last, with all that it has, but without keys. NOT_FOUND
+    `UNKNOWN_TENANT` once its time of grace is over; FAILED_PRECONDITION `TENANT_EXISTS` where the name is another tenant's by now.
+    """
     CreateKey: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.CreateKeyRequest, _tenant_service_pb2.CreateKeyResponse]
     ListKeys: _grpc.UnaryUnaryMultiCallable[_tenant_service_pb2.ListKeysRequest, _tenant_service_pb2.ListKeysResponse]
     """Those that ended are listed for 30 days more."""
@@ -65,7 +71,13 @@ class TenantServiceAsyncStub(TenantServiceStub):
     UpdateTenant: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.UpdateTenantRequest, _tenant_service_pb2.UpdateTenantResponse]  # type: ignore[assignment]
     """Replaces its quota. FAILED_PRECONDITION `TENANT_CHANGED` where `revision` is not the one of now."""
     DeleteTenant: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.DeleteTenantRequest, _tenant_service_pb2.DeleteTenantResponse]  # type: ignore[assignment]
-    """Its keys end at once, and its quota; requests under way go on. What it used stays known."""
+    """Its keys end at once, and its quota; requests under way go on. Its requests, images and cache entries are deleted after the
+    frontdoor's time of grace. What it used stays known. A tenant that is made later under the name has none of it.
+    """
+    RestoreTenant: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.RestoreTenantRequest, _tenant_service_pb2.RestoreTenantResponse]  # type: ignore[assignment]
+    """Brings back the tenant of that name that was deleted last, with all that it has, but without keys. NOT_FOUND
+    `UNKNOWN_TENANT` once its time of grace is over; FAILED_PRECONDITION `TENANT_EXISTS` where the name is another tenant's by now.
+    """
     CreateKey: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.CreateKeyRequest, _tenant_service_pb2.CreateKeyResponse]  # type: ignore[assignment]
     ListKeys: _aio.UnaryUnaryMultiCallable[_tenant_service_pb2.ListKeysRequest, _tenant_service_pb2.ListKeysResponse]  # type: ignore[assignment]
     """Those that ended are listed for 30 days more."""
@@ -110,7 +122,19 @@ class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tenant_service_pb2.DeleteTenantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenant_service_pb2.DeleteTenantResponse, _abc.Awaitable[_tenant_service_pb2.DeleteTenantResponse]]:
-        """Its keys end at once, and its quota; requests under way go on. What it used stays known."""
+        """Its keys end at once, and its quota; requests under way go on. Its requests, images and cache entries are deleted after the
+        frontdoor's time of grace. What it used stays known. A tenant that is made later under the name has none of it.
+        """
+
+    @_abc_1.abstractmethod
+    def RestoreTenant(
+        self,
+        request: _tenant_service_pb2.RestoreTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tenant_service_pb2.RestoreTenantResponse, _abc.Awaitable[_tenant_service_pb2.RestoreTenantResponse]]:
+        """Brings back the tenant of that name that was deleted last, with all that it has, but without keys. NOT_FOUND
+        `UNKNOWN_TENANT` once its time of grace is over; FAILED_PRECONDITION `TENANT_EXISTS` where the name is another tenant's by now.
+        """
 
     @_abc_1.abstractmethod
     def CreateKey(

@@ -620,6 +620,40 @@ class UnpinObjectsResponse(_message.Message):
 Global___UnpinObjectsResponse: _TypeAlias = UnpinObjectsResponse  # noqa: Y015
 
 @_typing.final
+class ForgetTenantRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetTenantRequest: _TypeAlias = ForgetTenantRequest  # noqa: Y015
+
+@_typing.final
+class ForgetTenantResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetTenantResponse: _TypeAlias = ForgetTenantResponse  # noqa: Y015
+
+@_typing.final
 class ReportQualityRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

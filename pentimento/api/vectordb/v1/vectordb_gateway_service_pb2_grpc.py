@@ -80,6 +80,11 @@ class VectordbGatewayServiceStub:
                 request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsResponse.FromString,
                 _registered_method=True)
+        self.ForgetTenant = channel.unary_unary(
+                '/pentimento.api.vectordb.v1.VectordbGatewayService/ForgetTenant',
+                request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ForgetTenantRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ForgetTenantResponse.FromString,
+                _registered_method=True)
         self.ReportQuality = channel.unary_unary(
                 '/pentimento.api.vectordb.v1.VectordbGatewayService/ReportQuality',
                 request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportQualityRequest.SerializeToString,
@@ -165,6 +170,13 @@ class VectordbGatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetTenant(self, request, context):
+        """Deletes the entries of a tenant, those that it gave to the shared pool among them, its open grants and its pins.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReportQuality(self, request, context):
         """A hit was painted again from noise: what both pictures are worth. Idempotent by the hit's request.
         """
@@ -232,6 +244,11 @@ def add_VectordbGatewayServiceServicer_to_server(servicer, server):
                     servicer.UnpinObjects,
                     request_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsResponse.SerializeToString,
+            ),
+            'ForgetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetTenant,
+                    request_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ForgetTenantRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ForgetTenantResponse.SerializeToString,
             ),
             'ReportQuality': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportQuality,
@@ -493,6 +510,33 @@ class VectordbGatewayService:
             '/pentimento.api.vectordb.v1.VectordbGatewayService/UnpinObjects',
             pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsRequest.SerializeToString,
             pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.vectordb.v1.VectordbGatewayService/ForgetTenant',
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ForgetTenantRequest.SerializeToString,
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ForgetTenantResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,8 @@ class VectordbGatewayServiceStub:
     """
     UnpinObjects: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.UnpinObjectsRequest, _vectordb_gateway_service_pb2.UnpinObjectsResponse]
     """Ends the pins of a request; those that ended already are no error."""
+    ForgetTenant: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ForgetTenantRequest, _vectordb_gateway_service_pb2.ForgetTenantResponse]
+    """Deletes the entries of a tenant, those that it gave to the shared pool among them, its open grants and its pins."""
     ReportQuality: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportQualityRequest, _vectordb_gateway_service_pb2.ReportQualityResponse]
     """A hit was painted again from noise: what both pictures are worth. Idempotent by the hit's request."""
     GetReuseQuality: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetReuseQualityRequest, _vectordb_gateway_service_pb2.GetReuseQualityResponse]
@@ -84,6 +86,8 @@ class VectordbGatewayServiceAsyncStub(VectordbGatewayServiceStub):
     """
     UnpinObjects: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.UnpinObjectsRequest, _vectordb_gateway_service_pb2.UnpinObjectsResponse]  # type: ignore[assignment]
     """Ends the pins of a request; those that ended already are no error."""
+    ForgetTenant: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ForgetTenantRequest, _vectordb_gateway_service_pb2.ForgetTenantResponse]  # type: ignore[assignment]
+    """Deletes the entries of a tenant, those that it gave to the shared pool among them, its open grants and its pins."""
     ReportQuality: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportQualityRequest, _vectordb_gateway_service_pb2.ReportQualityResponse]  # type: ignore[assignment]
     """A hit was painted again from noise: what both pictures are worth. Idempotent by the hit's request."""
     GetReuseQuality: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetReuseQualityRequest, _vectordb_gateway_service_pb2.GetReuseQualityResponse]  # type: ignore[assignment]
@@ -166,6 +170,14 @@ class VectordbGatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_vectordb_gateway_service_pb2.UnpinObjectsResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.UnpinObjectsResponse]]:
         """Ends the pins of a request; those that ended already are no error."""
+
+    @_abc_1.abstractmethod
+    def ForgetTenant(
+        self,
+        request: _vectordb_gateway_service_pb2.ForgetTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_vectordb_gateway_service_pb2.ForgetTenantResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.ForgetTenantResponse]]:
+        """Deletes the entries of a tenant, those that it gave to the shared pool among them, its open grants and its pins."""
 
     @_abc_1.abstractmethod
     def ReportQuality(

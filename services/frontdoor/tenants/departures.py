@@ -1,0 +1,58 @@
+"""Deleted tenants: what is kept of them goes once their time of grace is over."""
+
+import asyncio
+import logging
+
+from pentimento.clients.gateway import GatewayClient
+from pentimento.domain.clock import Clock, SteadyClock
+from pentimento.domain.errors import PentimentoError
+from pentimento.stores.ledger import Journal
+from services.frontdoor.journal.retention import Retention
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 60.0
+_FORGOTTEN_AT_ONCE = 200
+_GATEWAY_TIMEOUT_S = 60.0
+
+
+class Departures:
+    """Deletes the requests, images and cache entries of deleted tenants. What they used stays."""
+
+    def __init__(
+        self, journal: Journal, retention: Retention, gateway: GatewayClient | None, clock: Clock, grace_s: float
+    ) -> None:
+        self._journal = journal
+        self._retention = retention
+        self._gateway = gateway
+        self._clock = clock
+        # What is deleted does not come back: a clock that jumps ahead is not believed at once.
+        self._steady_clock = SteadyClock(clock)
+        self._grace_s = grace_s
+
+    async def run_forever(self) -> None:
+        """Look for deleted tenants at intervals; changes state."""
+        while True:
+            try:
+                await self.forget_departed()
+            except PentimentoError as error:
+                logger.warning("data of deleted tenants stay for now", extra={"reason": error.reason})
+            await asyncio.sleep(_INTERVAL_S)
+
+    async def forget_departed(self) -> None:
+        """Delete what is left of the tenants whose time of grace is over; changes state. A request that runs keeps its
+        tenant for another round. Raises StoreUnavailable, Unavailable."""
+        now = min(self._steady_clock.wall(), self._clock.wall())
+        for tenant_id in await asyncio.wrap_future(self._journal.tenants.departed(now - self._grace_s)):
+            was_empty = not await asyncio.wrap_future(self._journal.has_requests(tenant_id))
+            await self._forget_requests(tenant_id)
+            if self._gateway is not None:
+                await self._gateway.forget_tenant(tenant_id, timeout_s=_GATEWAY_TIMEOUT_S)
+            if was_empty:
+                # Its last request ended before the round: none adds to the cache any more.
+                await asyncio.wrap_future(self._journal.tenants.note_purged(tenant_id))
+                logger.info("nothing is left of a deleted tenant but what it used")
+
+    async def _forget_requests(self, tenant_id: str) -> None:
+        while forgotten := await asyncio.wrap_future(self._journal.forget_tenant(tenant_id, _FORGOTTEN_AT_ONCE)):
+            await self._retention.let_go(forgotten)
