@@ -209,7 +209,12 @@ class ControllerSettings:
     objects_url: str = setting(
         "", help="object store that workers share, for LoRAs that are uploaded; with a ledger alone; empty for none"
     )
-    max_lora_mib: int = setting(512, help="size of an uploaded LoRA, held in memory", minimum=1, maximum=4096)
+    max_lora_mib: int = setting(
+        512,
+        help="size of an uploaded LoRA, held in memory; twice as much of all together",
+        minimum=1,
+        maximum=4096,
+    )
     removed_lora_keep_s: float = setting(
         3600.0, help="how long the file of a removed LoRA stays for requests under way", minimum=1
     )

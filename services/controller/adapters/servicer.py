@@ -8,6 +8,7 @@ import grpc.aio
 from pentimento.api.adapters.v1 import adapter_registry_service_pb2 as pb
 from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import AdapterRegistryServiceServicer
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.rpc import current_caller
 from pentimento.wire.adapters import adapter_to_proto, upload_from_proto
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class AdapterRegistryServicer(AdapterRegistryServiceServicer):
         first = await anext(requests, None)
         if first is None or first.WhichOneof("part") != "upload":
             raise InvalidArgument.of("upload", "must come first: what the LoRA is, then its file")
-        adapter = await uploads.add(upload_from_proto(first.upload), _chunks(requests))
+        adapter = await uploads.add(upload_from_proto(first.upload), _chunks(requests), current_caller().tenant)
         return pb.AddLoraResponse(adapter=adapter_to_proto(adapter))
 
     async def ListLoras(self, request: pb.ListLorasRequest, context: Context) -> pb.ListLorasResponse:

@@ -5,6 +5,7 @@ import asyncio
 import json
 import logging
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -33,13 +34,15 @@ KIND = "lora"
 STORE_KIND = "lora_store"
 # A plan names them all, to every frontdoor.
 MAX_UPLOADED = 1024
-# An upload of which nothing comes for so long is given up.
+# An upload of which nothing comes for so long is given up, and one that comes slower than the rate, but for as long.
 SILENCE_S = 30.0
+LEAST_BYTES_PER_S = 256 * 1024
 
 
 class UploadedAdapters:
-    """On one event loop. Uploads are taken into memory: `max_bytes` bounds each, and all that are under way together;
-    who does not fit beside them waits, and one that is silent for `silence_s` is given up. `changed` is handed those
+    """On one event loop. Uploads are taken into memory: `max_bytes` bounds each, all of one caller that are under way
+    together, and half of all that are; who does not fit beside them waits. One that is silent for `silence_s`, or that
+    much behind `LEAST_BYTES_PER_S`, is given up. `changed` is handed those
     that there are, whenever that is news. Objects that no name stands for any more go when they have been so for
     `keep_s`: requests under way may still need them."""
 
@@ -63,7 +66,8 @@ class UploadedAdapters:
         # Of whoever changes what there is, or deletes what is not named. Nobody waits for a client meanwhile.
         self._turn = asyncio.Lock()
         self._room = asyncio.Condition()
-        self._received_bytes = 0
+        # Of uploads under way, by caller.
+        self._received: Counter[str] = Counter()
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
@@ -82,14 +86,14 @@ class UploadedAdapters:
         self._known = {row.name: self._adapter_of(row) for row in rows if row.kind == KIND}
         self._changed(self.adapters)
 
-    async def add(self, upload: LoraUpload, chunks: AsyncIterator[bytes]) -> Adapter:
-        """Changes state, and returns the LoRA as it is served from now on. Raises InvalidArgument that names field and
-        limit, FailedPrecondition NAME_TAKEN, ResourceExhausted, DeadlineExceeded (UPLOAD_STALLED), and what the stores
-        raise."""
+    async def add(self, upload: LoraUpload, chunks: AsyncIterator[bytes], caller: str = "") -> Adapter:
+        """Changes state, and returns the LoRA as it is served from now on. `caller`: the tenant who uploads. Raises
+        InvalidArgument that names field and limit, FailedPrecondition NAME_TAKEN, ResourceExhausted, DeadlineExceeded
+        (UPLOAD_STALLED), and what the stores raise."""
         check_upload(upload, self._max_bytes)
         adapter = self._adapter_of(_row_of(upload))
         self._check_room_for(adapter)
-        async with self._receiving(upload.size_bytes):
+        async with self._receiving(caller, upload.size_bytes):
             data = await _received(upload, chunks, self._silence_s)
             await asyncio.to_thread(_judge, upload, data)
             async with self._turn:
@@ -113,16 +117,20 @@ class UploadedAdapters:
             raise ResourceExhausted("TOO_MANY_LORAS", f"there are {MAX_UPLOADED} LoRAs, which is the limit")
 
     @asynccontextmanager
-    async def _receiving(self, size_bytes: int) -> AsyncIterator[None]:
+    async def _receiving(self, caller: str, size_bytes: int) -> AsyncIterator[None]:
         async with self._room:
-            await self._room.wait_for(lambda: self._received_bytes + size_bytes <= self._max_bytes)
-            self._received_bytes += size_bytes
+            await self._room.wait_for(lambda: self._has_room(caller, size_bytes))
+            self._received[caller] += size_bytes
         try:
             yield
         finally:
-            self._received_bytes -= size_bytes
+            self._received -= Counter({caller: size_bytes})
             async with self._room:
                 self._room.notify_all()
+
+    def _has_room(self, caller: str, size_bytes: int) -> bool:
+        fits = self._received.total() + size_bytes <= 2 * self._max_bytes
+        return fits and self._received[caller] + size_bytes <= self._max_bytes
 
     async def remove(self, name: str) -> None:
         """Changes state. Raises NotFound."""
@@ -176,22 +184,28 @@ class UploadedAdapters:
 
 async def _received(upload: LoraUpload, chunks: AsyncIterator[bytes], silence_s: float) -> bytes:
     parts, size_bytes, loop = [], 0, asyncio.get_running_loop()
+    began_s = loop.time()
     try:
-        async with asyncio.timeout(silence_s) as silence:
+        async with asyncio.timeout(silence_s) as limit:
             async for chunk in chunks:
-                if chunk:
-                    silence.reschedule(loop.time() + silence_s)
                 parts.append(chunk)
                 size_bytes += len(chunk)
                 if size_bytes > upload.size_bytes:
                     break
+                if chunk:
+                    in_time_s = began_s + size_bytes / LEAST_BYTES_PER_S
+                    limit.reschedule(min(loop.time(), in_time_s) + silence_s)
     except TimeoutError:
-        message = f"nothing of the file came for {silence_s:g} s, after {size_bytes} of {upload.size_bytes} bytes"
-        raise DeadlineExceeded("UPLOAD_STALLED", message) from None
+        raise _stalled(upload, size_bytes, silence_s) from None
     if size_bytes != upload.size_bytes:
         got = f"more than that came, {size_bytes}" if size_bytes > upload.size_bytes else f"{size_bytes} came"
         raise InvalidArgument.of("upload.size_bytes", f"must be those of the file, {upload.size_bytes}: {got}")
     return b"".join(parts)
+
+
+def _stalled(upload: LoraUpload, size_bytes: int, silence_s: float) -> DeadlineExceeded:
+    limit = f"nothing of the file came for {silence_s:g} s, or less than {LEAST_BYTES_PER_S // 1024} KiB a second"
+    return DeadlineExceeded("UPLOAD_STALLED", f"{limit}, after {size_bytes} of {upload.size_bytes} bytes")
 
 
 def _judge(upload: LoraUpload, data: bytes) -> None:

@@ -32,7 +32,7 @@ from services.edge.console.asking import EXPLAIN_FIELDS, asked_painting, asked_p
 from services.edge.console.looking import history_document, suite_document
 from services.edge.console.pages import takes_gzip
 from services.edge.console.painting import PaintCall, completed_document, json_body
-from services.edge.http.callers import token_of
+from services.edge.http.callers import caller_of, token_of
 from services.edge.parts import EdgeParts
 
 CALL_TIMEOUT_S = 10.0
@@ -117,7 +117,7 @@ class ConsoleCalls:
 
     async def explain(self, request: Request) -> Response:
         """Tell what would be decided of a request now, and what the cache has near it."""
-        with self._parts.bodies.held() as held:
+        with self._parts.bodies.held(caller_of(request)) as held:
             asked, values = asked_picture(await json_body(self._parts, request, held), EXPLAIN_FIELDS)
         count = values.get("neighbour_count", 0)
         async with self._parts.frontdoor.channel(token_of(request)) as channel:

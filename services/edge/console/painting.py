@@ -12,7 +12,7 @@ from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, PictureFailed, Progress, Routed
 from pentimento.domain.provenance_document import as_json, provenance_as_json
 from services.edge.http.bodies import HeldBody, read_body
-from services.edge.http.callers import token_of
+from services.edge.http.callers import caller_of, token_of
 from services.edge.http.documents import Base64
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
 from services.edge.images.answering import failure_document
@@ -67,7 +67,7 @@ class PaintCall:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         token = token_of(request)
-        with self._parts.bodies.held() as held:
+        with self._parts.bodies.held(caller_of(request)) as held:
             open_events = self._opens(await json_body(self._parts, request, held))
             async with (
                 while_connected(receive),

@@ -1,5 +1,6 @@
 """Bodies of requests, read whole within bounds."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,45 +19,48 @@ def too_large(limit_bytes: int) -> ResourceExhausted:
 
 
 class BodyBudget:
-    """Bytes of bodies that are held at once. `take` and give back by leaving the block."""
+    """Bytes of bodies that are held at once, half of them at most for one caller. `take` and give back by leaving the
+    block."""
 
     def __init__(self, max_body_bytes: int, max_bodies_bytes: int) -> None:
         self.max_body_bytes = max_body_bytes
         self._max_bodies_bytes = max_bodies_bytes
-        self._held_bytes = 0
+        self._share_bytes = max(max_bodies_bytes // 2, max_body_bytes)
+        self._held: Counter[str] = Counter()
 
     @contextmanager
-    def held(self) -> Iterator["HeldBody"]:
-        """Count a body from its first byte until the block is left."""
-        body = HeldBody(self)
+    def held(self, caller: str) -> Iterator["HeldBody"]:
+        """Count a caller's body from its first byte until the block is left."""
+        body = HeldBody(self, caller)
         try:
             yield body
         finally:
-            self._count(-body.size_bytes)
+            self._held -= Counter({caller: body.size_bytes})
+            BODIES.set(self._held.total())
 
-    def grow(self, by_bytes: int) -> None:
-        """Unavailable BODIES_FULL where that would be too much."""
-        if self._held_bytes + by_bytes > self._max_bodies_bytes:
-            raise Unavailable("BODIES_FULL", "too many large requests at once", retry_after_ms=RETRY_AFTER_MS)
-        self._count(by_bytes)
-
-    def _count(self, by_bytes: int) -> None:
-        self._held_bytes += by_bytes
-        BODIES.set(self._held_bytes)
+    def grow(self, caller: str, by_bytes: int) -> None:
+        """Unavailable BODIES_FULL where that would be too much, of all callers or of this one."""
+        is_full = self._held.total() + by_bytes > self._max_bodies_bytes
+        if is_full or self._held[caller] + by_bytes > self._share_bytes:
+            whose = "" if is_full else " of one caller"
+            raise Unavailable("BODIES_FULL", f"too many large requests{whose} at once", retry_after_ms=RETRY_AFTER_MS)
+        self._held[caller] += by_bytes
+        BODIES.set(self._held.total())
 
 
 class HeldBody:
     """One body as it grows."""
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: BodyBudget, caller: str) -> None:
         self._budget = budget
+        self._caller = caller
         self.size_bytes = 0
 
     def add(self, chunk: bytes) -> None:
         """Count a chunk. ResourceExhausted MESSAGE_TOO_LARGE beyond the limit of a body."""
         if self.size_bytes + len(chunk) > self._budget.max_body_bytes:
             raise too_large(self._budget.max_body_bytes)
-        self._budget.grow(len(chunk))
+        self._budget.grow(self._caller, len(chunk))
         self.size_bytes += len(chunk)
 
 

@@ -21,8 +21,9 @@ from services.edge.settings import HttpSettings
 LEAST_READ_BYTES_PER_S = 1024
 # What a sender has before it may have to make room for others.
 SENDING_GRACE_S = 1.0
-# For how long the sender of a body may be silent, where idle connections may be silent for longer.
-SILENT_BODY_S = 30.0
+# What a sender must send of a body, each second, or be cut off after so many seconds of less.
+LEAST_SENT_BYTES_PER_S = 1024
+SLOW_SENDING_S = 20.0
 # For how long the rest of a body may be silent behind the last answer of its connection.
 LAST_BODY_S = 2.0
 MAX_PIPELINED = 8
@@ -69,6 +70,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._phase = ConnectionPhase.HEAD
         self._since = self._progress = time.monotonic()
         self._head_bytes = self._body_bytes = self._beside_body_bytes = 0
+        # Of the body that comes now: when it was last seen to come as quickly as it must, and how much was there then.
+        self._sent_mark = (self._since, 0)
         self._unread: Unread | None = None
         self._refused = False
         # The request that is answered now; `cycle` is the one that came last.
@@ -245,8 +248,10 @@ class BoundedHttp(HttpToolsProtocol):
             silent_s = now - self._progress
             if self._ends_with_body and silent_s > LAST_BODY_S:
                 self.transport.close()
-            elif taken_s > limits.body_timeout_s or silent_s > min(limits.idle_timeout_s, SILENT_BODY_S):
+            elif taken_s > limits.body_timeout_s or silent_s > limits.idle_timeout_s or self._sends_too_slowly(now):
                 self._refuse(408, "body_timeout")
+        else:
+            self._sent_mark = (now, self._body_bytes)
 
     def _make_room(self) -> None:
         """End another connection: one that asks nothing, whose answers were read (one that is written may still be on
@@ -270,6 +275,13 @@ class BoundedHttp(HttpToolsProtocol):
             return None
         return self._body_bytes / taken_s if taken_s > SENDING_GRACE_S else None
 
+    def _sends_too_slowly(self, now: float) -> bool:
+        since, body_bytes = self._sent_mark
+        if self._body_bytes - body_bytes >= LEAST_SENT_BYTES_PER_S * (now - since):
+            self._sent_mark = (now, self._body_bytes)
+            return False
+        return now - since > SLOW_SENDING_S
+
     def _reads_too_slowly(self, now: float) -> bool:
         size = self.transport.get_write_buffer_size()
         if not size:
@@ -287,6 +299,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _enter(self, phase: ConnectionPhase) -> None:
         self._phase, self._since = phase, time.monotonic()
         self._head_bytes = self._body_bytes = self._beside_body_bytes = 0
+        self._sent_mark = (self._since, 0)
 
     def _refuse(self, status: int, bound: str) -> None:
         """Answer, where no answer has begun yet, and close."""

@@ -33,3 +33,9 @@ def idempotency_key_of(request: HTTPConnection) -> str:
             KEY_HEADER, f"must be there once, with 1 to {MAX_KEY_CHARS} printable characters of ASCII"
         )
     return key
+
+
+def caller_of(request: HTTPConnection) -> str:
+    """Return by what this process tells callers apart before the frontdoor judges them: their token, or their address
+    without one. Unauthenticated as `token_of`."""
+    return token_of(request) or (request.client.host if request.client is not None else "")

@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import InvalidArgument
 from services.edge.http.bodies import HeldBody, read_body
-from services.edge.http.callers import idempotency_key_of, token_of
+from services.edge.http.callers import caller_of, idempotency_key_of, token_of
 from services.edge.http.documents import DocumentResponse
 from services.edge.http.forms import read_form
 from services.edge.http.leaving import Receive, Scope, Send
@@ -61,7 +61,7 @@ class PictureCall:
         token, key = token_of(request), idempotency_key_of(request)
         if may_be_large(request):
             await introduce(self.parts, token)
-        with self.parts.bodies.held() as held:
+        with self.parts.bodies.held(caller_of(request)) as held:
             asked = await self.read(self.parts, request, held)
             if asked.as_urls:
                 await self.url_offers.check(token)

@@ -13,7 +13,7 @@ from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError
 from pentimento.domain.image_request import PictureFailed, RequestStatus
 from pentimento.domain.requests import RequestState
-from services.edge.http.callers import idempotency_key_of, token_of
+from services.edge.http.callers import caller_of, idempotency_key_of, token_of
 from services.edge.http.documents import DocumentResponse
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
 from services.edge.images.addresses import UrlOffers, origin_of, urls_of, whole_url
@@ -68,7 +68,7 @@ class JobRoutes:
         key = idempotency_key_of(request)
         if may_be_large(request):
             await introduce(self._parts, token_of(request))
-        with self._parts.bodies.held() as held:
+        with self._parts.bodies.held(caller_of(request)) as held:
             asked, webhook_url = await read_job(self._parts, request, held)
             if asked.as_urls:
                 await self._url_offers.check(token_of(request))

@@ -74,6 +74,23 @@ async def test_a_body_that_stops_ends_the_connection(edge: EdgeUnderTest) -> Non
     await assert_paints(edge)
 
 
+@limited(header_timeout_s=0.1)
+async def test_body_below_the_least_rate_ends_the_connection(
+    edge: EdgeUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a beginning that was quick enough, long before its time is over, and although it is never silent."""
+    monkeypatch.setattr(bounded, "SLOW_SENDING_S", 0.3)
+    async with connection(edge) as (reader, writer):
+        writer.write(JSON_HEAD + b"Content-Length: 1000000\r\n\r\n" + b" " * 100)
+        reading = asyncio.ensure_future(reader.read())
+        while not reading.done():
+            writer.write(b" ")
+            await asyncio.wait([reading], timeout=0.05)
+
+    assert reading.exception() is not None or reading.result().startswith(b"HTTP/1.1 408 ")
+    await assert_paints(edge)
+
+
 @limited(body_timeout_s=0.3)
 async def test_a_body_that_trickles_ends_the_connection(edge: EdgeUnderTest) -> None:
     async with connection(edge) as (reader, writer):

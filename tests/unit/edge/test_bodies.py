@@ -15,7 +15,7 @@ def request_with(**headers: str) -> Request:
 def test_a_body_may_have_as_many_bytes_as_the_limit_says() -> None:
     budget = BodyBudget(max_body_bytes=10, max_bodies_bytes=100)
 
-    with budget.held() as body:
+    with budget.held("a") as body:
         body.add(b"12345")
         body.add(b"12345")
         with pytest.raises(ResourceExhausted):
@@ -27,15 +27,27 @@ def test_a_body_may_have_as_many_bytes_as_the_limit_says() -> None:
 def test_bodies_together_may_have_as_many_bytes_as_the_limit_says_and_give_them_back() -> None:
     budget = BodyBudget(max_body_bytes=10, max_bodies_bytes=20)
 
-    with budget.held() as one, budget.held() as another:
+    with budget.held("a") as one, budget.held("b") as another:
         one.add(bytes(10))
         another.add(bytes(10))
-        with budget.held() as third, pytest.raises(Unavailable, match="too many large requests"):
+        with budget.held("c") as third, pytest.raises(Unavailable, match="too many large requests at once"):
             third.add(b"1")
 
-    with budget.held() as one, budget.held() as another:
+    with budget.held("a") as one, budget.held("b") as another:
         one.add(bytes(10))
         another.add(bytes(10))
+
+
+@pytest.mark.parametrize(("max_bodies_bytes", "share_bytes"), [(40, 20), (41, 20), (12, 10)])
+def test_one_caller_has_half_of_the_bytes_or_one_body(max_bodies_bytes: int, share_bytes: int) -> None:
+    budget = BodyBudget(max_body_bytes=10, max_bodies_bytes=max_bodies_bytes)
+
+    with budget.held("a") as first, budget.held("a") as second, budget.held("a") as third, budget.held("b") as other:
+        first.add(bytes(10))
+        second.add(bytes(share_bytes - 10))
+        with pytest.raises(Unavailable, match="too many large requests of one caller at once"):
+            third.add(b"1")
+        other.add(b"1")
 
 
 @pytest.mark.parametrize("declared", ["0", "10", "000000000000000010"])
