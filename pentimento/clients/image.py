@@ -26,7 +26,6 @@ from pentimento.wire.adapters import adapter_from_proto
 from pentimento.wire.carried import carried, carried_by
 from pentimento.wire.enumerations import REQUEST_STATES, RESULT_URL_SERVERS
 from pentimento.wire.image import (
-    event_from_proto,
     explanation_from_proto,
     model_from_proto,
     pinned_from_proto,
@@ -35,6 +34,7 @@ from pentimento.wire.image import (
     status_from_proto,
 )
 from pentimento.wire.jobs import page_from_proto, query_to_proto, result_url_from_proto
+from pentimento.wire.large_images import DEFAULT_MESSAGE_BYTES, ImageJoiner
 
 
 class ImageClient:
@@ -54,7 +54,7 @@ class ImageClient:
         """Yield accepted, routed, progress, completed. `omit_progress`: not routed, and of the progress only what has a
         preview."""
         message = generate_to_proto(request, idempotency_key, preview_interval_steps)
-        message.omit_progress = omit_progress
+        message.omit_progress, message.max_message_bytes = omit_progress, DEFAULT_MESSAGE_BYTES
         async with aclosing(_events(self._stub.Generate(message))) as events:
             async for event in events:
                 yield event
@@ -67,6 +67,7 @@ class ImageClient:
         values = {"idempotency_key": idempotency_key, "preview_interval_steps": preview_interval_steps}
         with carried_by(pb.ReplayRequest, values):
             message.idempotency_key, message.preview_interval_steps = idempotency_key, preview_interval_steps
+        message.max_message_bytes = DEFAULT_MESSAGE_BYTES
         async with aclosing(_events(self._stub.Replay(message))) as events:
             async for event in events:
                 yield event
@@ -84,7 +85,7 @@ class ImageClient:
     async def attach(self, request_id: str) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed of a request that was asked for before; leaving cancels no
         job."""
-        message = carried(pb.AttachRequest, request_id=request_id)
+        message = carried(pb.AttachRequest, request_id=request_id, max_message_bytes=DEFAULT_MESSAGE_BYTES)
         async with aclosing(_events(self._stub.Attach(message))) as events:
             async for event in events:
                 yield event
@@ -177,7 +178,9 @@ async def _events(call: Any) -> AsyncGenerator[GenerateEvent, None]:
     """Yield what a call streams; leaving cancels the call."""
     try:
         with domain_errors():
-            async for event in call:
-                yield event_from_proto(event)
+            images = ImageJoiner()
+            async for message in call:
+                if (event := images.event(message)) is not None:
+                    yield event
     finally:
         call.cancel()

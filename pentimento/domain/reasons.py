@@ -72,8 +72,8 @@ class Reason(StrEnum):
     )
     MESSAGE_TOO_LARGE = (
         "MESSAGE_TOO_LARGE",
-        "the message, or the body over HTTP, is larger than its call takes",
-        "coming again does not help: send a smaller image",
+        "the message, or the body over HTTP, is larger than its call takes; or the image than its client receives",
+        "coming again does not help: send a smaller image; receive a larger one by Attach with max_message_bytes",
     )
     NO_IMAGE_TOWER = (
         "NO_IMAGE_TOWER",

@@ -1,6 +1,6 @@
 """pentimento.api.image.v1 and .frontdoor.v1 over the transport-neutral API."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 import grpc.aio
@@ -10,6 +10,7 @@ from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServ
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceServicer
 from pentimento.dataplane.pools import Pool, Worker
+from pentimento.domain.image_request import GenerateEvent
 from pentimento.rpc import current_caller
 from pentimento.wire.adapters import adapter_to_proto
 from pentimento.wire.enumerations import REQUEST_STATES, RESULT_URL_SERVERS
@@ -26,6 +27,7 @@ from pentimento.wire.image import (
     status_to_proto,
 )
 from pentimento.wire.jobs import page_to_proto, query_from_proto, result_url_to_proto
+from pentimento.wire.large_images import ImageSplitter, Response
 from services.frontdoor.answers.stream_reaper import StreamReaper
 from services.frontdoor.identity import Identity
 from services.frontdoor.objects.result_urls import ResultUrls
@@ -40,16 +42,24 @@ FRONTDOOR_SERVICE = frontdoor_pb.DESCRIPTOR.services_by_name["FrontdoorService"]
 
 
 class ImageServicer(ImageServiceServicer):
-    """`stream_idle_s`: a client that takes no message for so long is cut off."""
+    """`stream_idle_s`: a client that takes no message for so long is cut off; `max_message_bytes`: what this process
+    sends in one."""
 
     def __init__(
-        self, api: ImageApi, tenants: TenantRequests, urls: ResultUrls, webhooks: Webhooks, stream_idle_s: float
+        self,
+        api: ImageApi,
+        tenants: TenantRequests,
+        urls: ResultUrls,
+        webhooks: Webhooks,
+        stream_idle_s: float,
+        max_message_bytes: int,
     ) -> None:
         self._api = api
         self._tenants = tenants
         self._urls = urls
         self._webhooks = webhooks
         self._stream_idle_s = stream_idle_s
+        self._max_message_bytes = max_message_bytes
 
     async def Generate(
         self,
@@ -58,14 +68,13 @@ class ImageServicer(ImageServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         options = (request.idempotency_key, request.preview_interval_steps)
         asked, omits = request_from_proto(request.request), request.omit_progress
+        told = ImageSplitter(pb.GenerateResponse, event_to_proto, request.max_message_bytes, self._max_message_bytes)
         stream = self._api.generate(current_caller().tenant, asked, *options, omit_progress=omits)
         # The stream may stay open for long, and the message holds the images that it came with.
         del request, asked
-        async with aclosing(stream) as events, StreamReaper(self._stream_idle_s) as reaper:
-            async for event in events:
-                reaper.begin()
-                yield event_to_proto(event)
-                reaper.end()
+        async with aclosing(self._told(stream, told)) as messages:
+            async for message in messages:
+                yield message
 
     async def Replay(
         self,
@@ -73,14 +82,24 @@ class ImageServicer(ImageServiceServicer):
         context: grpc.aio.ServicerContext[pb.ReplayRequest, pb.ReplayResponse],
     ) -> AsyncIterator[pb.ReplayResponse]:
         options = (request.idempotency_key, request.preview_interval_steps)
+        sizes = (request.max_message_bytes, self._max_message_bytes)
+        told = ImageSplitter(pb.ReplayResponse, replay_event_to_proto, *sizes)
         stream = self._api.replay(current_caller().tenant, replay_from_proto(request), *options)
         # As in Generate.
         del request
+        async with aclosing(self._told(stream, told)) as messages:
+            async for message in messages:
+                yield message
+
+    async def _told(
+        self, stream: AsyncGenerator[GenerateEvent, None], told: ImageSplitter[Response]
+    ) -> AsyncGenerator[Response, None]:
         async with aclosing(stream) as events, StreamReaper(self._stream_idle_s) as reaper:
             async for event in events:
-                reaper.begin()
-                yield replay_event_to_proto(event)
-                reaper.end()
+                for message in told.messages(event):
+                    reaper.begin()
+                    yield message
+                    reaper.end()
 
     async def Submit(
         self, request: pb.SubmitRequest, context: grpc.aio.ServicerContext[pb.SubmitRequest, pb.SubmitResponse]
@@ -97,12 +116,12 @@ class ImageServicer(ImageServiceServicer):
     async def Attach(
         self, request: pb.AttachRequest, context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]
     ) -> AsyncIterator[pb.AttachResponse]:
+        sizes = (request.max_message_bytes, self._max_message_bytes)
+        told = ImageSplitter(pb.AttachResponse, attach_event_to_proto, *sizes)
         stream = self._api.attach(current_caller().tenant, request.request_id)
-        async with aclosing(stream) as events, StreamReaper(self._stream_idle_s) as reaper:
-            async for event in events:
-                reaper.begin()
-                yield attach_event_to_proto(event)
-                reaper.end()
+        async with aclosing(self._told(stream, told)) as messages:
+            async for message in messages:
+                yield message
 
     async def ListRequests(
         self,

@@ -128,7 +128,8 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
     callers = Callers(settings.calls_per_key)
     api = ImageApi(parts, request_limits(settings), settings.cascade, quotas, callers, tenants, webhooks.check)
     urls = ResultUrls(keeper, parts.clock, settings.result_url_s, settings.max_result_url_s)
-    _add_services(server, parts, api, ImageServicer(api, tenants, urls, webhooks, settings.stream_idle_s))
+    sends = (settings.stream_idle_s, settings.rpc.max_message_bytes)
+    _add_services(server, parts, api, ImageServicer(api, tenants, urls, webhooks, *sends))
     member = FleetMember(server, ReplicaKind.FRONTDOOR, settings)
     return Frontdoor(
         settings=settings,

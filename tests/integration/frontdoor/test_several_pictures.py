@@ -8,8 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from pentimento.api.image.v1 import image_service_pb2 as pb
+from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceStub
 from pentimento.domain.errors import (
     Cancelled,
     FailedPrecondition,
@@ -19,6 +22,7 @@ from pentimento.domain.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from pentimento.domain.execution import AttemptResult
 from pentimento.domain.image_request import (
     Accepted,
     Completed,
@@ -26,15 +30,19 @@ from pentimento.domain.image_request import (
     ImageRequest,
     PictureFailed,
     Progress,
+    ReplayRequest,
     Routed,
 )
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome
+from pentimento.stores.objects.store import digest_of
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
-from pentimento.testing.paced_worker import PacedWorker
+from pentimento.testing.paced_worker import PacedWorker, Running
+from pentimento.wire.image import request_to_proto
 
 THREE = replace(REQUEST, image_count=3, seed=2**64 - 2)
+MEBIBYTE = 1 << 20
 UNSEEDED = replace(REQUEST, image_count=3, seed=None)
 
 
@@ -253,3 +261,47 @@ async def test_a_retry_paints_all_where_one_could_not_be_journalled(
 
     assert sorted(completed_of(events)) == [0, 1, 2]
     assert len(worker.executed) == 3
+
+
+def large_by_seed(worker: PacedWorker, seed: int, size_bytes: int) -> None:
+    """Have the images of that seed be of so many bytes."""
+    result_of = worker._result
+
+    def result(running: Running) -> AttemptResult:
+        made = result_of(running)
+        if running.spec.seed != seed:
+            return made
+        image = made.image.ljust(size_bytes, b"\0")
+        return replace(made, image=image, image_digest=digest_of(image))
+
+    worker._result = result  # type: ignore[method-assign]
+
+
+async def test_large_image_leaves_a_client_of_4_mib_its_others(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    """A stranger's client with gRPC's own limits, which states none: it is told of the large image, and asks for it by
+    its id, with its limit. Our own client states its limit and hears no difference."""
+    large_by_seed(worker, 6, 5 * MEBIBYTE)
+    three = replace(REQUEST, image_count=3, seed=5)
+    async with grpc.aio.insecure_channel(suite.frontdoor.settings.rpc.listen[0]) as channel:
+        stranger = ImageServiceStub(channel)
+        answers = [one async for one in stranger.Generate(pb.GenerateRequest(request=request_to_proto(three)))]
+        failed = next(one.failed for one in answers if one.WhichOneof("event") == "failed")
+        asked = pb.AttachRequest(request_id=failed.request_id, max_message_bytes=4 * MEBIBYTE)
+        again = [one async for one in stranger.Attach(asked)]
+    ours = completed_of(await suite.events(three))
+
+    assert {one.completed.image_index for one in answers if one.WhichOneof("event") == "completed"} == {0, 2}
+    assert (failed.image_index, failed.reason) == (1, "MESSAGE_TOO_LARGE")
+    assert sum(len(one.image_chunk.data) for one in again) == 5 * MEBIBYTE
+    assert again[-1].completed.image_size_bytes == 5 * MEBIBYTE
+    assert {index: len(event.image) for index, event in ours.items()} == {0: 256, 1: 5 * MEBIBYTE, 2: 256}
+
+
+async def test_replay_of_a_large_image_comes_whole(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    worker.picture_bytes = 5 * MEBIBYTE
+    first = await suite.paint()
+
+    *_, again = [event async for event in suite.client.replay(ReplayRequest(first.request_id))]
+
+    assert isinstance(again, Completed)
+    assert again.image == first.image

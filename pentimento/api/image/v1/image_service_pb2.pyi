@@ -389,12 +389,20 @@ class GenerateRequest(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     PREVIEW_INTERVAL_STEPS_FIELD_NUMBER: _builtins.int
     OMIT_PROGRESS_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """At most 128 characters; a retry with the same key and body finds the first request, another body is refused."""
     preview_interval_steps: _builtins.int
     """A small picture of the current latent every so many steps; 0 means none."""
     omit_progress: _builtins.bool
     """Leaves out Routed and every Progress without such a picture, for callers who wait for the end alone."""
+    max_message_bytes: _builtins.int
+    """The largest message that the client receives, in bytes, at least 262144. An image that would make a larger one comes in ImageChunk
+    messages before its Completed. 0: the client says nothing; then such an image is one that makes a message of more than 4194304
+    bytes, gRPC's default limit, and it is not sent. Instead the stream ends with RESOURCE_EXHAUSTED `MESSAGE_TOO_LARGE`, or tells so by
+    `failed` where it is one of several images, and the others come. The image is kept and can be asked for again: by Attach with this
+    field, or by GetResultUrl.
+    """
     @_builtins.property
     def request(self) -> Global___ImageRequest: ...
     def __init__(
@@ -404,10 +412,11 @@ class GenerateRequest(_message.Message):
         idempotency_key: _builtins.str = ...,
         preview_interval_steps: _builtins.int = ...,
         omit_progress: _builtins.bool = ...,
+        max_message_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "omit_progress", b"omit_progress", "preview_interval_steps", b"preview_interval_steps", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "max_message_bytes", b"max_message_bytes", "omit_progress", b"omit_progress", "preview_interval_steps", b"preview_interval_steps", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -422,6 +431,7 @@ class GenerateResponse(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     COMPLETED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    IMAGE_CHUNK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___Accepted: ...
     @_builtins.property
@@ -432,6 +442,10 @@ class GenerateResponse(_message.Message):
     def completed(self) -> Global___Completed: ...
     @_builtins.property
     def failed(self) -> Global___PictureFailed: ...
+    @_builtins.property
+    def image_chunk(self) -> Global___ImageChunk:
+        """Only to clients that state max_message_bytes."""
+
     def __init__(
         self,
         *,
@@ -440,12 +454,13 @@ class GenerateResponse(_message.Message):
         progress: Global___Progress | None = ...,
         completed: Global___Completed | None = ...,
         failed: Global___PictureFailed | None = ...,
+        image_chunk: Global___ImageChunk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "image_chunk", b"image_chunk", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "image_chunk", b"image_chunk", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "routed", "progress", "completed", "failed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "routed", "progress", "completed", "failed", "image_chunk"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -460,6 +475,7 @@ class ReplayRequest(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     PREVIEW_INTERVAL_STEPS_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """As the provenance of a picture names it. How it came to be is what was recorded here, never what a file says."""
     idempotency_key: _builtins.str
@@ -467,6 +483,8 @@ class ReplayRequest(_message.Message):
     preview_interval_steps: _builtins.int
     deadline_ms: _builtins.int
     """Time the picture may take from now; absent means the deployment's."""
+    max_message_bytes: _builtins.int
+    """As Generate's."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplayInput]:
         """The bytes that the request came with, as its provenance names them under `inputs`. They are kept here only where the request
@@ -481,10 +499,11 @@ class ReplayRequest(_message.Message):
         idempotency_key: _builtins.str = ...,
         preview_interval_steps: _builtins.int = ...,
         deadline_ms: _builtins.int | None = ...,
+        max_message_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "deadline_ms", b"deadline_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "inputs", b"inputs", "preview_interval_steps", b"preview_interval_steps", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "inputs", b"inputs", "max_message_bytes", b"max_message_bytes", "preview_interval_steps", b"preview_interval_steps", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_ms: _TypeAlias = _typing.Literal["deadline_ms"]  # noqa: Y015
     _WhichOneofArgType__deadline_ms: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms"]  # noqa: Y015
@@ -525,6 +544,7 @@ class ReplayResponse(_message.Message):
     ROUTED_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     COMPLETED_FIELD_NUMBER: _builtins.int
+    IMAGE_CHUNK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___Accepted: ...
     @_builtins.property
@@ -533,6 +553,8 @@ class ReplayResponse(_message.Message):
     def progress(self) -> Global___Progress: ...
     @_builtins.property
     def completed(self) -> Global___Completed: ...
+    @_builtins.property
+    def image_chunk(self) -> Global___ImageChunk: ...
     def __init__(
         self,
         *,
@@ -540,12 +562,13 @@ class ReplayResponse(_message.Message):
         routed: Global___Routed | None = ...,
         progress: Global___Progress | None = ...,
         completed: Global___Completed | None = ...,
+        image_chunk: Global___ImageChunk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "image_chunk", b"image_chunk", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "image_chunk", b"image_chunk", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "routed", "progress", "completed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "routed", "progress", "completed", "image_chunk"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -651,6 +674,7 @@ class Completed(_message.Message):
     HEIGHT_PX_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
     IMAGE_INDEX_FIELD_NUMBER: _builtins.int
+    IMAGE_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     image: _builtins.bytes
     format: Global___ImageFormat.ValueType
@@ -658,6 +682,8 @@ class Completed(_message.Message):
     height_px: _builtins.int
     image_index: _builtins.int
     """As in Routed."""
+    image_size_bytes: _builtins.int
+    """Bytes of an image that came in chunks before, `image` is empty then; 0 otherwise."""
     @_builtins.property
     def provenance(self) -> _generation_pb2.Provenance: ...
     def __init__(
@@ -670,14 +696,42 @@ class Completed(_message.Message):
         height_px: _builtins.int = ...,
         provenance: _generation_pb2.Provenance | None = ...,
         image_index: _builtins.int = ...,
+        image_size_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "height_px", b"height_px", "image", b"image", "image_index", b"image_index", "provenance", b"provenance", "request_id", b"request_id", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "height_px", b"height_px", "image", b"image", "image_index", b"image_index", "image_size_bytes", b"image_size_bytes", "provenance", b"provenance", "request_id", b"request_id", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Completed: _TypeAlias = Completed  # noqa: Y015
+
+@_typing.final
+class ImageChunk(_message.Message):
+    """A part of an image that is larger than its client receives in one message. The parts of an image come in their order; put together
+    they are the image of the Completed that follows them. Parts of several images may come between each other.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_INDEX_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    image_index: _builtins.int
+    """As in Routed."""
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        image_index: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "image_index", b"image_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageChunk: _TypeAlias = ImageChunk  # noqa: Y015
 
 @_typing.final
 class PictureFailed(_message.Message):
@@ -804,15 +858,19 @@ class AttachRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    max_message_bytes: _builtins.int
+    """As Generate's."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
+        max_message_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_message_bytes", b"max_message_bytes", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -829,6 +887,7 @@ class AttachResponse(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     COMPLETED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    IMAGE_CHUNK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___Accepted: ...
     @_builtins.property
@@ -839,6 +898,10 @@ class AttachResponse(_message.Message):
     def completed(self) -> Global___Completed: ...
     @_builtins.property
     def failed(self) -> Global___PictureFailed: ...
+    @_builtins.property
+    def image_chunk(self) -> Global___ImageChunk:
+        """Only to clients that state max_message_bytes."""
+
     def __init__(
         self,
         *,
@@ -847,12 +910,13 @@ class AttachResponse(_message.Message):
         progress: Global___Progress | None = ...,
         completed: Global___Completed | None = ...,
         failed: Global___PictureFailed | None = ...,
+        image_chunk: Global___ImageChunk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "image_chunk", b"image_chunk", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "completed", b"completed", "event", b"event", "failed", b"failed", "image_chunk", b"image_chunk", "progress", b"progress", "routed", b"routed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "routed", "progress", "completed", "failed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "routed", "progress", "completed", "failed", "image_chunk"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
