@@ -122,11 +122,11 @@ def _refusal(state: State, now: float, pool: Pool, event: RequestArrived) -> Rej
     count = len(event.request_ids)
     message = _why_full(state, pool, event.tenant, count)
     if message:
-        return Reject(event.request_id, "QUEUE_FULL", message, retry_after_ms(state, pool.name))
+        return Reject(event.request_id, "QUEUE_FULL", message, retry_after_ms(state, now, pool.name))
     least_share = event.thinning.least_share if state.thins and not state.plan_thins else 1.0
     if not _plan_admits(state, least_share, count):
         message = "more demand than the plan admits"
-        return Reject(event.request_id, "OVER_CAPACITY", message, retry_after_ms(state, pool.name))
+        return Reject(event.request_id, "OVER_CAPACITY", message, retry_after_ms(state, now, pool.name))
     return _too_late(state, now, pool, event)
 
 
@@ -161,8 +161,10 @@ def _too_late(state: State, now: float, pool: Pool, event: RequestArrived) -> Re
     end_s = predicted_end_s(state, now, pool, event)
     if end_s is None or now + end_s <= event.deadline or _stands_in_in_time(state, now, event):
         return None
-    message = f"predicted to take {end_s:.3g} s, the deadline is in {max(event.deadline - now, 0.0):.3g} s"
-    return Reject(event.request_id, Reason.PREDICTED_LATE, message, retry_after_ms(state, pool.name))
+    left_s = max(event.deadline - now, 0.0)
+    message = f"predicted to take {end_s:.3g} s, the deadline is in {left_s:.3g} s"
+    comes_back_ms = retry_after_ms(state, now, pool.name, end_s - left_s)
+    return Reject(event.request_id, Reason.PREDICTED_LATE, message, comes_back_ms)
 
 
 def _stands_in_in_time(state: State, now: float, event: RequestArrived) -> bool:

@@ -45,7 +45,7 @@ def drop_late(state: State, now: float, request: Request, wait_s: float) -> list
         return stand_in(state, request)
     left_s = max(request.deadline - now, 0.0)
     message = f"predicted to take {wait_s:.3g} s from now, {left_s:.3g} s were left"
-    request.retry_after_ms = retry_after_ms(state, request.pool)
+    request.retry_after_ms = retry_after_ms(state, now, request.pool, wait_s - left_s)
     ending = enter_end(state, request, End.DROPPED, Reason.PREDICTED_LATE, message)
     return [Drop(request.request_id, ending.reason, message, wait_s, request.retry_after_ms)]
 

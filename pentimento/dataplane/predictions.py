@@ -68,11 +68,21 @@ def predicted_service_s(state: State, pool: Pool, worker: Worker, work: float) -
     return pool.speed.seconds(work, worker.used_credits + 1, worker.slowdown, state.settings.prediction_margin)
 
 
-def retry_after_ms(state: State, pool_name: str) -> int:
-    """Return when the queue will be half empty, so that those who come back do not all meet a full one."""
+def retry_after_ms(state: State, now: float, pool_name: str, late_s: float = 0.0) -> int:
+    """Return when another try is worth it: once the queue is half empty, so that those who come back do not all meet a
+    full one, and a running request has given its credit back. `late_s`: by how much the request would miss its
+    deadline; so much of what is before it must be gone, too."""
     settings = state.settings
-    wait_ms = predicted_wait_s(state, pool_name) * 1000 / 2
-    return round(min(max(wait_ms, settings.min_retry_after_ms), settings.max_retry_after_ms))
+    wait_s = max(predicted_wait_s(state, pool_name) / 2, _first_credit_s(state, now, pool_name), late_s)
+    return round(min(max(wait_s * 1000, settings.min_retry_after_ms), settings.max_retry_after_ms))
+
+
+def _first_credit_s(state: State, now: float, pool_name: str) -> float:
+    """Return the seconds until a running request is expected to end; 0 where a credit is free, or none is in use."""
+    pool = state.pools.get(pool_name)
+    if pool is None or not pool.ends or len(pool.ends) < pool.credit_count:
+        return 0.0
+    return max(pool.ends[0] - now, 0.0)
 
 
 def learn_speed(state: State, request: Request, worker: Worker, seconds: float, work: float) -> None:

@@ -42,7 +42,7 @@ def quota_refusal(state: State, now: float, pool: str, event: RequestArrived) ->
     if found is None:
         return None
     message = f"{found.quota}: {found.limit} of this tenant"
-    return Reject(event.request_id, Reason.TENANT_QUOTA, message, _retry_after_ms(state, pool, found), found.quota)
+    return Reject(event.request_id, Reason.TENANT_QUOTA, message, _retry_after_ms(state, now, pool, found), found.quota)
 
 
 def charge(state: State, now: float, event: RequestArrived) -> None:
@@ -60,8 +60,8 @@ def pay_back(state: State, now: float, request: Request) -> None:
         meter.give_back(now, 1, request.work)
 
 
-def _retry_after_ms(state: State, pool: str, refusal: QuotaRefusal) -> int:
+def _retry_after_ms(state: State, now: float, pool: str, refusal: QuotaRefusal) -> int:
     """0 for never."""
     if refusal.wait_s is None:
-        return retry_after_ms(state, pool)
+        return retry_after_ms(state, now, pool)
     return math.ceil(refusal.wait_s * 1000) if math.isfinite(refusal.wait_s) else 0

@@ -42,7 +42,7 @@ class DataplaneSettings:
     orphan_wait_s: float = 3.0
     forget_worker_s: float = 30.0
     min_retry_after_ms: int = 100
-    max_retry_after_ms: int = 60_000
+    max_retry_after_ms: int = 600_000
     drop_late: bool = True
     prediction_margin: float = 1.0
     aging_limit_s: Mapping[str, float | None] = field(default_factory=dict)

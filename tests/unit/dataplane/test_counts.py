@@ -35,7 +35,7 @@ def test_what_nobody_sets_is_as_the_documentation_has_it() -> None:
         "orphan_wait_s": 3.0,
         "forget_worker_s": 30.0,
         "min_retry_after_ms": 100,
-        "max_retry_after_ms": 60_000,
+        "max_retry_after_ms": 600_000,
         "drop_late": True,
         "prediction_margin": 1.0,
         "aging_limit_s": {},

@@ -27,6 +27,20 @@ def test_a_request_that_cannot_make_it_is_rejected_at_once(busy: Driver) -> None
     assert "40 s" in reject.message and "35 s" in reject.message
 
 
+def test_rejected_request_that_comes_back_when_told_is_admitted(driver: Driver) -> None:
+    """One runs for five minutes and nobody waits: another one would be done after ten, and has less than seven."""
+    driver.profile("m", (1, 300.0))
+    driver.worker()
+    run = driver.run("running")
+
+    reject = only(effects.Reject, driver.arrive("r1", deadline=driver.now + 400.0))
+    driver.now += reject.retry_after_ms / 1000
+    driver.send(events.AttemptFinished("running", run.fencing_token))
+
+    assert (reject.reason, reject.retry_after_ms) == ("PREDICTED_LATE", 300_000)
+    assert kinds(driver.arrive("r1", deadline=driver.now + 400.0))[0] is effects.PersistAccepted
+
+
 def test_a_request_that_can_make_it_is_admitted(busy: Driver) -> None:
     assert kinds(busy.arrive("r1", deadline=busy.now + 45.0))[0] is effects.PersistAccepted
 

@@ -217,9 +217,25 @@ def test_a_pool_gets_its_work_through_at_the_speed_of_its_workers(
     assert predicted_wait_s(state, "m") == pytest.approx(wait_s)
 
 
-@pytest.mark.parametrize(("work", "after_ms"), [(0.01, 100), (6.0, 15_000), (30.0, 60_000)])
-def test_to_come_back_is_worth_it_once_half_is_gone_within_bounds(work: float, after_ms: int) -> None:
+@pytest.mark.parametrize(
+    ("work", "ends", "late_s", "after_ms"),
+    [
+        (0.01, [100.0, 100.0], 0.0, 100),
+        (6.0, [104.0, 106.0], 0.0, 15_000),
+        (30.0, [104.0, 106.0], 0.0, 75_000),
+        (900.0, [104.0, 106.0], 0.0, 600_000),
+        # Those that run give no credit back before.
+        (0.01, [104.0, 106.0], 0.0, 4_000),
+        (6.0, [400.0, 500.0], 0.0, 300_000),
+        # It would be late by more than that.
+        (0.01, [104.0, 106.0], 90.0, 90_000),
+        (6.0, [104.0, 106.0], 5.0, 15_000),
+    ],
+)
+def test_retry_hint_waits_for_queue_credit_and_lateness(
+    work: float, ends: list[float], late_s: float, after_ms: int
+) -> None:
     state = State(1)
-    state.pools["m"] = pool([104.0, 106.0], own=work)
+    state.pools["m"] = pool(ends, own=work)
 
-    assert retry_after_ms(state, "m") == after_ms
+    assert retry_after_ms(state, 100.0, "m", late_s) == after_ms
