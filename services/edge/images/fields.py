@@ -67,7 +67,9 @@ OPENAI_FIELDS = (
     RequestField("prompt", FieldKind.TEXT, "what to paint", required=True, least=1, most=MAX_PROMPT_CHARS),
     RequestField("model", FieldKind.TEXT, "a model of /v1/models; the deployment's default", most=MAX_NAME_CHARS),
     RequestField("n", FieldKind.INTEGER, "pictures, all or none of them", least=1, most=10, default=1),
-    RequestField("size", FieldKind.SIZE, "WIDTHxHEIGHT in pixels; `auto`: the model's own, or an edited image's", default="auto"),
+    RequestField(
+        "size", FieldKind.SIZE, "WIDTHxHEIGHT in pixels; `auto`: the model's own, or an edited image's", default="auto"
+    ),
     RequestField(
         "quality",
         FieldKind.QUALITY,

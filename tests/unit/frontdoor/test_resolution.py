@@ -118,7 +118,13 @@ def test_eta_belongs_to_ddim() -> None:
 
 
 # Width and height as diffusers' VaeImageProcessor rounds them (`get_default_height_width`, scale factor 8).
-IMAGE_SIZES = [((64, 64), (64, 64)), ((48, 40), (48, 40)), ((63, 33), (56, 32)), ((8, 15), (8, 8)), ((71, 64), (64, 64))]
+IMAGE_SIZES = [
+    ((64, 64), (64, 64)),
+    ((48, 40), (48, 40)),
+    ((63, 33), (56, 32)),
+    ((8, 15), (8, 8)),
+    ((71, 64), (64, 64)),
+]
 
 
 @pytest.mark.parametrize(("image_size", "size"), IMAGE_SIZES)
