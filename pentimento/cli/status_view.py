@@ -16,6 +16,7 @@ from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatistic
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus, UnplannedModel
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.reasons import Reason
 from pentimento.reports.allocations import AllocationSample, sample_of_plan, sparkline, violation_shares
 
 # Which part of a status each process tells.
@@ -69,7 +70,7 @@ def plan_lines(plan: Plan) -> Iterator[Text]:
 
 def why_unplanned(one: UnplannedModel) -> str:
     """Return why a model is in no plan, with what to do where a profile is missing."""
-    return f"{one.reason}; {profiling(one.model)}" if one.reason == "PROFILE_MISSING" else one.reason
+    return f"{one.reason}; {profiling(one.model)}" if one.reason == Reason.PROFILE_MISSING else one.reason
 
 
 def profiling(model: str) -> str:

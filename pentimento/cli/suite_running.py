@@ -6,19 +6,30 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from pentimento.cli.detached import serving_document
+from pentimento.cli.fleet_arrival import FleetArrival
+from pentimento.cli.listening import check_ports_are_free
+from pentimento.cli.suite_banner import banner
+from pentimento.clients.controller import ControllerClient
+from pentimento.domain.fleet import Fleet
+from pentimento.rpc.channel import open_channel
+from pentimento.rpc.settings import client_settings
 from pentimento.supervisor.access import SuiteTokens, keep_signing_key, write_grant_key
 from pentimento.supervisor.leftovers import clean_leftovers
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import Surroundings
+from pentimento.supervisor.process_spec import Suite
 from pentimento.supervisor.replicas import ReplicaFiles
 from pentimento.supervisor.state import Endpoint, StateDirectory, make_private
-from pentimento.supervisor.suite import Suite, longest_drain_s, plan_suite, stores, unix_address, write_profiles
+from pentimento.supervisor.suite import longest_drain_s, plan_suite, stores, unix_address, write_profiles
 from pentimento.supervisor.suite_settings import SuiteSettings
 from pentimento.supervisor.supervisor import AFTER_DRAIN_S, STOP_TIMEOUT_S, Supervisor
+
+CALL_TIMEOUT_S = 5.0
 
 
 def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool, as_json: bool = False) -> int:
@@ -27,6 +38,7 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     state.acquire()
     try:
+        check_ports_are_free({"--listen": settings.public, "--http": settings.http, "--admin-listen": settings.admin})
         ReplicaFiles(state.path).forget()
         leftovers = clean_leftovers(state.path, state.sockets)
         make_private(state.sockets)
@@ -40,7 +52,7 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
         if settings.fleet is not None:
             write_profiles(settings.fleet, stores(settings, state))
         suite = plan_suite(settings, state)
-        width = max(len(process.name) for process in suite.processes)
+        width = max(len(process.name) for process in suite.processes) if show_logs else 0
         # Where stdout has one document, people are told beside it.
         view = LogView(state.logs, show=show_logs, width=width, people=sys.stderr if as_json else sys.stdout)
         if leftovers:
@@ -69,8 +81,13 @@ async def supervise(
     loop.add_signal_handler(signal.SIGQUIT, supervisor.request_kill)
     loop.add_signal_handler(signal.SIGUSR1, supervisor.request_scaling)
     following = asyncio.create_task(tokens.follow(lambda text: around.view.note(text, error=True))) if tokens else None
+    arrival = fleet_arrival(suite, around.view, settings, state)
+
+    def announce_served(seconds: float) -> None:
+        announce(around.view, settings, state, as_json, seconds, arrival.unprofiled)
+
     try:
-        return await supervisor.run(lambda: announce(around.view, settings, state, as_json), ReplicaFiles(state.path))
+        return await supervisor.run(announce_served, ReplicaFiles(state.path), arrival)
     finally:
         if following:
             following.cancel()
@@ -79,7 +96,25 @@ async def supervise(
         around.view.close()
 
 
-def announce(view: LogView, settings: SuiteSettings, state: StateDirectory, as_json: bool) -> None:
+def fleet_arrival(suite: Suite, view: LogView, settings: SuiteSettings, state: StateDirectory) -> FleetArrival:
+    """Return what waits for the suite's workers, by its own token."""
+
+    async def fleet() -> Fleet:
+        channels = replace(client_settings(), service_token_file=settings.service_token_file)
+        async with open_channel(unix_address(state, "controller"), channels) as channel:
+            return await ControllerClient(channel).fleet(CALL_TIMEOUT_S)
+
+    return FleetArrival(suite, fleet, lambda name: "".join(view.tail(name, 1)))
+
+
+def announce(
+    view: LogView,
+    settings: SuiteSettings,
+    state: StateDirectory,
+    as_json: bool,
+    seconds: float,
+    unprofiled: Sequence[str],
+) -> None:
     """From here on `generate`, `status` and `down` find the suite."""
     endpoint = Endpoint(
         frontdoor=unix_address(state, "frontdoor"),
@@ -94,8 +129,6 @@ def announce(view: LogView, settings: SuiteSettings, state: StateDirectory, as_j
     state.publish(endpoint)
     if as_json:
         view.document(json.dumps(serving_document(endpoint, state), ensure_ascii=False))
-    if settings.fleet is not None:
-        view.note("EMULATED devices: profiled times, and no picture is painted")
-    if settings.http:
-        view.note(f"HTTP is at http://{settings.http} (the console; OpenAI's images API under /v1)")
-    view.note(f"the public API is at {settings.public or endpoint.frontdoor}; logs and stores are in {state.path}")
+    view.note(f"the suite serves after {seconds:.1f} s")
+    for line in banner(settings, endpoint, state.path, unprofiled):
+        view.note(f"  {line}")

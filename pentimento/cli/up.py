@@ -2,8 +2,6 @@
 
 import importlib.util
 import os
-import socket
-from collections.abc import Callable
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -15,20 +13,24 @@ from click.core import ParameterSource
 from pentimento.cli.connection import state_dir_option
 from pentimento.cli.detached import start_detached
 from pentimento.cli.json_output import json_option
+from pentimento.cli.listening import with_free_port
 from pentimento.cli.numbers import FiniteRange
 from pentimento.cli.suite_running import run_suite
 from pentimento.devices.emulation import EmulatedFleet, read_fleet
 from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.files.private_files import keep_files_private
-from pentimento.rpc.settings import RpcServerSettings, check_address, check_http_address, is_unix
+from pentimento.rpc.settings import RpcServerSettings, check_http_address
 from pentimento.settings.loading import setting_of
 from pentimento.settings.sources import COMMON
+from pentimento.supervisor.devices import read_devices, read_places
 from pentimento.supervisor.models import (
     DEFAULT_ENCODER,
+    ModelDirectory,
     find_controlnets,
     find_discriminator,
     find_encoder,
     find_loras,
+    find_model,
     find_models,
     shipped_selector_profiles,
     shipped_thinning_profiles,
@@ -59,6 +61,19 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="host:port of the same over HTTP: the OpenAI images API, and the console; '' for none",
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--devices",
+    default="",
+    metavar="0,1,…",
+    help="GPUs, by nvidia-smi's number or by UUID, that workers and ControlNet services are spread over [the first]",
+)
+@click.option(
+    "--place",
+    "places",
+    multiple=True,
+    metavar="SERVICE=GPU,…|cpu",
+    help="GPUs of controlnet_svc, unet_worker or unet_worker/MODEL, in place of --devices; may be repeated",
+)
 @click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="torch threads of a process")
 @click.option("--config", "config_file", type=EXISTING_FILE, help="TOML settings, passed to every service")
 @click.option(
@@ -162,19 +177,24 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="a light picture below it goes on, while the plan has no threshold",
 )
 @json_option
-@click.option("--quiet", is_flag=True, help="keep the services' logs in the state directory only")
+@click.option(
+    "--logs/--quiet",
+    "show_logs",
+    default=False,
+    help="show the services' logs here too; they are in the state directory in any case [quiet]",
+)
 @click.option("--detach", is_flag=True, help="return once all serve; `pentimento down` stops it")
 def up(
     models: tuple[str, ...],
     encoder: str,
     state_dir: Path,
-    quiet: bool,
+    show_logs: bool,
     detach: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Starts embedder, gateway, controller, workers and frontdoor, and keeps them up. Ctrl-C drains and stops them. As
-    JSON it prints one line once all serve: where."""
+    """Starts embedder, gateway, controller, workers and frontdoor, and keeps them up. Ctrl-C drains and stops them. It
+    prints a line a process that serves, and where the suite is once every worker has registered; as JSON one line."""
     keep_files_private()
     fleet = emulated_fleet(options["emulate"], models, options["profiles"])
     encoder_path = find_encoder(encoder).path
@@ -187,10 +207,12 @@ def up(
         raise click.UsageError("--cascade and --emulate exclude each other: the fleet's file has its cascade")
     if cascade is not None:
         # The first one is the default: the heavy one, where no other is given.
-        models = tuple(dict.fromkeys((*models, *reversed(cascade.models))))
+        models = tuple(dict.fromkeys((*models, *reversed(cascade.given))))
     token_file = options["token_file"] or token_file_of_all(options["config_file"])
+    found = find_models(models) if fleet is None else ()
+    devices, places = gpu_places(options["devices"], options["places"], found)
     settings = SuiteSettings(
-        models=find_models(models) if fleet is None else (),
+        models=found,
         cascade=cascade,
         encoder=encoder_path,
         copies=options["workers"],
@@ -213,11 +235,29 @@ def up(
         loras=find_loras(options["loras"]),
         controlnet_copies=options["controlnet_replicas"],
         pipelining_bounds=absolute(options["pipelining_bounds"]),
+        devices=devices,
+        places=places,
     )
     state = StateDirectory(state_dir)
     if detach:
         return start_detached(state, as_json=as_json)
-    return run_suite(settings, state, show_logs=not quiet and not as_json, as_json=as_json)
+    return run_suite(settings, state, show_logs=show_logs and not as_json, as_json=as_json)
+
+
+def gpu_places(
+    devices: str, places: tuple[str, ...], models: tuple[ModelDirectory, ...]
+) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Return the GPUs that a suite is spread over, and those of single services. Raises click.UsageError where they
+    contradict other options, InvalidArgument for what names no GPU or no service."""
+    if not devices and not places:
+        return (), {}
+    if not models:
+        raise click.UsageError("--devices and --place are for models; the devices of --emulate are in its file")
+    if devices and click.get_current_context().get_parameter_source("device") is not ParameterSource.DEFAULT:
+        raise click.UsageError("--devices and --device exclude each other: --place SERVICE=cpu keeps one on the CPU")
+    services = ("controlnet_svc", "unet_worker", *(f"unet_worker/{model.name}" for model in models))
+    spread = read_devices("devices", devices, os.environ) if devices else ()
+    return spread, read_places(places, services, os.environ)
 
 
 def token_file_of_all(config_file: Path | None) -> Path | None:
@@ -255,16 +295,17 @@ def served_cascade(models: str, discriminators: tuple[str, ...], threshold: floa
     """Return what `--cascade` asks for, None for nothing. Raises click.UsageError and NotFound."""
     if not models:
         return None
-    names = tuple(name.strip() for name in models.split(","))
-    if len(names) < 2 or not all(names) or len(set(names)) < len(names):
+    given = tuple(name.strip() for name in models.split(","))
+    names = tuple(find_model(one).name for one in given if one)
+    if len(names) < 2 or not all(given) or len(set(names)) < len(names):
         raise click.UsageError(f"--cascade must be two models or more, LIGHT,…,HEAVY, each once, got {models!r}")
     pairs = tuple(pairwise(names))
-    given = discriminators or ("",) * len(pairs)
-    if len(given) != len(pairs):
+    directories = discriminators or ("",) * len(pairs)
+    if len(directories) != len(pairs):
         limit = f"must be given {len(pairs)} times, once for each model but the last"
-        raise click.UsageError(f"--discriminator {limit}, got {len(given)}")
-    found = tuple(find_discriminator(one, pair) for one, pair in zip(given, pairs, strict=True))
-    return ServedCascade(names, found, threshold)
+        raise click.UsageError(f"--discriminator {limit}, got {len(directories)}")
+    found = tuple(find_discriminator(one, pair) for one, pair in zip(directories, pairs, strict=True))
+    return ServedCascade(names, found, threshold, given)
 
 
 def emulated_fleet(path: Path | None, models: tuple[str, ...], profiles: tuple[Path, ...]) -> EmulatedFleet | None:
@@ -274,23 +315,6 @@ def emulated_fleet(path: Path | None, models: tuple[str, ...], profiles: tuple[P
         given = "--model" if models else "--profile"
         raise click.UsageError(f"{given} and --emulate exclude each other: the fleet's file has its models")
     return read_fleet(path)
-
-
-def with_free_port(flag: str, listen: str, check: Callable[[str, str], None] = check_address) -> str:
-    """Port 0 becomes a port that is free now, so that it can be told before the frontdoor has it. UsageError for what
-    is no address, before anything is started for it."""
-    if not listen:
-        return ""
-    try:
-        check(flag, listen)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    host, _, port = listen.rpartition(":")
-    if is_unix(listen) or port != "0":
-        return listen
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host.strip("[]"), 0))
-        return f"{host}:{probe.getsockname()[1]}"
 
 
 def absolute(path: Path | None) -> Path | None:

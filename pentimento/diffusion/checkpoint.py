@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.model_names import single_file_advice
 from pentimento.files.safetensors_header import check_safetensors
 
 _MAX_TEXT_BYTES = 64 * 1024 * 1024
@@ -80,6 +81,8 @@ def open_checkpoint(directory: Path, rules: dict[str, ComponentRules]) -> Checkp
 
     Raises BadCheckpoint naming the class, the key or the file.
     """
+    if directory.is_file():
+        raise BadCheckpoint(single_file_advice(directory))
     path = directory / "model_index.json"
     check_inside(directory, [path])
     index = read_json_object(path)

@@ -90,6 +90,12 @@ class Reason(StrEnum):
         "the request would miss its deadline",
         "give a later deadline, or call again after the time that RetryInfo names; add workers where it stays",
     )
+    PROFILE_MISSING = (
+        "PROFILE_MISSING",
+        "nobody has measured what a model costs on the devices that are there, so the policy cannot plan with it",
+        "measure it with `pentimento bench profile`, and start with `--profile FILE` or register it with the model;"
+        " until then the workers keep the models that they hold",
+    )
     REPLICA_ADDRESS_TAKEN = (
         "REPLICA_ADDRESS_TAKEN",
         "another live replica, which started later, advertises the same address",

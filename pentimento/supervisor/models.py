@@ -9,6 +9,7 @@ from typing import Any
 
 from pentimento.domain.adapters import split_digest
 from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.domain.model_names import derived_name, single_file_advice
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
 # From which similarity on the tiny models may reuse, under their own encoder.
@@ -32,8 +33,8 @@ class ModelDirectory:
 
 
 def find_model(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
-    """Return what a registry name stands for, or a diffusers directory, whose last part becomes the model's name; with
-    `@sha256:…` behind it of that digest alone.
+    """Return what a registry name stands for, or a diffusers directory, whose last part gives the model's name
+    (`derived_name`); with `@sha256:…` behind it of that digest alone.
 
     Names are looked up among the registry's pipelines, never joined to a path. NotFound lists those there are;
     InvalidArgument for a digest that is none.
@@ -112,7 +113,8 @@ def find_models(given: tuple[str, ...], weights: Path = WEIGHTS) -> tuple[ModelD
     models = tuple(find_model(name, weights) for name in given or (DEFAULT_MODEL,))
     seen = [model.name for model in models]
     if len(set(seen)) != len(seen):
-        raise InvalidArgument.of("model", f"must be given once each, got {', '.join(seen)}; --workers makes copies")
+        limit = "must have a name of its own each, which is that of its directory"
+        raise InvalidArgument.of("model", f"{limit}, got {', '.join(seen)}; --workers makes copies")
     return models
 
 
@@ -122,12 +124,14 @@ def _find(what: str, given: str, weights: Path, kind: str, packaged: tuple[str, 
     if entry is not None and entry.kind == kind:
         return ModelDirectory(given, entry.path)
     directory = Path(given).resolve()
+    if directory.is_file() and kind == PIPELINE:
+        raise InvalidArgument.of(what, single_file_advice(directory))
     if not directory.is_dir():
         names = sorted([*packaged, *(name for name, other in known.items() if other.kind == kind)])
         there = ", ".join(names) or f"none in {weights}"
         wrong = f"is a {entry.kind}, not a {kind}" if entry else "is neither a directory nor a known name"
         raise NotFound("MODEL_NOT_FOUND", f"{what} {given!r} {wrong} ({there})")
-    return ModelDirectory(directory.name, directory)
+    return ModelDirectory(derived_name(directory.name), directory)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pentimento.supervisor.child import Child, start_child
+from pentimento.supervisor.devices import environment_of
 from pentimento.supervisor.output import LogView
+from pentimento.supervisor.process_spec import ProcessSpec
 from pentimento.supervisor.readiness import wait_until_serving
 from pentimento.supervisor.restarts import Ending, GiveUp, RestartPolicy, decide, describe_exit
-from pentimento.supervisor.suite import ProcessSpec
 
 
 class ProcessState(Enum):
@@ -88,7 +89,11 @@ class SupervisedProcess:
         view, name = self._around.view, self.spec.name
         try:
             child = await start_child(
-                self.spec.module, self.spec.arguments, self._around.mark, lambda line: view.line(name, line)
+                self.spec.module,
+                self.spec.arguments,
+                self._around.mark,
+                lambda line: view.line(name, line),
+                environment_of(self.spec, os.environ),
             )
         except OSError as error:  # no memory, no descriptors: another time there may be
             view.note(f"{name} cannot be started: {error.strerror}", error=True)
@@ -96,7 +101,7 @@ class SupervisedProcess:
         self._child = child
         if self._stopping.is_set():
             child.terminate()
-        serving = asyncio.create_task(self._watch_readiness())
+        serving = asyncio.create_task(self._watch_readiness(time.monotonic()))
         exit_code = await child.wait()
         self._child = None
         serving.cancel()
@@ -104,9 +109,12 @@ class SupervisedProcess:
         served_s = 0.0 if serving.cancelled() else time.monotonic() - serving.result()
         return Ending(exit_code, served_s, self._ever_served)
 
-    async def _watch_readiness(self) -> float:
+    async def _watch_readiness(self, started_s: float) -> float:
         """The monotonic time at which it began to serve."""
         await wait_until_serving(self.spec.address)
+        again = " again" if self._ever_served else ""
+        where = f" on GPU {self.spec.device}" if self.spec.device else ""
+        self._around.view.note(f"{self.spec.name} serves{again}{where} after {time.monotonic() - started_s:.1f} s")
         self._ever_served = True
         if not self._stopping.is_set():
             self._become(ProcessState.SERVING)

@@ -1,17 +1,27 @@
 """The processes of a suite that runs, and their lives as tasks."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
+from pentimento.supervisor.devices import placed
 from pentimento.supervisor.process import SupervisedProcess
+from pentimento.supervisor.process_spec import ProcessSpec
 
 
 class RunningProcesses:
     """On the event loop only, from the first start on. Processes come and go."""
 
-    def __init__(self, processes: Iterable[SupervisedProcess]) -> None:
-        self.processes = list(processes)
+    def __init__(self) -> None:
+        self.processes: list[SupervisedProcess] = []
         self._lives: dict[str, asyncio.Task[None]] = {}
+
+    def placed(self, spec: ProcessSpec) -> ProcessSpec:
+        """Return the process on the GPU that it is to run on, by what runs where now."""
+        return placed(spec, (process.spec for process in self.processes))
+
+    def take_in(self, process: SupervisedProcess) -> None:
+        """Have it among those that `start_all` begins."""
+        self.processes.append(process)
 
     def start_all(self) -> None:
         """Begin the life of each."""
@@ -20,7 +30,7 @@ class RunningProcesses:
 
     def add(self, process: SupervisedProcess) -> "asyncio.Task[None]":
         """Begin the life of one more, and return it."""
-        self.processes.append(process)
+        self.take_in(process)
         return self._begin(process)
 
     def forget(self, process: SupervisedProcess) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings
+from pentimento.supervisor.process_spec import ReplicaGroup
 from pentimento.supervisor.replicas import GroupStatus, ReplicaFiles
 from pentimento.supervisor.running import RunningProcesses
-from pentimento.supervisor.suite import ReplicaGroup
 
 
 class ReplicaScaler:
@@ -94,7 +94,7 @@ class ReplicaScaler:
         members = self._members[name]
         # One that still drains has its address.
         number = next(number for number in count() if number not in members)
-        spec = self._groups[name].spec(number)
+        spec = self._running.placed(self._groups[name].spec(number))
         process = members[number] = SupervisedProcess(spec, self._around, self._changed)
         self.added.add(spec.name)
         self._spawn(self._watch_start(name, number, self._running.add(process)))

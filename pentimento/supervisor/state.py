@@ -24,6 +24,8 @@ ENDPOINT_FILE = "endpoint.json"
 KEPT_FILES = ("lock", ENDPOINT_FILE, "*.sqlite", "*.sqlite-wal", "*.sqlite-shm")
 # Linux takes 107 bytes for the path of a unix socket, macOS 103; the longest name put in the directory has 24.
 MAX_SOCKET_DIRECTORY = 75
+# Without `.sock` behind it.
+MAX_SOCKET_NAME = 19
 
 LONGEST_LINE_BYTES = 4096
 

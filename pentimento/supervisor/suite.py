@@ -1,55 +1,24 @@
 """Which processes make up a local suite, and what each is told. The services themselves are never imported."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 from pentimento.devices.emulation import EmulatedFleet, served_profile
 from pentimento.devices.profile import profile_to_json
+from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc.settings import RpcServerSettings, is_local
 from pentimento.settings.loading import setting_of
+from pentimento.supervisor.devices import CPU
 from pentimento.supervisor.models import ModelDirectory
-from pentimento.supervisor.state import StateDirectory
+from pentimento.supervisor.process_spec import ProcessSpec, ReplicaGroup, Suite
+from pentimento.supervisor.state import MAX_SOCKET_NAME, StateDirectory
 from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
 
-
-@dataclass(frozen=True)
-class ProcessSpec:
-    """`address` answers health checks. Stages drain in ascending order: who calls stops before those it calls."""
-
-    name: str
-    module: str
-    arguments: tuple[str, ...]
-    address: str
-    stage: int
-
-
 EDGE_STAGE, FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(5)
-
-
-@dataclass(frozen=True)
-class ReplicaGroup:
-    """Processes that are alike, of which there may be more or fewer: `spec` makes the one of a number from 0 on, and
-    there are `count` of them at first."""
-
-    name: str
-    spec: Callable[[int], ProcessSpec]
-    count: int
-
-    @property
-    def specs(self) -> tuple[ProcessSpec, ...]:
-        """Return those that there are at first."""
-        return tuple(self.spec(number) for number in range(self.count))
-
-
-@dataclass(frozen=True)
-class Suite:
-    """`groups` have processes of `processes`: those whose number may change while the suite runs."""
-
-    processes: tuple[ProcessSpec, ...]
-    groups: tuple[ReplicaGroup, ...] = ()
 
 
 # Of processes whose settings are not called as their module's last part.
@@ -115,7 +84,18 @@ def worker_groups(settings: SuiteSettings, state: StateDirectory) -> tuple[Repli
 
 
 def unix_address(state: StateDirectory, name: str) -> str:
+    """Return the address of a process's socket, which is short however long the name is."""
+    if len(name) > MAX_SOCKET_NAME:
+        name = f"{name[:8]}-{hashlib.sha256(name.encode()).hexdigest()[: MAX_SOCKET_NAME - 9]}"
     return f"unix:{state.sockets / name}.sock"
+
+
+def on_devices(settings: SuiteSettings, service: str, spec: ProcessSpec) -> ProcessSpec:
+    """Return the process with the GPUs that it may run on, and the argument that makes it use one."""
+    devices = settings.devices_of(service)
+    if devices is None:
+        return replace(spec, arguments=(*spec.arguments, "--device", settings.device))
+    return replace(spec, arguments=(*spec.arguments, "--device", "cuda" if devices else CPU), devices=devices)
 
 
 def shared_arguments(settings: SuiteSettings, instance: str) -> tuple[str, ...]:
@@ -199,14 +179,15 @@ def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: i
     arguments: tuple[str, ...] = ("--listen", address, "--controlnets", str(settings.controlnets))
     if settings.pipelining_bounds is not None:
         arguments += ("--pipelining-bounds", str(settings.pipelining_bounds))
-    arguments += ("--device", settings.device, "--threads", str(settings.threads))
+    arguments += ("--threads", str(settings.threads))
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
-    return ProcessSpec(name, "services.controlnet_svc", arguments, address, CACHE_STAGE)
+    spec = ProcessSpec(name, "services.controlnet_svc", arguments, address, CACHE_STAGE)
+    return on_devices(settings, "controlnet_svc", spec)
 
 
 def reuse_arguments(settings: SuiteSettings) -> tuple[str, ...]:
     """What the gateway decides on reuse by. Of emulated models nobody can measure anything: they reuse all the same."""
-    profiles = ",".join(map(str, settings.selector_profiles))
+    profiles = listed("selector-profiles", settings.selector_profiles)
     unprofiled = settings.unprofiled_reuse or settings.fleet is not None
     return (
         *(("--selector-profiles", profiles) if profiles else ()),
@@ -246,8 +227,6 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
     arguments += (
         "--objects-url",
         objects_url(settings, state),
-        "--device",
-        settings.device,
         "--threads",
         str(settings.threads),
     )
@@ -259,13 +238,14 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         if other != model
     ]
     if (settings.policy or (settings.cascade is not None and settings.slo_s is not None)) and others:
-        arguments += ("--other-models", ",".join(others))
+        arguments += ("--other-models", listed("model", others))
     arguments += profile_arguments(settings.profiles)
     if settings.loras is not None:
         arguments += ("--adapters-dir", str(settings.loras))
     arguments += ("--lora-cache-dir", str(state.path / "loras"))
     arguments += grant_arguments(settings) + shared_arguments(settings, name) + caller_arguments(settings, state)
-    return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE)
+    spec = ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE)
+    return on_devices(settings, f"unet_worker/{model.name}", spec)
 
 
 def emulated_discriminators(
@@ -290,7 +270,8 @@ def emulated_worker(
 def discriminator(settings: SuiteSettings, state: StateDirectory, cascade: ServedCascade) -> ProcessSpec:
     address = unix_address(state, "discriminator")
     arguments: tuple[str, ...] = ("--listen", address, "--threads", str(settings.threads))
-    arguments += ("--cascades", ",".join(f"{pair}={directory}" for pair, directory in cascade.scored()))
+    scored = (f"{pair}={directory}" for pair, directory in cascade.scored())
+    arguments += ("--cascades", listed("discriminator", scored))
     arguments += shared_arguments(settings, "discriminator") + caller_arguments(settings, state)
     return ProcessSpec("discriminator", "services.discriminator", arguments, address, WORKER_STAGE)
 
@@ -324,7 +305,7 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         embedder_address, gateway_address = unix_address(state, "embedder"), unix_address(state, "gateway")
         arguments += ("--embedder-address", embedder_address, "--gateway-address", gateway_address)
     if settings.thinning != "off":
-        profiles = ",".join(map(str, settings.thinning_profiles))
+        profiles = listed("thinning-profiles", settings.thinning_profiles)
         arguments += ("--thinning", settings.thinning, "--thinning-profiles", profiles)
     if settings.admin:
         arguments += ("--admin-listen", settings.admin)
@@ -360,7 +341,18 @@ def cascade_arguments(models: tuple[str, ...], confidence_threshold: float) -> t
 
 
 def profile_arguments(profiles: tuple[Path, ...]) -> tuple[str, ...]:
-    return ("--profiles", ",".join(map(str, profiles))) if profiles else ()
+    return ("--profiles", listed("profile", profiles)) if profiles else ()
+
+
+def listed(option: str, values: Iterable[object]) -> str:
+    """Return the values as services read lists of them. Raises InvalidArgument for one that they would read as two, or
+    as another one."""
+    texts = [str(value) for value in values]
+    for text in texts:
+        if "," in text or text != text.strip():
+            limit = "must be a path without a comma and without spaces at its ends"
+            raise InvalidArgument.of(option, f"{limit}, got {text}")
+    return ",".join(texts)
 
 
 def profile_file(folder: Path, model: str) -> Path:

@@ -1,6 +1,7 @@
 """What a local suite is to serve, and how."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from pentimento.supervisor.models import ModelDirectory
 @dataclass(frozen=True)
 class ServedCascade:
     """Models, light first, the directories of the discriminators that score the pictures of each but the last, and the
-    confidence from which they are good enough while the plan says nothing of it."""
+    confidence from which they are good enough while the plan says nothing of it. `given`: the models as they were asked
+    for, by name or directory."""
 
     models: tuple[str, ...]
     discriminators: tuple[Path, ...]
     confidence_threshold: float = 0.5
+    given: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -38,7 +41,9 @@ class SuiteSettings:
     and `pipelining_bounds` says when their residuals may be a step old; None for none and never. `loras`: the directory
     of the LoRAs that workers paint with; None for none. `thinning`: when steps are left out (off, deadline, load,
     always), as `thinning_profiles` allow. `cascade`: through which models requests go that name none; None for the
-    default model alone. `admin`: the address at which tenants are administered, "" for none."""
+    default model alone. `admin`: the address at which tenants are administered, "" for none. `devices`: the GPUs that
+    workers and ControlNet services are spread over; none for those that `device` says. `places`: the GPUs of a service,
+    or of one model's workers (`unet_worker/MODEL`), in their place; none for the CPU."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path
@@ -66,6 +71,15 @@ class SuiteSettings:
     pipelining_bounds: Path | None = None
     loras: Path | None = None
     cascade: ServedCascade | None = None
+    devices: tuple[str, ...] = ()
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def devices_of(self, service: str) -> tuple[str, ...] | None:
+        """Return the GPUs that a service's processes are spread over, none for the CPU; None where nobody said."""
+        for name in (service, service.partition("/")[0]):
+            if name in self.places:
+                return self.places[name]
+        return self.devices or None
 
     @property
     def default_model(self) -> str:

@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings
+from pentimento.supervisor.process_spec import Suite
 from pentimento.supervisor.replicas import ReplicaFiles
 from pentimento.supervisor.running import RunningProcesses
 from pentimento.supervisor.scaling import ReplicaScaler
-from pentimento.supervisor.suite import Suite
 
 # A service drains for 30 s at most unless its settings say otherwise; what still runs then is not going to end by
 # itself.
@@ -34,7 +34,9 @@ class Supervisor:
         self._stop_timeout_s = stop_timeout_s
         self._change = asyncio.Event()
         self._stop_requests = 0
-        self._running = RunningProcesses(SupervisedProcess(spec, around, self._changed) for spec in suite.processes)
+        self._running = RunningProcesses()
+        for spec in suite.processes:
+            self._running.take_in(SupervisedProcess(self._running.placed(spec), around, self._changed))
         self._scaler = ReplicaScaler(suite.groups, self._running, around, self._changed, stop_timeout_s)
         self._files: ReplicaFiles | None = None
 
@@ -68,18 +70,23 @@ class Supervisor:
         """End everything now."""
         self._running.kill()
 
-    async def run(self, on_serving: Callable[[], None], files: ReplicaFiles | None = None) -> int:
-        """Starts everything; `on_serving` is called once when all serve. Nothing is left running when it returns."""
+    async def run(
+        self,
+        on_serving: Callable[[float], None],
+        files: ReplicaFiles | None = None,
+        arrival: Callable[[], Awaitable[str]] | None = None,
+    ) -> int:
+        """Starts everything; `on_serving` is called once, with the seconds that it took, when all serve and `arrival`,
+        if any, has returned "" and no reason why requests reach nobody. Nothing is left running when it returns."""
         started = time.monotonic()
         self._running.start_all()
         telling = asyncio.create_task(self._tell_who_starts())
         try:
-            if await self._until(self._all_serve):
+            if await self._until(self._all_serve) and (arrival is None or await self._arrived(arrival)):
                 telling.cancel()
-                self.view.note(f"all {len(self.processes)} processes serve after {time.monotonic() - started:.1f} s")
                 self._files = files
                 self._tell()
-                on_serving()
+                on_serving(time.monotonic() - started)
                 await self._until(lambda: False)
             failed = self._stop_requests == 0
             await self._drain()
@@ -89,6 +96,19 @@ class Supervisor:
             self.kill()
             await self._scaler.close()
             await self._running.all_ended()
+
+    async def _arrived(self, arrival: Callable[[], Awaitable[str]]) -> bool:
+        """False where a stop was asked for meanwhile, or it returned a reason, which is told."""
+        arriving = asyncio.ensure_future(arrival())
+        arriving.add_done_callback(lambda _: self._change.set())
+        try:
+            if not await self._until(arriving.done):
+                return False
+            if reason := arriving.result():
+                self.view.note(reason, error=True)
+            return not reason
+        finally:
+            arriving.cancel()
 
     async def _tell_who_starts(self) -> None:
         """Now and then, while somebody waits for all to serve, and perhaps sees no logs."""

@@ -13,6 +13,7 @@ from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Plan, ReplicaKind, ServiceEndpoint, UnplannedModel
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.reasons import Reason
 from pentimento.policies.allocation import (
     AllocationContext,
     AllocationDecision,
@@ -134,7 +135,7 @@ class Planner:
             decision = await self._threads.decide(partial(decide, self._policy.allocator), context)
             check_decision(context, decision)
         except Exception as error:  # an allocator's defect must not take the fleet's plan away
-            lacks = isinstance(error, FailedPrecondition) and error.reason == "PROFILE_MISSING"
+            lacks = isinstance(error, FailedPrecondition) and error.reason == Reason.PROFILE_MISSING
             lacking = str(error) if lacks else ""
             self._note_failure(lacking)
             if not lacking and self._stands(context):

@@ -13,6 +13,7 @@ from pentimento.devices.profile import read_profile
 from pentimento.diffusion.allow_list import check_checkpoint, family_of
 from pentimento.diffusion.checkpoint import digest_checkpoint, file_sum
 from pentimento.diffusion.model_registry import registry_entry
+from pentimento.domain.model_names import derived_name
 from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant
 from pentimento.files.json_values import to_json
 from pentimento.rpc import run_service
@@ -27,7 +28,7 @@ def described(settings: DescribeSettings) -> ModelVariant:
     none."""
     checkpoint = check_checkpoint(settings.model)
     usual = usual_of(settings.model, settings.steps, settings.guidance_scale)
-    name = settings.name or settings.model.resolve().name
+    name = settings.name or derived_name(settings.model.resolve().name)
     profiles = [read_profile(Path(path)) for path in settings.profiles]
     return ModelVariant(
         name=name,

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pentimento.domain.model_names import derived_name
 from pentimento.files.documents import read_document
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_from_json, thinning_to_json
@@ -33,7 +34,7 @@ def write_profile(
 ) -> None:
     """Measure, write the profile, and print it as text. `judges_of` gives judges beside CLIPScore. Raises
     InvalidArgument where rows are to be added to a file that is none or was measured otherwise."""
-    path = settings.out / f"{'+'.join((settings.model.resolve().name, *settings.with_loras))}.json"
+    path = settings.out / f"{'+'.join((derived_name(settings.model.resolve().name), *settings.with_loras))}.json"
     earlier = read_document(path, thinning_from_json, "add") if settings.add else None
     # Imported here: a wrong flag or a bad checkpoint is answered before torch is loaded.
     from services.unet_worker.models.thinning_measuring import measure

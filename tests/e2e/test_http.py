@@ -43,4 +43,4 @@ def test_the_suite_says_where_http_is(suite: LocalSuite) -> None:
     while (told := httpx.get(f"http://{suite.endpoint.http}/ready", timeout=60)).status_code == 503:
         time.sleep(0.1)
     assert told.json() == {"status": "ready"}
-    assert f"HTTP is at http://{suite.endpoint.http}" in suite.log("up")
+    assert f"HTTP      http://{suite.endpoint.http} (the console" in suite.log("up")

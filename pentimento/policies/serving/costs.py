@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.reasons import Reason
 from pentimento.policies.allocation import AllocationContext
 
 
@@ -39,7 +40,7 @@ def batch_costs(
     """
     measured = _measured(context, model, saved_share)
     if not measured:
-        raise FailedPrecondition("PROFILE_MISSING", f"model {model} has no profile for the devices that are there")
+        raise FailedPrecondition(Reason.PROFILE_MISSING, f"model {model} has no profile for the devices that are there")
     wanted = sorted(measured) if sizes is None else sorted(set(sizes))
     costs = (BatchCost(size, latency) for size in wanted if (latency := _latency(measured, size)) is not None)
     return tuple(costs) or (BatchCost(min(measured), measured[min(measured)]),)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import CachePlan, Replica
+from pentimento.domain.reasons import Reason
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.entry import NOISE
 from pentimento.policies.serving.joint_backlog import backlog_routes, backlogs, beside_others, with_backlogs
@@ -102,7 +103,7 @@ class JointAllocator:
             return AllocationDecision(memory=demand.values())
         components, notes = components_of(context, self.settings, kinds)
         if not components:
-            raise FailedPrecondition("PROFILE_MISSING", "; ".join(notes) or "no worker can hold any of the models")
+            raise FailedPrecondition(Reason.PROFILE_MISSING, "; ".join(notes) or "no worker can hold any of the models")
         may_load = context.now_s - demand.moved_at_s >= self._dwell_s(components)
         before = level_of(context.last.cache) if self.settings.plans_reuse else OWN
         waiting = backlogs(context, components, self.settings.slo_s)

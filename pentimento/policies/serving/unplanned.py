@@ -1,6 +1,7 @@
 """Which models are left out of every plan, and why: nobody says what they cost."""
 
 from pentimento.domain.fleet import UnplannedModel
+from pentimento.domain.reasons import Reason
 from pentimento.policies.allocation import AllocationContext
 
 
@@ -10,4 +11,4 @@ def unplanned_models(context: AllocationContext) -> tuple[UnplannedModel, ...]:
     profiled = {(profile.model, profile.device) for profile in context.profiles}
     there = {(model, worker.device) for worker in context.workers() for model in worker.models}
     lacking = sorted(pair for pair in there if not profiled & {pair, (pair[0], "")})
-    return tuple(UnplannedModel(model, device, "PROFILE_MISSING") for model, device in lacking)
+    return tuple(UnplannedModel(model, device, Reason.PROFILE_MISSING) for model, device in lacking)

@@ -10,6 +10,7 @@ from pentimento.diffusion.families import BatchKey, LoadedModelInfo
 from pentimento.diffusion.model_registry import check_digest, registry_entry
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
+from pentimento.domain.model_names import derived_name
 from pentimento.files.documents import json_files
 from services.unet_worker.models.other_models import missing_models, other_models
 from services.unet_worker.models.usual_costs import usual_cost, usual_of
@@ -23,7 +24,7 @@ SIZE_HEADROOM = 2
 def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
     """By name, each with the settings to load it with; the one held at first comes first. Raises InvalidArgument for
     two of one name, and for one that is not there."""
-    named = {settings.model_name or settings.model.resolve().name: settings}
+    named = {settings.model_name or derived_name(settings.model.resolve().name): settings}
     if missing := missing_models(settings):
         logger.warning("skipped, since there is no such directory: %s", ", ".join(str(one.path) for one in missing))
     for other in other_models(settings):
@@ -50,7 +51,7 @@ def held_model(info: LoadedModelInfo, settings: UnetWorkerSettings, generation: 
         check_digest(settings.model, info.model_digest, settings.expected_model_digest)
     steps, guidance = _usual(settings)
     return HeldModel(
-        model=settings.model_name or settings.model.resolve().name,
+        model=settings.model_name or derived_name(settings.model.resolve().name),
         model_digest=info.model_digest,
         worker_generation=generation,
         vae_digest=info.vae_digest,

@@ -17,6 +17,7 @@ from pentimento.diffusion.peak_memory import used_bytes
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
+from pentimento.domain.model_names import derived_name
 from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.checkpoint_loading import compile_mode, denoiser_for, kernel_mode, load_checkpoint
 from services.unet_worker.settings import ProfileSettings
@@ -38,7 +39,7 @@ def measure(settings: ProfileSettings) -> ModelProfile:
     specs = list(_specs(model, settings))
     loads = [ProfiledBatch(spec, size, settings.repeats) for spec in specs for size in settings.batch_sizes]
     return ModelProfile(
-        model=settings.model.resolve().name,
+        model=derived_name(settings.model.resolve().name),
         model_digest=model.info.model_digest,
         device=device_name(device),
         dtype=str(model.dtype).removeprefix("torch."),

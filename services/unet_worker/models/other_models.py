@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pentimento.domain.adapters import split_digest
+from pentimento.domain.model_names import derived_name
 from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
 
 
@@ -17,7 +18,7 @@ class OtherModel:
     @property
     def name(self) -> str:
         """What requests call it."""
-        return self.path.resolve().name
+        return derived_name(self.path.resolve().name)
 
 
 def other_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:

@@ -15,6 +15,7 @@ from pentimento.diffusion.reuse_painting import ReusePainter
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
+from pentimento.domain.model_names import derived_name
 from pentimento.policies.selector_profiles import ReuseKind, SelectorProfile, profiled_steps
 from pentimento.policies.selector_profiling import profile_thresholds
 from services.unet_worker.device.torch_device import choose_device, choose_dtype
@@ -47,7 +48,7 @@ def study_model(directory: Path, painting: StudyPaintingSettings) -> StudyModel:
     spec = GenerationSpec(
         prompt="",
         negative_prompt="",
-        model=directory.resolve().name,
+        model=derived_name(directory.resolve().name),
         width_px=info.default_width_px,
         height_px=info.default_height_px,
         num_inference_steps=steps,

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,19 @@ from pentimento.supervisor.child import Child, start_child
 from pentimento.supervisor.leftovers import MARK, clean_leftovers, marked_processes
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings
+from pentimento.supervisor.process_spec import ProcessSpec, ReplicaGroup, Suite
 from pentimento.supervisor.replicas import GroupStatus, ReplicaFiles
 from pentimento.supervisor.restarts import RestartPolicy
-from pentimento.supervisor.suite import ProcessSpec, ReplicaGroup, Suite
 from pentimento.supervisor.supervisor import Supervisor
 from tests.started_processes import runs
 
+DEVICES = ("4", "5")
 POLICY = RestartPolicy(delays=Backoff(0.01, 0.02), give_up_after=4)
 
 
 @pytest.fixture(autouse=True)
 def toy_on_the_module_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 
@@ -50,7 +53,7 @@ def supervisor_of(tmp_path: Path, *processes: ProcessSpec, **times: float) -> Su
 async def serving(supervisor: Supervisor) -> AsyncIterator["asyncio.Task[int]"]:
     """Inside, all processes serve; the task ends with the suite."""
     ready = asyncio.Event()
-    running = asyncio.create_task(supervisor.run(ready.set))
+    running = asyncio.create_task(supervisor.run(lambda _: ready.set()))
     serves = asyncio.create_task(ready.wait())
     try:
         await asyncio.wait({serves, running}, return_when=asyncio.FIRST_COMPLETED)
@@ -89,12 +92,44 @@ async def test_stop_drains_callers_before_those_they_call(tmp_path: Path) -> Non
 async def test_whoever_waits_for_a_slow_start_hears_whom_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     slow = toy(tmp_path, "worker", 1, "--slow")
     supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0), slow, tell_every_s=0.05)
-    running = asyncio.create_task(supervisor.run(lambda: pytest.fail("must not serve")))
+    running = asyncio.create_task(supervisor.run(lambda _: pytest.fail("must not serve")))
 
     await until(lambda: "worker is still starting; its last line: loading the model" in capfd.readouterr().out)
 
     supervisor.request_kill()
     await running
+    supervisor.view.close()
+
+
+async def test_suite_whose_workers_do_not_arrive_ends_with_reason(tmp_path: Path, capfd: Any) -> None:
+    supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0))
+
+    async def arrival() -> str:
+        return "worker-0 did not register"
+
+    code = await supervisor.run(lambda _: pytest.fail("must not serve"), None, arrival)
+
+    supervisor.view.close()
+    assert code == 1
+    told = capfd.readouterr()
+    assert "frontdoor serves after" in told.out
+    assert "worker-0 did not register" in told.err
+
+
+async def test_stop_ends_wait_for_workers(tmp_path: Path) -> None:
+    supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0))
+    asked = asyncio.Event()
+
+    async def arrival() -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    running = asyncio.create_task(supervisor.run(lambda _: pytest.fail("must not serve"), None, arrival))
+    await asked.wait()
+    supervisor.request_stop()
+
+    assert await running == 0
     supervisor.view.close()
 
 
@@ -157,7 +192,7 @@ async def test_children_of_a_killed_process_end_with_it(tmp_path: Path) -> None:
 async def test_refused_start_stops_the_suite_with_the_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0), toy(tmp_path, "worker", 1, "--refuse"))
 
-    code = await supervisor.run(lambda: pytest.fail("must not serve"))
+    code = await supervisor.run(lambda _: pytest.fail("must not serve"))
 
     supervisor.view.close()
     assert code == 1
@@ -250,14 +285,15 @@ async def scalable(tmp_path: Path, count: int, *flags: str) -> AsyncIterator[tup
     """A frontdoor and `count` workers serve; what is added has the flags."""
 
     def worker(number: int) -> ProcessSpec:
-        return toy(tmp_path, f"worker-{number}", 1, *(flags if number >= count else ()))
+        spec = toy(tmp_path, f"worker-{number}", 1, *(flags if number >= count else ()))
+        return replace(spec, devices=DEVICES)
 
     group, files = ReplicaGroup("worker", worker, count), ReplicaFiles(tmp_path)
     (tmp_path / "logs").mkdir(exist_ok=True)
     around = Surroundings(str(tmp_path), LogView(tmp_path / "logs", show=False, width=9), POLICY)
     suite = Suite((toy(tmp_path, "frontdoor", 0), *group.specs), (group,))
     supervisor, ready = Supervisor(suite, around, stop_timeout_s=20.0), asyncio.Event()
-    running = asyncio.create_task(supervisor.run(ready.set, files))
+    running = asyncio.create_task(supervisor.run(lambda _: ready.set(), files))
     try:
         await ready.wait()
         yield supervisor, files
@@ -280,6 +316,9 @@ async def test_more_processes_come_and_go_again_by_draining(tmp_path: Path) -> N
         assert not files.there()["worker"].settled
         await until(lambda: files.there()["worker"].settled)
         assert list(files.there()["worker"].states) == ["worker-0", "worker-1", "worker-2"]
+        seen = {process.spec.name: psutil.Process(process.pid).environ() for process in supervisor.processes}
+        gpus = {name: environ.get("CUDA_VISIBLE_DEVICES") for name, environ in seen.items()}
+        assert gpus == {"frontdoor": None, "worker-0": "4", "worker-1": "5", "worker-2": "4"}
 
         want(supervisor, files, 1)
         assert files.there()["worker"].states == {

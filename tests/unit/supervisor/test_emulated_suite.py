@@ -11,10 +11,12 @@ from sqlalchemy import make_url
 from pentimento.cli.up import up
 from pentimento.devices.emulation import read_fleet
 from pentimento.devices.profile import profile_from_json
+from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.objects import open_objects
 from pentimento.supervisor.models import ModelDirectory
+from pentimento.supervisor.process_spec import Suite
 from pentimento.supervisor.state import StateDirectory
-from pentimento.supervisor.suite import Suite, longest_drain_s, plan_suite, profile_file, write_profiles
+from pentimento.supervisor.suite import longest_drain_s, plan_suite, profile_file, write_profiles
 from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
 
 FLEET = """\
@@ -214,6 +216,33 @@ def test_a_longer_cascade_has_a_discriminator_for_each_hand_over_and_is_planned_
         "9.0",
     )
     assert flags_of(planned, "a-0")["--other-models"] == f"{tmp_path}/b,{tmp_path}/c"
+
+
+def test_suite_long_model_name_has_short_socket(tmp_path: Path) -> None:
+    names = [f"{'x' * 60}-{number}" for number in range(2)]
+    state = StateDirectory(tmp_path / "state")
+
+    suite = plan_suite(SuiteSettings(tuple(ModelDirectory(name, tmp_path) for name in names), tmp_path), state)
+
+    sockets = [flags_of(suite, f"{name}-0")["--listen"] for name in names]
+    assert len(set(sockets)) == 2
+    assert {len(address) - len(f"unix:{state.sockets}/") for address in sockets} == {24}
+
+
+@pytest.mark.parametrize("part", ["a,b", "model "])
+def test_suite_path_that_lists_would_split_is_rejected(part: str, tmp_path: Path) -> None:
+    models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / part))
+
+    plan_suite(SuiteSettings(models, tmp_path), StateDirectory(tmp_path / "state"))
+    with pytest.raises(InvalidArgument, match="model: must be a path without a comma and without spaces at its ends"):
+        plan_suite(SuiteSettings(models, tmp_path, policy="modm"), StateDirectory(tmp_path / "state"))
+
+
+def test_suite_devices_of_emulated_fleet_are_rejected(settings: SuiteSettings, tmp_path: Path) -> None:
+    refused = CliRunner().invoke(up, ["--emulate", str(tmp_path / "fleet.toml"), "--devices", "0", "--http", ""])
+
+    assert refused.exit_code == 2
+    assert "--devices and --place are for models" in refused.output
 
 
 def test_profiles_are_those_of_the_devices_that_hold_the_model(settings: SuiteSettings, tmp_path: Path) -> None:

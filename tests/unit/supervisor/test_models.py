@@ -37,6 +37,23 @@ def test_directory_is_named_after_its_last_part(weights: Path, tmp_path: Path) -
     assert find_model(str(tmp_path / "mine"), weights) == ModelDirectory("mine", tmp_path / "mine")
 
 
+def test_directory_that_is_no_name_gets_a_valid_one(weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "my model").mkdir()
+
+    assert find_model(str(tmp_path / "my model"), weights) == ModelDirectory("my-model", tmp_path / "my model")
+
+
+def test_model_in_single_file_names_the_command_that_converts_it(weights: Path, tmp_path: Path) -> None:
+    file = tmp_path / "dreamshaper.safetensors"
+    file.touch()
+
+    with pytest.raises(InvalidArgument, match="is a single file") as found:
+        find_model(str(file), weights)
+
+    command = f"StableDiffusionPipeline.from_single_file('{file}').save_pretrained('dreamshaper')"
+    assert command in found.value.violations[0].description
+
+
 @pytest.mark.parametrize("name", ["tiny-heavy", "{weights}/tiny-heavy"])
 def test_a_digest_behind_a_model_is_the_one_that_it_must_have(weights: Path, name: str) -> None:
     digest = f"sha256:{'0a' * 32}"

@@ -1,0 +1,45 @@
+"""What `pentimento up` prints once a suite serves: where it is, what it serves, what it still lacks."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pentimento.cli.detached import stopping
+from pentimento.supervisor.models import WEIGHTS, ModelDirectory
+from pentimento.supervisor.state import Endpoint
+from pentimento.supervisor.suite_settings import SuiteSettings
+
+
+def banner(settings: SuiteSettings, endpoint: Endpoint, state: Path, unprofiled: Sequence[str]) -> Iterator[str]:
+    """Yield the lines, each with what it is about first. `unprofiled`: models that the policy cannot plan with."""
+    if settings.fleet is not None:
+        yield "EMULATED  devices with profiled times: no image is generated"
+    if endpoint.http:
+        yield f"HTTP      http://{endpoint.http} (the console; OpenAI's images API under /v1)"
+    yield f"gRPC      {endpoint.public or endpoint.frontdoor}"
+    if endpoint.admin:
+        yield f"admin     {endpoint.admin}"
+    for model in settings.models:
+        yield f"model     {model.name}{f' from {model.path}' if model.path.name != model.name else ''}"
+    if settings.cascade is not None:
+        yield f"cascade   {' → '.join(settings.cascade.models)}"
+    if unprofiled:
+        yield f"policy    {lacking(settings, unprofiled)}"
+    yield f"files     {state} (logs, images, journal)"
+    yield f"stop      {stopping(state)}"
+
+
+def lacking(settings: SuiteSettings, unprofiled: Sequence[str]) -> str:
+    """Say that the policy has to wait for profiles, and how they are made."""
+    paths = {model.name: _argument(model) for model in settings.models}
+    files = {name: f"{name}-profile.json" for name in unprofiled}
+    measured = (f"pentimento bench profile {paths.get(name, name)} --out {file}" for name, file in files.items())
+    flags = " ".join(f"--profile {file}" for file in files.values())
+    waits = f"{settings.policy or 'the planned cascade'} lacks what {', '.join(unprofiled)} cost here"
+    return (
+        f"{waits}; the workers keep their models until then: `{' && '.join(measured)}`, then `pentimento up … {flags}`"
+    )
+
+
+def _argument(model: ModelDirectory) -> str:
+    return model.name if model.path == WEIGHTS / model.name else shlex.quote(str(model.path))

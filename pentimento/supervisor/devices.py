@@ -1,0 +1,71 @@
+"""Which GPU each process of a suite runs on.
+
+A process with a GPU of its own sees no other one (`CUDA_VISIBLE_DEVICES`): there it is the current device, which
+streams, graphs and handles of CUDA's inter-process communication are made on, and two processes on one GPU tell by its
+UUID that they share it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.supervisor.process_spec import ProcessSpec
+
+CPU = "cpu"
+VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+_NUMBER = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
+_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}", re.ASCII)
+
+
+def read_devices(field: str, text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the GPUs of a list such as `0,1,2,3`: numbers as nvidia-smi has them, or UUIDs. Where the caller itself
+    sees some GPUs alone, numbers count those. Raises InvalidArgument."""
+    given = tuple(part.strip() for part in text.split(","))
+    if not all(_NUMBER.fullmatch(one) or _UUID.fullmatch(one) for one in given) or len(set(given)) < len(given):
+        limit = "must be numbers or UUIDs (GPU-…) of GPUs, each once, with commas between them"
+        raise InvalidArgument.of(field, f"{limit}, got {text[:120]!r}")
+    if VISIBLE not in environ:
+        return given
+    seen = [one.strip() for one in environ[VISIBLE].split(",") if one.strip()]
+    if beyond := [one for one in given if one.isdecimal() and int(one) >= len(seen)]:
+        limit = f"must be below {len(seen)}, the number of GPUs in {VISIBLE}"
+        raise InvalidArgument.of(field, f"{limit}, got {', '.join(beyond)}")
+    return tuple(seen[int(one)] if one.isdecimal() else one for one in given)
+
+
+def read_places(
+    texts: Iterable[str], services: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the GPUs of each service that `SERVICE=GPU,…` or `SERVICE=cpu` places; none for the CPU. Raises
+    InvalidArgument."""
+    places: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        service, _, devices = text.partition("=")
+        if service not in services or not devices or service in places:
+            limit = f"must be SERVICE=GPU,… or SERVICE=cpu, once each, of {', '.join(services)}"
+            raise InvalidArgument.of("place", f"{limit}; got {text[:120]!r}")
+        places[service] = () if devices == CPU else read_devices("place", devices, environ)
+    return places
+
+
+def placed(spec: ProcessSpec, others: Iterable[ProcessSpec]) -> ProcessSpec:
+    """Return the process on that of its GPUs which has the fewest processes of its kind, then the fewest of any kind;
+    the first one of equals."""
+    if not spec.devices:
+        return spec
+    there = [(other.device, other.module == spec.module) for other in others]
+
+    def load(device: str) -> tuple[int, int]:
+        return there.count((device, True)), sum(device == other for other, _ in there)
+
+    return replace(spec, device=min(spec.devices, key=load))
+
+
+def environment_of(spec: ProcessSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which the process sees its GPU alone; none for a process without one."""
+    if not spec.device:
+        return {}
+    # Numbers mean what nvidia-smi shows, unless the caller has said what they mean.
+    order = {} if {VISIBLE, ORDER} & environ.keys() else {ORDER: "PCI_BUS_ID"}
+    return {VISIBLE: spec.device, **order}
