@@ -15,6 +15,7 @@ from rich.table import Table
 
 from pentimento.cli.calls import ask_controller, controller_options
 from pentimento.cli.json_output import json_option, say
+from pentimento.cli.plain_names import plain_cascade
 from pentimento.clients.models import ModelRepositoryClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.models import MAX_HANDOVER_PROFILE_BYTES, CascadeVariant, ModelVariant, RegisteredModels
@@ -91,7 +92,8 @@ def list_registered(as_json: bool, **options: Any) -> None:
 @json_option
 @controller_options
 def remove(name: str, as_json: bool, **options: Any) -> None:
-    """Removes the model NAME, or the cascade of that name (`light>heavy`)."""
+    """Removes the model NAME, or the cascade of that name (`light>heavy`, or as `list` prints it)."""
+    name = name.replace(" → ", ">")
     if ">" in name:
         call(options, lambda client: client.remove_cascade(name, CALL_TIMEOUT_S))
     else:
@@ -144,7 +146,9 @@ def profile_text(file: Path) -> str:
 def cascade_words(cascade: CascadeVariant) -> str:
     """Return a cascade's name, its discriminators, and which share of its steps each model may leave out that starts
     from the picture before it, with where the share comes from."""
-    words = f"{cascade.name}: discriminators {', '.join(each.discriminator for each in cascade.handovers)}"
+    words = (
+        f"{plain_cascade(cascade.name)}: discriminators {', '.join(each.discriminator for each in cascade.handovers)}"
+    )
     for model, handover in zip(cascade.models[1:], cascade.handovers, strict=True):
         if (of := handover.reuse_profile) is not None:
             source = f"profiled: keeps {of.alpha:g} by {of.rule}"

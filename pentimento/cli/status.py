@@ -28,6 +28,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.reports.allocations import AllocationSample, sample_line
 from pentimento.rpc.channel import ChannelOpener, channel_opener
 from pentimento.rpc.settings import RpcChannelSettings, client_settings
+from pentimento.supervisor.state import StateDirectory
 
 T = TypeVar("T")
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -46,7 +47,7 @@ ADDRESSES = ("controller_address", "frontdoor_address", "gateway_address")
     help="with --watch: a line a look, for `bench allocation`",
 )
 @json_option
-@click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
+@click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here, or alone")
 @click.option("--frontdoor-address", help="likewise")
 @click.option("--gateway-address", help="likewise")
 @tls_options
@@ -80,6 +81,8 @@ def status(
 
 @dataclasses.dataclass(frozen=True)
 class Places:
+    """The addresses to ask, "" for none."""
+
     controller: str
     frontdoor: str
     gateway: str
@@ -87,32 +90,32 @@ class Places:
 
 
 def find_places(addresses: dict[str, str | None], token: str, channels: RpcChannelSettings, state_dir: Path) -> Places:
+    """Return whom to ask: the suite that runs here, at the `addresses` that are given instead; these alone where none
+    runs here."""
     given = {name.removesuffix("_address"): address for name, address in addresses.items() if address}
-    if len(given) < len(addresses):
+    if len(given) < len(addresses) and (not given or StateDirectory(state_dir).endpoint() is not None):
         suite = running_suite(state_dir)
         found = {"controller": suite.controller, "frontdoor": suite.frontdoor, "gateway": suite.gateway}
         channels = dataclasses.replace(channels, service_token_file=own_token_file(suite, token))
         given = {**found, **given}
-    return Places(**given, opening=channel_opener(channels, token or None))
+    places = {name: given.get(name, "") for name in ("controller", "frontdoor", "gateway")}
+    return Places(**places, opening=channel_opener(channels, token or None))
 
 
 async def look(places: Places) -> SuiteStatus:
-    """Asks the three at once; one that does not answer leaves its part out and its reason in."""
+    """Asks those that there are at once; one that does not answer leaves its part out and its reason in."""
 
-    async def ask(address: str, question: Callable[[Channel], Awaitable[T]]) -> T:
+    async def ask(address: str, question: Callable[[Channel], Awaitable[T]]) -> T | None:
+        if not address:
+            return None
         with naming(address):
             async with places.opening(address) as channel:
                 return await question(channel)
 
-    async def nothing() -> None:
-        """What a suite without a cache says of it."""
-
     return await gathered(
         ask(places.controller, lambda channel: ControllerClient(channel).fleet(CALL_TIMEOUT_S)),
         ask(places.frontdoor, lambda channel: FrontdoorClient(channel).status(CALL_TIMEOUT_S)),
-        ask(places.gateway, lambda channel: GatewayClient(channel).statistics(CALL_TIMEOUT_S))
-        if places.gateway
-        else nothing(),
+        ask(places.gateway, lambda channel: GatewayClient(channel).statistics(CALL_TIMEOUT_S)),
     )
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse as FrontdoorStatus
 from pentimento.api.image.v1.image_service_pb2 import Model
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsResponse as CacheStatistics
+from pentimento.cli.plain_names import plain_pool, plain_stage
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus, UnplannedModel
 from pentimento.domain.generation import PlanVersion
@@ -22,6 +23,7 @@ from pentimento.reports.allocations import AllocationSample, sample_of_plan, spa
 # Which part of a status each process tells.
 PARTS = {"controller": "fleet", "frontdoor": "frontdoor", "gateway": "cache"}
 ALL_NEW: Mapping[str, float] = MappingProxyType({})
+ALL_PLAIN: Mapping[str, str] = MappingProxyType({})
 
 
 class LastTold:
@@ -52,7 +54,8 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
             where = f" on {one.worker_id or one.device}" if one.worker_id or one.device else ""
             yield Text(f"unplanned {one.model}{where}: {why_unplanned(one)}", style="yellow")
     if status.frontdoor is not None:
-        yield from frontdoor_lines(status.frontdoor)
+        pools = status.fleet.plan.pools if status.fleet is not None else ()
+        yield from frontdoor_lines(status.frontdoor, {pool.pool: pool.model for pool in pools})
     if status.cache is not None:
         yield Text(f"cache     {cache_line(status.cache)}")
     for name, reason in status.unanswered.items():
@@ -101,7 +104,7 @@ def movement(history: Sequence[AllocationSample]) -> Iterator[Text]:
         yield Text(f"workers   {line} {newest.workers.get(model, 0)} {model}")
     for stage in sorted({stage for sample in history for stage in sample.thresholds}):
         line = sparkline((sample.thresholds.get(stage, math.nan) for sample in history), 1.0)
-        yield Text(f"threshold {line} {newest.thresholds.get(stage, math.nan):.2f} {stage}")
+        yield Text(f"threshold {line} {newest.thresholds.get(stage, math.nan):.2f} {plain_stage(stage, {})}")
     yield Text(f"admission {sparkline((sample.admission_rate for sample in history), 1.0)} {newest.admission_rate:.0%}")
     violations = violation_shares(history)
     last = f"{violations[-1]:.0%}" if violations and violations[-1] == violations[-1] else "nobody came"
@@ -150,17 +153,22 @@ def model_line(model: Model) -> str:
     return f"{model.name}: {model.default_steps} steps, guidance {model.default_guidance_scale:g}, {size} by default"
 
 
-def frontdoor_lines(frontdoor: FrontdoorStatus) -> Iterator[Text]:
+def frontdoor_lines(frontdoor: FrontdoorStatus, models: Mapping[str, str] = ALL_PLAIN) -> Iterator[Text]:
+    """Yield the pools, whose `models` the plan names, and what became of requests."""
     for model in frontdoor.models:
         yield Text(f"model     {model_line(model)}")
     for pool in frontdoor.pools:
         queued = f"{pool.queued_count} of {pool.queue_limit_count} queued"
-        yield Text(f"pool      {pool.pool}: {queued}, {pool.running_count} running")
+        yield Text(f"pool      {plain_pool(pool.pool, models)}: {queued}, {pool.running_count} running")
     counts = f"{frontdoor.accepted_count} accepted, {frontdoor.completed_count} completed, "
     counts += f"{frontdoor.failed_count} failed, {frontdoor.cancelled_count} cancelled, "
     for worker in frontdoor.refusing_workers:
         yield Text(f"worker    {worker.address} refuses this frontdoor: {worker.message}", style="red")
-    yield Text(f"requests  {counts}{frontdoor.rejected_count} rejected, {frontdoor.retried_count} retried")
+    reasons = ", ".join(f"{one.request_count} {one.reason}" for one in frontdoor.rejections)
+    rejected = f"{frontdoor.rejected_count} rejected{f' ({reasons})' if reasons else ''}"
+    yield Text(f"requests  {counts}{rejected}, {frontdoor.retried_count} retried")
+    if frontdoor.not_accepting_reason:
+        yield Text(f"requests  none is accepted now: {frontdoor.not_accepting_reason}", style="red")
 
 
 def cache_line(cache: CacheStatistics) -> str:

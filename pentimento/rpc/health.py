@@ -15,6 +15,8 @@ from pentimento.domain.errors import NotFound
 
 SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 OVERALL = ""
+# Of trailing metadata: why a process that is up is not serving.
+REASON_KEY = "pentimento-not-serving-reason"
 Status = health_pb2.HealthCheckResponse
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -25,6 +27,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     def __init__(self) -> None:
         self._names = {OVERALL}
         self._serving = False
+        self._held_back = ""
         self._watchers: set[asyncio.Event] = set()
 
     def add_service(self, name: str) -> None:
@@ -32,17 +35,27 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     @property
     def serving(self) -> bool:
-        return self._serving
+        return self._serving and not self._held_back
 
     def set(self, serving: bool) -> None:
         """Changes the state and wakes those who watch it."""
         self._serving = serving
+        self._wake()
+
+    def hold_back(self, reason: str) -> None:
+        """Changes the state: not serving while there is a reason. `Check` sends it as trailing metadata."""
+        self._held_back = reason
+        self._wake()
+
+    def _wake(self) -> None:
         for watcher in self._watchers:
             watcher.set()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         if request.service not in self._names:
             raise NotFound("UNKNOWN_SERVICE", "no such service here")
+        if self._held_back:
+            context.set_trailing_metadata(((REASON_KEY, self._held_back.encode("ascii", "replace").decode()),))
         return Status(status=self._status(request.service))
 
     async def Watch(
@@ -65,4 +78,4 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     def _status(self, name: str) -> int:
         if name not in self._names:
             return Status.SERVICE_UNKNOWN
-        return Status.SERVING if self._serving else Status.NOT_SERVING
+        return Status.SERVING if self.serving else Status.NOT_SERVING

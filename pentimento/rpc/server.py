@@ -208,6 +208,10 @@ class RpcServer:
         """Health NOT_SERVING; calls are still answered."""
         self._health.set(False)
 
+    def hold_back(self, reason: str) -> None:
+        """Health NOT_SERVING with that reason while there is one, whatever it would say else."""
+        self._health.hold_back(reason)
+
     def reload_tokens(self) -> None:
         """Reads the token file again, as on SIGHUP; a malformed one changes nothing and is logged."""
         self._identities.reload()

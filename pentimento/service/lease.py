@@ -62,14 +62,21 @@ class LedgerLease:
                 logger.warning("the lease cannot be read", extra={"reason": error.reason})
             await asyncio.sleep(self._lease_s / _BEATS_PER_LEASE)
 
-    async def hold(self, epoch: Callable[[], int], on_lost: Callable[[], None]) -> None:
+    async def hold(
+        self,
+        epoch: Callable[[], int],
+        on_lost: Callable[[], None],
+        on_beat: Callable[[PentimentoError | None], None] = lambda error: None,
+    ) -> None:
         """Beat until somebody with a newer epoch than `epoch` says is active. Nothing is to be stopped
-        while the ledger is away: nobody can take over either."""
+        while the ledger is away: nobody can take over either. `on_beat` hears what came of each beat."""
         while True:
             beaten = epoch()
             try:
                 held = await asyncio.wrap_future(self._ledger.beat(beaten))
+                on_beat(None)
             except PentimentoError as error:
+                on_beat(error)
                 logger.warning("the lease cannot be renewed", extra={"reason": error.reason})
                 held = True
             if not held and beaten == epoch():

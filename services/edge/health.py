@@ -21,8 +21,10 @@ def health_routes(parts: EdgeParts) -> list[BaseRoute]:
 
     async def ready(request: Request) -> Response:
         """Tell whether clients should send requests here."""
-        serving = await parts.readiness.holds()
-        return JSONResponse({"status": "ready" if serving else "not ready"}, 200 if serving else 503)
+        why_not = await parts.readiness.why_not()
+        if why_not is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", **({"reason": why_not} if why_not else {})}, 503)
 
     async def metrics(request: Request) -> Response:
         """Tell this process's metrics to whoever may ask the frontdoor for its status."""

@@ -6,6 +6,8 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pentimento.rpc.health import REASON_KEY
+
 READY_TIMEOUT_S = 2.0
 
 
@@ -17,15 +19,17 @@ class Readiness:
     def __init__(self, frontdoor: grpc.aio.Channel) -> None:
         self._frontdoor = frontdoor
         self._is_leaving = False
-        self._asking: asyncio.Task[bool] | None = None
+        self._asking: asyncio.Task[str | None] | None = None
 
-    async def holds(self) -> bool:
-        """Ask the frontdoor. Those who ask at the same time share one call."""
+    async def why_not(self) -> str | None:
+        """Return why clients should send none, "" where nobody gives a reason; None where they should. Callers of the
+        same time share one call."""
         if self._is_leaving:
-            return False
+            return ""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(is_serving(self._frontdoor))
-        return await asyncio.shield(self._asking) and not self._is_leaving
+            self._asking = asyncio.ensure_future(not_serving(self._frontdoor))
+        reason = await asyncio.shield(self._asking)
+        return "" if self._is_leaving else reason
 
     def leave(self) -> None:
         """Say no from now on; changes state."""
@@ -36,11 +40,16 @@ class Readiness:
         await self._frontdoor.close()
 
 
-async def is_serving(channel: grpc.aio.Channel) -> bool:
-    """Ask grpc.health.v1."""
+async def not_serving(channel: grpc.aio.Channel) -> str | None:
+    """Ask grpc.health.v1, and return why the frontdoor takes no requests, "" where it gives no reason; None where it
+    does."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
+    call = stub.Check(health_pb2.HealthCheckRequest(), timeout=READY_TIMEOUT_S)
     try:
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=READY_TIMEOUT_S)
+        answer = await call
+        told = await call.trailing_metadata()
     except grpc.aio.AioRpcError:
-        return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        return ""
+    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+        return None
+    return next((str(value) for key, value in told or () if key == REASON_KEY), "")

@@ -17,6 +17,7 @@ from services.frontdoor.journal.retention import Retention
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.results import Results
 from services.frontdoor.quality.shadows import Shadows
+from services.frontdoor.requests.acceptance import Acceptance
 from services.frontdoor.requests.jobs import Jobs, PendingEntries
 from services.frontdoor.requests.pins import Pins
 from services.frontdoor.routing.discriminators import Discriminators
@@ -76,5 +77,6 @@ class FrontdoorParts:
     usage: UsageMeter
     timeouts: PartTimeouts
     painted: PaintedCounts = field(default_factory=PaintedCounts)
+    acceptance: Acceptance = field(default_factory=Acceptance)
     grants: dict[AttemptKey, PendingEntries] = field(default_factory=dict)
     drained: asyncio.Event = field(default_factory=asyncio.Event)

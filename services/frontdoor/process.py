@@ -1,6 +1,7 @@
 """The life of a frontdoor process, from its start or takeover to the last answer."""
 
 import asyncio
+import logging
 import signal
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ from services.frontdoor.tenants.departures import Departures
 from services.frontdoor.webhooks.delivering import Webhooks
 from services.frontdoor.workers.plan_watch import PlanWatch
 from services.frontdoor.workers.speeds import read_profiles
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.25
 
 
 @dataclass(kw_only=True)
@@ -60,7 +65,8 @@ class Frontdoor(ServiceProcess):
             parts.submit(TookOver(parts.identity.epoch))
         # Recovery may take longer than a lease: whoever waits would take over in the middle of it, and from that one in
         # turn.
-        self.run_until_closed(self.lease.hold(lambda: parts.identity.epoch, self._on_superseded), "lease")
+        holding = self.lease.hold(lambda: parts.identity.epoch, self._on_superseded, parts.acceptance.hear_beat)
+        self.run_until_closed(holding, "lease")
         parts.identity.journal_id = await asyncio.wrap_future(parts.journal.identity())
         await self.keeper.claim(parts.identity.journal_id, adopts=self.settings.adopt_objects)
         if profiles := read_profiles(self.settings.profiles):
@@ -71,6 +77,7 @@ class Frontdoor(ServiceProcess):
         await self.keeper.recover()
         await parts.retention.recover()
         await self.quotas.look_at_disks()
+        parts.acceptance.see_disk(self.quotas.full_disk)
         default_s = self.settings.default_deadline_s
         in_force = parts.dataplane.state.plan
         parts.submit(await recover(parts.journal, parts.jobs, parts.inputs, parts.clock, default_s, in_force))
@@ -117,13 +124,26 @@ class Frontdoor(ServiceProcess):
         self.run_until_closed(publish_levels_forever(parts.dataplane, parts.links), "levels")
         self.run_until_closed(self.keeper.move_forever(), "objects")
         self.run_until_closed(parts.retention.run_forever(), "retention")
-        self.run_until_closed(self.quotas.watch_disks_forever(), "disks")
+        self.run_until_closed(self.quotas.watch_disks_forever(parts.acceptance.see_disk), "disks")
+        self.run_until_closed(self._tell_whether_accepting(), "acceptance")
         self.run_until_closed(self.webhooks.run_forever(), "webhooks")
         self.run_until_closed(parts.shadows.run_forever(), "shadows")
         self.run_until_closed(parts.tenants.follow_forever(), "tenants")
         self.run_until_closed(parts.usage.run_forever(), "usage")
         self.run_until_closed(self.departures.run_forever(), "departures")
         self.run_until_closed(self.plans.run(self._on_plan), "plan")
+
+    async def _tell_whether_accepting(self) -> None:
+        """Have health say NOT_SERVING, with the reason, while every new request would be rejected. Requests under way
+        go on, and calls are answered."""
+        told = ""
+        while True:
+            blocked = self.parts.acceptance.blocked
+            if blocked != told:
+                self.server.hold_back(blocked)
+                logger.warning("new requests are %s", f"rejected: {blocked}" if blocked else "accepted again")
+            told = blocked
+            await asyncio.sleep(_LOOK_S)
 
     async def _serve_admin(self) -> None:
         if self.admin is not None:

@@ -215,7 +215,12 @@ class FrontdoorServicer(FrontdoorServiceServicer):
             completed_count=status.completed,
             failed_count=status.failed,
             cancelled_count=status.cancelled,
-            rejected_count=status.rejected,
+            rejected_count=sum(status.rejections.values()),
+            rejections=[
+                frontdoor_pb.RejectionCount(reason=reason, request_count=count)
+                for reason, count in sorted(status.rejections.items())
+            ],
+            not_accepting_reason=status.blocked,
             retried_count=status.rerun,
             draining=status.draining,
             latencies=[

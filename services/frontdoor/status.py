@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ from services.frontdoor.metrics import (
     RERUNS,
     RUNNING,
 )
+from services.frontdoor.requests.acceptance import Acceptance
 from services.frontdoor.workers.worker_links import WorkerLinks
 
 T = TypeVar("T")
@@ -223,7 +224,8 @@ def _totals(pool: Pool) -> Totals:
 @dataclass(frozen=True)
 class FrontdoorStatus:
     """`workers` are those connected and those lost a short while ago. `latencies`: upper bounds in seconds, ascending,
-    and how many completed requests took as long."""
+    and how many completed requests took as long. `rejections`: rejected requests by reason; `blocked`: why none is
+    accepted now, "" where some are."""
 
     frontdoor_id: str
     frontdoor_epoch: int
@@ -235,14 +237,18 @@ class FrontdoorStatus:
     completed: int
     failed: int
     cancelled: int
-    rejected: int
+    rejections: Mapping[str, int]
+    blocked: str
     rerun: int
     draining: bool
     latencies: tuple[tuple[float, int], ...]
     painted: PaintedCounts
 
 
-def frontdoor_status(dataplane: Dataplane, frontdoor_id: str, painted: PaintedCounts) -> FrontdoorStatus:
+def frontdoor_status(
+    dataplane: Dataplane, frontdoor_id: str, painted: PaintedCounts, acceptance: Acceptance
+) -> FrontdoorStatus:
+    """Return what the frontdoor tells of itself now."""
     state = dataplane.state
     counters = state.counters
     return FrontdoorStatus(
@@ -256,7 +262,8 @@ def frontdoor_status(dataplane: Dataplane, frontdoor_id: str, painted: PaintedCo
         completed=counters.completed,
         failed=counters.failed + counters.expired + counters.dropped,
         cancelled=counters.cancelled,
-        rejected=counters.rejected,
+        rejections=dict(acceptance.rejections),
+        blocked=acceptance.blocked,
         rerun=counters.rerun,
         draining=state.draining,
         latencies=completed_latencies(),

@@ -60,7 +60,7 @@ from services.frontdoor.routing.pipelining import ControlPipelining
 from services.frontdoor.routing.thinning import ThinningOffers
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
-from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status
+from services.frontdoor.status import DemandReport, FrontdoorStatus, StartCounts, frontdoor_status
 from services.frontdoor.tenants.administration import TenantAdministration
 from services.frontdoor.tenants.departures import Departures
 from services.frontdoor.tenants.directory import TenantDirectory
@@ -233,9 +233,11 @@ def _pipelining(settings: FrontdoorSettings, adapters: AdapterCatalogue) -> Cont
 
 def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, images: ImageServicer) -> None:
     server.add(add_ImageServiceServicer_to_server, images, IMAGE_SERVICE)
-    status = FrontdoorServicer(
-        lambda: frontdoor_status(parts.dataplane, server.instance_id, parts.painted), parts.links, parts.identity, api
-    )
+
+    def told() -> FrontdoorStatus:
+        return frontdoor_status(parts.dataplane, server.instance_id, parts.painted, parts.acceptance)
+
+    status = FrontdoorServicer(told, parts.links, parts.identity, api)
     server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
 
 

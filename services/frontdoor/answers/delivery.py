@@ -28,7 +28,7 @@ def announce(parts: FrontdoorParts, effect: Announce) -> None:
 
 
 def reject(parts: FrontdoorParts, effect: Reject) -> None:
-    REQUESTS.labels("rejected").inc()
+    parts.acceptance.reject(effect.reason)
     if effect.quota:
         QUOTA_REFUSALS.labels(effect.quota).inc()
     job = parts.jobs.get(effect.request_id)

@@ -98,8 +98,10 @@ async def _accept(parts: FrontdoorParts, job: Job) -> None:
         await parts.inputs.store(job)
         outcome = await _outcome_of_accepting(parts, request)
     except PentimentoError as error:
+        parts.acceptance.fail(error)
         _refuse(parts, job, error)
         return
+    parts.acceptance.accept()
     if outcome.kind is AcceptKind.NEW or outcome.request_id == request.request_id:
         job.time_stage("accept", request.arrived_at, parts.clock.monotonic())
         parts.submit(AcceptPersisted(request.request_id))

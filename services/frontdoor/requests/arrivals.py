@@ -16,7 +16,6 @@ from services.frontdoor.answers.audience import Audience, Listener
 from services.frontdoor.answers.delivery import recorded_events
 from services.frontdoor.answers.endings import key_reused
 from services.frontdoor.answers.several_pictures import group_of, new_group_id, picture_key, picture_seed
-from services.frontdoor.metrics import REQUESTS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.callers import NO_KEY, KeyedCall
 from services.frontdoor.requests.jobs import ClientRequest, Job, JobTerms
@@ -91,8 +90,12 @@ class Arrivals:
             return (NO_KEY,) * count
         body_hash = hashlib.sha256(call.body()).hexdigest()
         keys = [picture_key(call.idempotency_key, index) for index in range(count)]
-        asked = [self._parts.journal.find_key(call.tenant, key, body_hash) for key in keys]
-        found = [await asyncio.wrap_future(answer) for answer in asked]
+        try:
+            asked = [self._parts.journal.find_key(call.tenant, key, body_hash) for key in keys]
+            found = [await asyncio.wrap_future(answer) for answer in asked]
+        except PentimentoError as error:
+            self._parts.acceptance.fail(error)
+            raise
         if any(outcome is not None and outcome.kind is AcceptKind.BODY_DIFFERS for outcome in found):
             raise key_reused()
         ids = (outcome.request_id if outcome is not None else "" for outcome in found)
@@ -212,7 +215,7 @@ class Arrivals:
             for job in jobs:
                 self._quotas.check(job)
         except PentimentoError as error:
-            REQUESTS.labels("rejected").inc(len(jobs))
+            self._parts.acceptance.reject(error.reason, len(jobs))
             self._parts.usage.refused(requests[0].tenant, error.reason, len(jobs))
             for job in jobs:
                 self._parts.jobs.end(job)

@@ -1,6 +1,7 @@
 """Who may be accepted beyond what the queues decide: nobody fills the disks, or leaves others no room on them."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan
 
@@ -48,14 +49,23 @@ class Quotas:
         if job.request.resolved.inputs and self._inputs.size_bytes(tenant) > limits.tenant_unfinished_bytes:
             limit = f"unfinished requests of a tenant may come with {limits.tenant_unfinished_bytes} bytes of images"
             raise _exhausted("tenant-unfinished-bytes", limit)
-        if self._free_bytes is not None and self._free_bytes < limits.min_free_bytes:
-            raise _exhausted("min-free-bytes", f"less than {limits.min_free_bytes} bytes are left on the disk")
+        if (full := self.full_disk) is not None:
+            raise full
         self._keeper.check_room(tenant, len(self._jobs), count)
 
-    async def watch_disks_forever(self) -> None:
-        """Changes state: how much is left on the disks of the store and of the journal."""
+    @property
+    def full_disk(self) -> ResourceExhausted | None:
+        """Return the error of every request while too little is left on a disk."""
+        least = self._limits.min_free_bytes
+        if self._free_bytes is None or self._free_bytes >= least:
+            return None
+        return _exhausted("min-free-bytes", f"less than {least} bytes are left on the disk")
+
+    async def watch_disks_forever(self, see: Callable[[ResourceExhausted | None], None]) -> None:
+        """Changes state: how much is left on the disks of the store and of the journal; `see` hears of too little."""
         while True:
             await self.look_at_disks()
+            see(self.full_disk)
             await asyncio.sleep(_LOOK_INTERVAL_S)
 
     async def look_at_disks(self) -> None:

@@ -183,6 +183,19 @@ async def test_a_frontdoor_that_does_not_serve_is_told(edge: EdgeUnderTest) -> N
     assert (ready.status_code, (await edge.http.get("/health")).status_code) == (503, 200)
 
 
+async def test_ready_frontdoor_that_accepts_nothing_gives_reason(edge: EdgeUnderTest) -> None:
+    edge.suite.frontdoor.server.hold_back("STORE_FULL: ledger is full: no room")
+    blocked = await edge.http.get("/ready")
+    edge.suite.frontdoor.server.hold_back("")
+    ready = await edge.http.get("/ready")
+
+    assert (blocked.status_code, blocked.json()) == (
+        503,
+        {"status": "not ready", "reason": "STORE_FULL: ledger is full: no room"},
+    )
+    assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
+
+
 async def test_an_unknown_path_is_not_found(edge: EdgeUnderTest) -> None:
     for path in ("/nothing", "/v1", "/v1/images/generations/", "/../etc/passwd", "/v1/models/a/b"):
         answer = await edge.http.get(path)

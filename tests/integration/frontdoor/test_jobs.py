@@ -290,6 +290,8 @@ async def test_several_pictures_of_which_one_was_never_accepted_are_asked_for_by
     with pytest.raises(ResourceExhausted):
         await suite.client.submit(replace(REQUEST, image_count=3), "key")
     await until(lambda: len(suite.frontdoor.parts.jobs) == 0)
+    rejected = (await suite.operator.status()).rejections
+    assert [(one.reason, one.request_count) for one in rejected] == [("STORE_FULL", 1)]
     listed = (await suite.client.list_requests(RequestQuery())).requests
     (group_id,) = {one.group_id for one in listed}
 

@@ -4,9 +4,11 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pentimento.domain.errors import NotFound, ResourceExhausted
+from pentimento.domain.errors import NotFound, ResourceExhausted, Unavailable
 from pentimento.domain.generation import InitImage
 from pentimento.domain.identity import DEFAULT_TENANT
 from pentimento.domain.image_request import ImageRequest
@@ -24,6 +26,17 @@ async def refusal(suite: FrontdoorSuite, request: ImageRequest = REQUEST) -> Res
         await suite.paint(request)
     assert (caught.value.retry_after_ms or 0) > 0
     return caught.value
+
+
+async def not_serving_reason(folder: Path) -> str:
+    """Return why health says NOT_SERVING, once it does."""
+    async with grpc.aio.insecure_channel(f"unix:{folder / 'f'}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        while True:
+            call = stub.Check(health_pb2.HealthCheckRequest())
+            if (await call).status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                return dict(await call.trailing_metadata())["pentimento-not-serving-reason"]
+            await asyncio.sleep(0.01)
 
 
 async def forgotten(suite: FrontdoorSuite, request_id: str, reason: str) -> None:
@@ -84,10 +97,28 @@ async def test_bytes_that_unfinished_requests_came_with_are_bounded_and_shared_o
 async def test_a_disk_that_is_nearly_full_takes_no_more_requests(folder: Path, worker: PacedWorker) -> None:
     async with running_suite(folder, min_free_bytes=1 << 62) as suite:
         refused = await refusal(suite)
-        accepted_count = (await suite.operator.status()).accepted_count
+        told = await suite.operator.status()
+        health = await not_serving_reason(folder)
 
+    reason = f"QUOTA_EXCEEDED: min-free-bytes: less than {1 << 62} bytes are left on the disk"
     assert refused.metadata == {"quota": "min-free-bytes"}
-    assert (accepted_count, worker.executed) == (0, [])
+    assert (told.accepted_count, told.rejected_count, worker.executed) == (0, 1, [])
+    assert [(one.reason, one.request_count) for one in told.rejections] == [("QUOTA_EXCEEDED", 1)]
+    assert told.not_accepting_reason == health == reason
+
+
+async def test_journal_that_was_taken_away_makes_frontdoor_unready(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder) as suite:
+        for file in folder.glob("journal.sqlite*"):
+            file.unlink()
+        with pytest.raises(Unavailable):
+            await suite.paint()
+        health = await not_serving_reason(folder)
+        told = await suite.operator.status()
+
+    assert health == told.not_accepting_reason
+    assert health.startswith("STORE_UNAVAILABLE: ledger cannot be reached")
+    assert [(one.reason, one.request_count) for one in told.rejections] == [("STORE_UNAVAILABLE", 1)]
 
 
 async def test_beyond_its_bytes_a_tenants_oldest_picture_is_forgotten_and_its_request_is_not(

@@ -54,7 +54,7 @@ def test_the_list_says_what_each_model_spares_and_by_whose_word() -> None:
     words = cascade_words(replace(three, handovers=(stated, measured)))
 
     assert words == (
-        "light>middle>heavy: discriminators light>middle, middle>heavy; middle spares 0.25 of its steps (stated); "
+        "light → middle → heavy: discriminators light>middle, middle>heavy; middle spares 0.25 of its steps (stated); "
         "heavy spares 0 of its steps (profiled: keeps 0.9 by minimum)"
     )
     assert "spares" not in cascade_words(unstated(three))

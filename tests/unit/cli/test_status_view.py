@@ -1,6 +1,7 @@
 """What `pentimento status` makes of the answers."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,10 +9,10 @@ from click.testing import CliRunner
 from rich.console import Console, Group
 from rich.text import Text
 
-from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse, PoolStatus
+from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse, PoolStatus, RejectionCount
 from pentimento.api.image.v1.image_service_pb2 import Model
 from pentimento.cli import status
-from pentimento.cli.status_view import LastTold, fleet_table, movement, render, sample_of
+from pentimento.cli.status_view import LastTold, fleet_table, frontdoor_lines, movement, render, sample_of
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus, UnplannedModel
@@ -38,7 +39,7 @@ def test_how_the_allocation_moved_is_a_line_a_model_and_stage() -> None:
     assert lines == [
         "workers   █▅ 1 heavy",
         "workers   ▁▅ 1 light",
-        "threshold  ▅ 0.60 light>heavy light",
+        "threshold  ▅ 0.60 light → heavy, at light",
         "admission █▅ 50%",
         "violated  ▅ 50%",
     ]
@@ -75,12 +76,39 @@ def test_late_answers_of_all_pools_are_counted() -> None:
     assert (sample.late_count, sample.violated_count) == (5, 6)
 
 
+def test_status_shows_rejections_by_reason_and_why_none_is_accepted() -> None:
+    rejections = [
+        RejectionCount(reason="QUEUE_FULL", request_count=2),
+        RejectionCount(reason="STORE_FULL", request_count=3),
+    ]
+    frontdoor = GetStatusResponse(
+        rejected_count=5, rejections=rejections, not_accepting_reason="STORE_FULL: ledger is full: no room"
+    )
+
+    lines = [line.plain for line in frontdoor_lines(frontdoor)]
+
+    assert lines == [
+        "requests  0 accepted, 0 completed, 0 failed, 0 cancelled, 5 rejected (2 QUEUE_FULL, 3 STORE_FULL), 0 retried",
+        "requests  none is accepted now: STORE_FULL: ledger is full: no room",
+    ]
+
+
 def test_a_look_without_a_controller_is_no_sample() -> None:
     gone = Unavailable("GONE", "no")
     fleet = Fleet((), Plan(PlanVersion(7, 2), admission_rate=0.5), 7)
 
     assert sample_of(SuiteStatus.of(gone, gone, None), 1.0) is None
     assert sample_of(SuiteStatus.of(fleet, gone, None), 1.0) == AllocationSample(1.0, "7.2", "", 0.5)
+
+
+def test_status_of_one_address_without_suite_asks_it_alone(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/nobody"
+
+    done = CliRunner().invoke(status.status, ["--frontdoor-address", address, "--state-dir", str(tmp_path / "state")])
+
+    assert done.exit_code == 1
+    assert "frontdoor does not answer" in done.output
+    assert "controller" not in done.output and "gateway" not in done.output
 
 
 def test_what_a_process_told_last_is_shown_while_it_does_not_answer_with_its_age() -> None:

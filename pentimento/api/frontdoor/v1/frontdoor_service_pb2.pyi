@@ -58,6 +58,8 @@ class GetStatusResponse(_message.Message):
     STEPS_RUN_FIELD_NUMBER: _builtins.int
     STEPS_SAVED_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    REJECTIONS_FIELD_NUMBER: _builtins.int
+    NOT_ACCEPTING_REASON_FIELD_NUMBER: _builtins.int
     frontdoor_id: _builtins.str
     frontdoor_epoch: _builtins.int
     accepted_count: _builtins.int
@@ -71,6 +73,8 @@ class GetStatusResponse(_message.Message):
     steps_run: _builtins.int
     """Denoising steps of those pictures: taken, and left out thanks to their starts."""
     steps_saved: _builtins.int
+    not_accepting_reason: _builtins.str
+    """Why no new request is accepted now, such as `STORE_FULL: …`; empty while requests are accepted."""
     @_builtins.property
     def plan_version(self) -> _generation_pb2.PlanVersion: ...
     @_builtins.property
@@ -95,6 +99,10 @@ class GetStatusResponse(_message.Message):
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_image_service_pb2.Model]:
         """The models that requests may name, with the size, steps and guidance of requests that say nothing of them."""
 
+    @_builtins.property
+    def rejections(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectionCount]:
+        """The rejected requests by reason."""
+
     def __init__(
         self,
         *,
@@ -117,14 +125,39 @@ class GetStatusResponse(_message.Message):
         steps_run: _builtins.int = ...,
         steps_saved: _builtins.int = ...,
         models: _abc.Iterable[_image_service_pb2.Model] | None = ...,
+        rejections: _abc.Iterable[Global___RejectionCount] | None = ...,
+        not_accepting_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "journal_id", b"journal_id", "latencies", b"latencies", "models", b"models", "plan_version", b"plan_version", "pools", b"pools", "refusing_workers", b"refusing_workers", "rejected_count", b"rejected_count", "retried_count", b"retried_count", "starts", b"starts", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "journal_id", b"journal_id", "latencies", b"latencies", "models", b"models", "not_accepting_reason", b"not_accepting_reason", "plan_version", b"plan_version", "pools", b"pools", "refusing_workers", b"refusing_workers", "rejected_count", b"rejected_count", "rejections", b"rejections", "retried_count", b"retried_count", "starts", b"starts", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class RejectionCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """STORE_FULL, QUOTA_EXCEEDED, QUEUE_FULL …"""
+    request_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        request_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "request_count", b"request_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RejectionCount: _TypeAlias = RejectionCount  # noqa: Y015
 
 @_typing.final
 class LatencyBucket(_message.Message):

@@ -1,0 +1,32 @@
+"""Names of plans as people read them: pools by their model, cascades light → heavy."""
+
+from collections.abc import Mapping
+
+_STARTS = ("noise", "latent", "image")
+
+
+def plain_pool(pool: str, models: Mapping[str, str]) -> str:
+    """Return what a pool is called: its model, with a number where the model has several. `models` are those of the
+    plan's pools, by pool."""
+    model = models.get(pool, pool)
+    number = pool.removeprefix(f"{model}.")
+    return f"{model} (pool {int(number) + 1})" if pool != model and number.isdecimal() else pool
+
+
+def plain_cascade(name: str) -> str:
+    """Return what a cascade is called: `light>heavy` is light → heavy, `noise:light>heavy#1` the second one of these
+    that requests from noise take, and `image:light~heavy` one whose first images are not scored."""
+    start, colon, way = name.partition(":")
+    if not colon or start not in _STARTS:
+        start, way = "", name
+    models, _, number = way.partition("#")
+    title = models.replace(">", " → ").replace("~", " → ")
+    unscored = ", unscored" if "~" in models else ""
+    again = f", threshold {int(number) + 1}" if number.isdecimal() and int(number) else ""
+    return f"{title} from {start}{unscored}{again}" if start else title
+
+
+def plain_stage(stage: str, models: Mapping[str, str]) -> str:
+    """Return what a cascade's stage is called that is named `CASCADE POOL`."""
+    cascade, _, pool = stage.rpartition(" ")
+    return f"{plain_cascade(cascade)}, at {plain_pool(pool, models)}" if cascade else stage
