@@ -10,15 +10,25 @@ import click
 from pentimento.cli.calls import ask_controller, controller_options
 from pentimento.cli.json_output import json_option, say
 from pentimento.cli.numbers import FiniteRange
+from pentimento.cli.register_adapter import register
 from pentimento.clients.adapters import CHUNK_BYTES, AdapterRegistryClient
 from pentimento.domain.adapters import ADAPTED_FAMILIES, Adapter, LoraUpload
 
 T = TypeVar("T")
+NONE_UPLOADED = (
+    "no LoRA was uploaded. `pentimento adapters add FILE --name NAME --family FAMILY --licence LICENCE` uploads one;"
+    " `pentimento up --loras DIR --controlnets REGISTRY.JSON` serves those of a directory (`tiny`: those of the tiny"
+    " models), which `pentimento adapters register DIR` describes and `pentimento status` lists"
+)
 
 
 @click.group()
 def adapters() -> None:
-    """Adds, lists and removes LoRAs while the suite serves. It takes an administrator's token."""
+    """Adds, lists and removes LoRAs while the suite serves, which takes an administrator's token, and registers those
+    of a directory."""
+
+
+adapters.add_command(register)
 
 
 @adapters.command()
@@ -56,9 +66,12 @@ def add(
 @json_option
 @controller_options
 def list_all(as_json: bool, **options: Any) -> None:
-    """Shows the LoRAs that were uploaded; as JSON one a line."""
-    for adapter in _asked(options, lambda client: client.loras()):
+    """Shows the LoRAs that were uploaded; as JSON one a line. `pentimento status` shows those of directories too."""
+    found = _asked(options, lambda client: client.loras())
+    for adapter in found:
         say(_document(adapter), _line(adapter), as_json=as_json)
+    if not found and not as_json:
+        click.echo(NONE_UPLOADED)
 
 
 @adapters.command()

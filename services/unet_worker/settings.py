@@ -262,6 +262,14 @@ class ProfileSettings:
 
 
 @dataclass(frozen=True)
+class DescribeAdapterSettings:
+    """Of `python -m services.unet_worker.describe_adapter`: flags, PENTIMENTO_DESCRIBE_ADAPTER_… and the table
+    [describe_adapter]."""
+
+    adapter: Path = setting(help="directory of a LoRA or a ControlNet (safetensors only)", must_exist=True)
+
+
+@dataclass(frozen=True)
 class DescribeSettings:
     """Of `python -m services.unet_worker.describe`: flags, PENTIMENTO_DESCRIBE_… and the table [describe]."""
 

@@ -1,0 +1,42 @@
+"""`python -m services.unet_worker.describe_adapter --adapter DIR`: what a registry says of a LoRA's or ControlNet's
+directory, as JSON."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from pentimento.diffusion.checkpoint import digest_files
+from pentimento.diffusion.controlnets import open_controlnet
+from pentimento.diffusion.loras import digest_lora, lora_file_in
+from pentimento.domain.errors import InvalidArgument
+from pentimento.files.lora_headers import judge_lora
+from pentimento.rpc import run_service
+from pentimento.settings import load_settings
+from pentimento.telemetry import configure_logging
+from services.unet_worker.settings import DescribeAdapterSettings
+
+
+def described(directory: Path) -> dict[str, str]:
+    """Return the kind and the digest, and of a ControlNet its family. Raises BadCheckpoint, BadLora and InvalidArgument
+    for what is neither."""
+    if (directory / "config.json").is_file():
+        found = open_controlnet(directory)
+        return {"kind": "controlnet", "digest": digest_files(directory, found.files), "family": found.family}
+    file = lora_file_in(directory)
+    if file is None:
+        raise InvalidArgument.of("adapter", f"must be a directory with a LoRA or a ControlNet, {directory} has neither")
+    judge_lora(file.read_bytes(), file.name)
+    return {"kind": "lora", "digest": digest_lora(file), "family": ""}
+
+
+async def main(argv: list[str]) -> None:
+    """Print the description."""
+    settings = load_settings(DescribeAdapterSettings, "describe_adapter", argv)
+    found = await asyncio.to_thread(described, settings.adapter)
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    configure_logging("describe_adapter", "")
+    run_service(main)
