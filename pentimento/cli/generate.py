@@ -73,14 +73,17 @@ MOST_PX = 2**63 - 1
 @click.option("--guidance-scale", type=FINITE, help="weight of the prompt")
 @click.option("--scheduler", default="", help="ddim, euler, …; the model's own otherwise")
 @click.option("--seed", type=UINT64, metavar="N", help="the same seed paints the same picture; random otherwise")
-@click.option("--size", metavar="WIDTHxHEIGHT", help="pixels, such as 64x64; the model's own otherwise")
+@click.option(
+    "--size", metavar="WIDTHxHEIGHT", help="pixels, such as 64x64; otherwise those of --init-image, or the model's own"
+)
 @click.option(
     "--init-image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="picture to start from"
 )
 @click.option(
     "--mask",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="PNG of the size of --init-image: what is white is painted, what is black stays",
+    help="PNG of the size of --init-image: it changes where that is white or transparent; without one where the image"
+    " itself is transparent, or everywhere",
 )
 @click.option("--strength", type=FINITE, default=0.8, show_default=True, help="how much of --init-image to paint over")
 @click.option("--lora", "loras", multiple=True, metavar=LORA_FORM, help="paint with this LoRA; may be repeated")

@@ -6,15 +6,20 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import adaptive_max_pool2d
 
 from pentimento.diffusion.png_rows import filtered_rows, png_of_rows
 from pentimento.domain.errors import InvalidArgument
 from pentimento.pictures import read_header
-from pentimento.pictures.decoding import decode, resized
+from pentimento.pictures.decoding import decode, decode_with_mask, resized
 from pentimento.pictures.decoding import decode_mask as decode_grey_mask
 
 # What a ControlNet is told, as requests name it.
 CONDITION_FIELD = "controlnet.conditioning_image"
+NOTHING_WHITE = "must be white somewhere, where the image may change; it is all black (white is 128 to 255 of 255)"
+NOTHING_TRANSPARENT = (
+    "must be transparent somewhere, where the image may change; no pixel of its alpha channel is below 128 of 255"
+)
 IMAGE_FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
 
 
@@ -61,13 +66,37 @@ def decode_pixels(data: bytes, field: str, width_px: int, height_px: int) -> Ten
     return decode(data, field, lambda picture: _to_pixels(picture, (width_px, height_px)))
 
 
-def decode_mask(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
-    """Return an encoded mask as (1, 1, height, width) of 0 and 1, as diffusers' inpainting pipelines see it: resized
-    (Lanczos) where its size is another, grey from the middle on is 1; where transparency says what is painted, by that.
+def decode_pixels_and_mask(data: bytes, field: str, width_px: int, height_px: int) -> tuple[Tensor, Tensor | None]:
+    """Return what `decode_pixels` does, and the image's own mask as `decode_mask` returns it: where the image is
+    transparent it may change, as in OpenAI's API. None where no pixel, or every pixel, is more transparent than opaque.
 
     Raises InvalidArgument naming `field` for an image that `pentimento.pictures` refuses.
     """
-    return decode_grey_mask(data, field, lambda picture: _to_mask(picture, (width_px, height_px)))
+    size = (width_px, height_px)
+
+    def tensors(picture: Image.Image, mask: Image.Image | None) -> tuple[Tensor, Tensor | None]:
+        levels = None if mask is None else _to_mask(mask, size)
+        return _to_pixels(picture, size), None if levels is None or _is_uniform(levels) else levels
+
+    return decode_with_mask(data, field, tensors)
+
+
+def decode_mask(data: bytes, field: str, width_px: int, height_px: int) -> Tensor | None:
+    """Return an encoded mask as (1, 1, height, width) of 0 and 1, as diffusers' inpainting pipelines see it: resized
+    (Lanczos) where its size is another, grey from the middle on is 1. Where a pixel is transparent, transparency from
+    the middle on is 1 instead. What resizing would lose stays, in one pixel. None where all of the image may change.
+
+    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` refuses, and for a mask by which
+    nothing may change.
+    """
+
+    def tensor(picture: Image.Image, is_transparent: bool) -> Tensor | None:
+        mask = _to_mask(picture, (width_px, height_px))
+        if not mask.any():
+            raise InvalidArgument.of(field, NOTHING_TRANSPARENT if is_transparent else NOTHING_WHITE)
+        return None if _is_uniform(mask) else mask
+
+    return decode_grey_mask(data, field, tensor)
 
 
 def decode_condition(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
@@ -96,10 +125,30 @@ def _to_pixels(picture: Image.Image, size: tuple[int, int]) -> Tensor:
 
 
 def _to_mask(picture: Image.Image, size: tuple[int, int]) -> Tensor:
-    if picture.size != size:
-        picture = resized(picture, size, Image.Resampling.LANCZOS)
+    mask = _thresholded(picture)
+    if picture.size == size:
+        return mask
+    return kept_after_sampling(mask, _thresholded(resized(picture, size, Image.Resampling.LANCZOS)))
+
+
+def _thresholded(picture: Image.Image) -> Tensor:
     grey = torch.from_numpy(np.array(picture))
     return (grey >= 128).to(torch.float32)[None, None]
+
+
+def _is_uniform(mask: Tensor) -> bool:
+    return bool(mask.min() == mask.max())
+
+
+def kept_after_sampling(mask: Tensor, sampled: Tensor) -> Tensor:
+    """Return a smaller version of a mask of 0 and 1 (1, 1, height, width). It is `sampled`, unless that has lost all
+    ones or all zeros of the mask: then each cell is one, or zero, that covers any of them."""
+    size = (int(sampled.shape[-2]), int(sampled.shape[-1]))
+    if mask.any() and not sampled.any():
+        return adaptive_max_pool2d(mask, size)
+    if not mask.all() and sampled.all():
+        return 1 - adaptive_max_pool2d(1 - mask, size)
+    return sampled
 
 
 def _to_unit(picture: Image.Image, size: tuple[int, int]) -> Tensor:

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from pentimento.diffusion.images import kept_after_sampling
 from pentimento.diffusion.schedulers import SamplerState, Schedule
-from pentimento.domain.errors import InvalidArgument
-
-MASK_FIELD = "spec.init_image.mask"
 
 
 @dataclass(frozen=True)
@@ -45,18 +43,8 @@ class KnownRegion:
 
 def cells_of(mask: Tensor, latent_shape: tuple[int, ...]) -> Tensor:
     """Return a mask of pixels (1, 1, height, width) as one of a latent's cells: each is what the pixel in its upper
-    left corner is."""
-    return interpolate(mask, size=latent_shape[-2:])
-
-
-def mask_of_latent(mask: Tensor, latent_shape: tuple[int, ...]) -> Tensor:
-    """Return `cells_of` a mask. Raises InvalidArgument for one that leaves nothing to paint, or nothing to keep."""
-    cells = cells_of(mask, latent_shape)
-    if cells.max() < 0.5:
-        raise InvalidArgument.of(MASK_FIELD, "must be white somewhere, where the picture is painted; it is all black")
-    if cells.min() >= 0.5:
-        raise InvalidArgument.of(MASK_FIELD, "must be black somewhere, where the image stays; it is all white")
-    return cells
+    left corner is, as in diffusers. Where that would lose the whole mask, a cell is 1 that covers any pixel of it."""
+    return kept_after_sampling(mask, interpolate(mask, size=latent_shape[-2:]))
 
 
 def kept_pixels(pixels: Tensor, mask: Tensor) -> Tensor:

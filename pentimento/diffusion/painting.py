@@ -22,7 +22,7 @@ from pentimento.diffusion.families.model import (
     is_guided,
 )
 from pentimento.diffusion.guidance_half import HalfStart
-from pentimento.diffusion.inpainting import KnownRegion, cells_of, kept_pixels, mask_of_latent, masked_channels
+from pentimento.diffusion.inpainting import KnownRegion, cells_of, kept_pixels, masked_channels
 from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.painting_sources import ControlSource, GuidancePeer, LoraSource
@@ -283,7 +283,7 @@ def _state_from_image(
     if schedule.needs_noise:
         # diffusers encodes what stays here, for networks that see it: a stochastic encoder draws before the steps do.
         model.encode_image(kept_pixels(start.pixels, start.mask), generator)
-    mask = mask_of_latent(start.mask, clean.shape).to(model.device, model.dtype)
+    mask = cells_of(start.mask, clean.shape).to(model.device, model.dtype)
     return state, KnownRegion(mask, clean, noise)
 
 

@@ -66,7 +66,8 @@ class ControlNetSelection:
 @dataclass(frozen=True)
 class InitImage:
     """Encoded image to start from and the strength of the change, 0..1 (img2img). `mask`: a PNG of the image's own size
-    that is white where it is painted anew (inpainting); empty for everywhere."""
+    that is white or transparent where the image may change (inpainting); empty for where the image itself is
+    transparent, and everywhere in an opaque one."""
 
     image: bytes = field(repr=False)
     strength: float

@@ -45,10 +45,26 @@ def decode(data: bytes, field: str, then: Callable[[Image.Image], T]) -> T:
     return _decoded(data, field, _on_white, then)
 
 
-def decode_mask(data: bytes, field: str, then: Callable[[Image.Image], T]) -> T:
-    """`then` of a greyscale image that is white where a mask says that is painted. Where a pixel is transparent at all,
-    what is transparent is painted (as in OpenAI's API), else what is white (as in diffusers). As `decode` otherwise."""
-    return _decoded(data, field, _painted, then)
+def decode_with_mask(data: bytes, field: str, then: Callable[[Image.Image, Image.Image | None], T]) -> T:
+    """`then` of what `decode` gives and of the image's own mask, greyscale and white where the image is transparent;
+    None where it has no transparent pixel. Runs as `decode` does."""
+    return _decoded(data, field, _with_own_mask, lambda image: then(image.convert("RGB"), _own_mask(image)))
+
+
+def decode_mask(data: bytes, field: str, then: Callable[[Image.Image, bool], T]) -> T:
+    """`then` of a greyscale image that is white where a mask says that the image may change, and whether transparency
+    says so. Where a pixel is transparent at all, transparent ones may change (as in OpenAI's API), else white ones (as
+    in diffusers). Runs as `decode` does."""
+    is_transparent = False
+
+    def change(image: Image.Image) -> Image.Image:
+        nonlocal is_transparent
+        image = _of_eight_bits(image)
+        clear = _transparency(image)
+        is_transparent = clear is not None
+        return _on_white(image).convert("L") if clear is None else clear
+
+    return _decoded(data, field, change, lambda image: then(image, is_transparent))
 
 
 def _decoded(
@@ -106,13 +122,25 @@ def _wide_alpha(upper: Image.Image, lower: Image.Image) -> Image.Image:
     return alpha
 
 
-def _painted(image: Image.Image) -> Image.Image:
-    image = _of_eight_bits(image)
-    if "A" in image.getbands() or image.info.get("transparency") is not None:
-        alpha = image.convert("RGBA").getchannel("A")
-        if min(alpha.tobytes()) < _OPAQUE:
-            return ImageChops.invert(alpha)
-    return _on_white(image).convert("L")
+def _transparency(image: Image.Image) -> Image.Image | None:
+    """Return how transparent each pixel is, 0 to 255; None where all are opaque."""
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return None
+    alpha = image.convert("RGBA").getchannel("A")
+    return ImageChops.invert(alpha) if min(alpha.tobytes()) < _OPAQUE else None
+
+
+def _with_own_mask(image: Image.Image) -> Image.Image:
+    """Return RGB on white; where a pixel is transparent with a fourth band that says how transparent each is."""
+    clear = _transparency(_of_eight_bits(image))
+    opaque = _on_white(image)
+    if clear is not None:
+        opaque.putalpha(clear)
+    return opaque
+
+
+def _own_mask(image: Image.Image) -> Image.Image | None:
+    return image.getchannel("A") if image.mode == "RGBA" else None
 
 
 def _on_white(image: Image.Image) -> Image.Image:

@@ -16,7 +16,8 @@ from pentimento.domain.generation import Scheduler
 
 @dataclass(frozen=True)
 class Case:
-    """One picture; `strength` None is text to image; `masked`: painted where `mask_image` is white alone."""
+    """One image; `strength` None is text to image; `masked`: it changes where `mask_image` is white alone. The worker's
+    mask is grey, or transparent where it is white (`alpha_mask`); `white_mask`: it is white everywhere."""
 
     prompt: str
     negative_prompt: str = ""
@@ -27,6 +28,14 @@ class Case:
     eta: float = 0.0
     strength: float | None = None
     masked: bool = False
+    alpha_mask: bool = False
+    white_mask: bool = False
+
+    def mask(self, width_px: int, height_px: int) -> Image.Image:
+        """Return the grey mask that diffusers takes."""
+        if self.white_mask:
+            return Image.new("L", (width_px, height_px), 255)
+        return mask_image(width_px, height_px)
 
 
 # By the pipeline class of model_index.json: text to image, from an image, and from one under a mask.
@@ -95,7 +104,7 @@ class DiffusersReference:
             extra = {"image": _tensor_of(image), "strength": case.strength}
         if case.masked:
             size = {"height": image.height, "width": image.width}
-            extra = {**extra, **size, "mask_image": mask_image(image.width, image.height)}
+            extra = {**extra, **size, "mask_image": case.mask(image.width, image.height)}
         latents: torch.Tensor = pipeline(
             case.prompt,
             negative_prompt=case.negative_prompt or None,

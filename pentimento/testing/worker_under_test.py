@@ -13,7 +13,7 @@ from PIL import Image
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, InitImage, Route
-from pentimento.testing.diffusers_reference import Case, DiffusersReference, mask_image
+from pentimento.testing.diffusers_reference import Case, DiffusersReference
 from pentimento.testing.worker_process import START_S
 from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
 from pentimento.wire.tensors import tensor_from_proto
@@ -53,7 +53,7 @@ async def difference(worker: WorkerUnderTest, reference: DiffusersReference, cas
 
 
 def spec_of(case: Case, held: pb.HeldModel, image: Image.Image) -> GenerationSpec:
-    mask = png_of(mask_image(image.width, image.height)) if case.masked else b""
+    mask = mask_png_of(case, image) if case.masked else b""
     return GenerationSpec(
         prompt=case.prompt,
         negative_prompt=case.negative_prompt,
@@ -67,6 +67,14 @@ def spec_of(case: Case, held: pb.HeldModel, image: Image.Image) -> GenerationSpe
         eta=case.eta,
         init_image=None if case.strength is None else InitImage(png_of(image), case.strength, mask),
     )
+
+
+def mask_png_of(case: Case, image: Image.Image) -> bytes:
+    mask = case.mask(image.width, image.height)
+    if case.alpha_mask:
+        alpha = mask.point([255 * (level < 128) for level in range(256)])
+        mask = Image.merge("LA", (Image.new("L", mask.size), alpha))
+    return png_of(mask)
 
 
 def noise_image(width_px: int, height_px: int) -> Image.Image:

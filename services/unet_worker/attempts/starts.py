@@ -14,8 +14,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.images import decode_mask, decode_pixels
-from pentimento.diffusion.inpainting import MASK_FIELD, mask_of_latent
+from pentimento.diffusion.images import decode_mask, decode_pixels, decode_pixels_and_mask
 from pentimento.diffusion.latent_frames import UnknownLatentFormat
 from pentimento.diffusion.latents import latent_from_bytes
 from pentimento.diffusion.painting import (
@@ -39,6 +38,8 @@ from pentimento.stores.objects import ObjectStore
 from services.unet_worker import metrics
 from services.unet_worker.cache.donors import DonorReader, UnusableDonor
 
+IMAGE_FIELD = "spec.init_image.image"
+MASK_FIELD = "spec.init_image.mask"
 T = TypeVar("T")
 
 
@@ -87,17 +88,10 @@ class StartResolver:
 
     async def _own_image(self, spec: GenerationSpec, init_image: InitImage) -> ResolvedStart:
         first_step = self.own_first_step(spec)
-        pixels = await asyncio.to_thread(lambda: _pixels(init_image.image, "spec.init_image.image", spec))
-        if not init_image.mask:
-            return ResolvedStart(ImageStart(pixels, first_step))
-        mask = await asyncio.to_thread(lambda: self._mask(init_image.mask, spec))
+        pixels, mask = await asyncio.to_thread(lambda: _pixels_and_mask(init_image, spec))
         # By diffusers' rule, of its inpainting pipelines alone.
-        return ResolvedStart(ImageStart(pixels, first_step, mask, from_noise=init_image.strength == 1.0))
-
-    def _mask(self, data: bytes, spec: GenerationSpec) -> Tensor:
-        mask = decode_mask(data, MASK_FIELD, spec.width_px, spec.height_px)
-        mask_of_latent(mask, self._model.latent_shape(spec.width_px, spec.height_px))
-        return mask
+        from_noise = mask is not None and init_image.strength == 1.0
+        return ResolvedStart(ImageStart(pixels, first_step, mask, from_noise=from_noise))
 
     async def _donor_latent(self, spec: GenerationSpec, start: FromLatent) -> ResolvedStart:
         """NIRVANA: the remaining N - K steps under the new prompt; K is where this schedule has the donor's level."""
@@ -128,6 +122,14 @@ class StartResolver:
             raise UnusableDonor("UNKNOWN_LATENT_FORMAT", str(error)) from None
         except (ValueError, InvalidArgument) as error:
             raise UnusableDonor("BAD_DONOR", str(error), object_is_bad=True) from None
+
+
+def _pixels_and_mask(init_image: InitImage, spec: GenerationSpec) -> tuple[Tensor, Tensor | None]:
+    """Return an image, and where it may change; None for everywhere. Without a mask its transparent parts may."""
+    size = (spec.width_px, spec.height_px)
+    if not init_image.mask:
+        return decode_pixels_and_mask(init_image.image, IMAGE_FIELD, *size)
+    return decode_pixels(init_image.image, IMAGE_FIELD, *size), decode_mask(init_image.mask, MASK_FIELD, *size)
 
 
 def _pixels(image: bytes, field: str, spec: GenerationSpec) -> Tensor:

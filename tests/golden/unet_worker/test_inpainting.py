@@ -2,6 +2,7 @@
 that is offered for it, from the noised image and from noise alone."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +34,9 @@ def cases_for(schedulers: Sequence[Scheduler]) -> list[Case]:
         for number, strength in enumerate((0.5, 1.0))
         for scheduler in schedulers
     ]
-    return [*each, *(stochastic if Scheduler.DDIM in schedulers else [])]
+    first = Case("a red circle", "", schedulers[0], seed=5, steps=4, strength=0.5, masked=True)
+    forms = [replace(first, alpha_mask=True), replace(first, white_mask=True)]
+    return [*each, *forms, *(stochastic if Scheduler.DDIM in schedulers else [])]
 
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)

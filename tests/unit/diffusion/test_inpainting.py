@@ -7,10 +7,11 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from pentimento.diffusion.families import Conditioning, DenoiserInput, DiffusionModel
-from pentimento.diffusion.images import decode_mask
-from pentimento.diffusion.inpainting import mask_of_latent
+from pentimento.diffusion.images import decode_mask, decode_pixels, decode_pixels_and_mask
+from pentimento.diffusion.inpainting import cells_of
 from pentimento.diffusion.painting import ImageStart, Painting, PaintingRequest, model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import InvalidArgument
@@ -90,10 +91,14 @@ def png_of(levels: list[list[int]]) -> bytes:
     return buffer.getvalue()
 
 
+def values(mask: Tensor | None) -> list[object] | None:
+    return None if mask is None else mask.tolist()
+
+
 def test_grey_counts_as_white_from_the_middle_on() -> None:
     mask = decode_mask(png_of([[0, 127, 128, 255]]), "mask", 4, 1)
 
-    assert mask.tolist() == [[[[0.0, 0.0, 1.0, 1.0]]]]
+    assert values(mask) == [[[[0.0, 0.0, 1.0, 1.0]]]]
 
 
 def rgba(*pixels: tuple[int, int, int, int]) -> bytes:
@@ -108,11 +113,11 @@ def test_where_a_pixel_is_transparent_transparency_says_what_is_painted() -> Non
     """As masks for OpenAI's API: a picture with holes, whatever its colours."""
     data = rgba((255, 255, 255, 255), (0, 0, 0, 0), (9, 9, 9, 127), (9, 9, 9, 128))
 
-    assert decode_mask(data, "mask", 4, 1).tolist() == [[[[0.0, 1.0, 1.0, 0.0]]]]
+    assert values(decode_mask(data, "mask", 4, 1)) == [[[[0.0, 1.0, 1.0, 0.0]]]]
 
 
 def test_where_no_pixel_is_transparent_white_is_painted_whatever_the_form() -> None:
-    assert decode_mask(rgba((255, 255, 255, 255), (0, 0, 0, 255)), "mask", 2, 1).tolist() == [[[[1.0, 0.0]]]]
+    assert values(decode_mask(rgba((255, 255, 255, 255), (0, 0, 0, 255)), "mask", 2, 1)) == [[[[1.0, 0.0]]]]
 
 
 def test_a_palette_may_have_the_transparent_colour() -> None:
@@ -122,36 +127,88 @@ def test_a_palette_may_have_the_transparent_colour() -> None:
     buffer = io.BytesIO()
     image.save(buffer, "png", transparency=1)
 
-    assert decode_mask(buffer.getvalue(), "mask", 2, 1).tolist() == [[[[0.0, 1.0]]]]
+    assert values(decode_mask(buffer.getvalue(), "mask", 2, 1)) == [[[[0.0, 1.0]]]]
 
 
 def test_a_mask_of_another_size_is_resized_with_its_image() -> None:
     mask = decode_mask(png_of([[0, 255], [0, 255]]), "mask", 8, 8)
 
+    assert mask is not None
     assert mask.shape == (1, 1, 8, 8)
     assert mask[..., 0].max() == 0.0
     assert mask[..., -1].min() == 1.0
 
 
-@pytest.mark.parametrize(("level", "limit"), [(0.0, "must be white somewhere"), (1.0, "must be black somewhere")])
-def test_a_mask_that_says_nothing_is_refused(level: float, limit: str) -> None:
-    with pytest.raises(InvalidArgument, match=limit) as caught:
-        mask_of_latent(torch.full((1, 1, 32, 32), level), (1, 4, 4, 4))
-
-    assert caught.value.violations[0].field == "spec.init_image.mask"
-
-
-def test_a_white_spot_that_no_cell_of_the_latent_sees_paints_nothing() -> None:
-    mask = torch.zeros(1, 1, 32, 32)
-    mask[..., 1, 1] = 1.0
-
-    with pytest.raises(InvalidArgument, match="must be white somewhere"):
-        mask_of_latent(mask, (1, 4, 4, 4))
+@pytest.mark.parametrize(
+    ("mask", "limit"),
+    [
+        (png_of([[0, 127]]), "mask: must be white somewhere, where the image may change; it is all black"),
+        (rgba((0, 0, 0, 255), (9, 9, 9, 255)), "mask: must be white somewhere"),
+        (rgba((255, 255, 255, 255), (255, 255, 255, 200)), "mask: must be transparent somewhere"),
+    ],
+    ids=["black", "black and opaque", "hardly transparent"],
+)
+def test_mask_by_which_nothing_changes_is_refused(mask: bytes, limit: str) -> None:
+    with pytest.raises(InvalidArgument, match=limit):
+        decode_mask(mask, "mask", 2, 1)
 
 
-@pytest.mark.parametrize("data", [b"", b"no image", b"\x89PNG\r\n\x1a\n" + bytes(40)])
-def test_what_is_no_image_is_refused_by_its_name(data: bytes) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        decode_mask(data, "spec.init_image.mask", 8, 8)
+@pytest.mark.parametrize(
+    "mask",
+    [png_of([[255, 128]]), rgba((255, 255, 255, 255), (255, 255, 255, 255)), rgba((0, 0, 0, 0), (9, 9, 9, 100))],
+    ids=["white", "white and opaque", "transparent"],
+)
+def test_mask_by_which_everything_changes_is_none(mask: bytes) -> None:
+    assert decode_mask(mask, "mask", 2, 1) is None
 
-    assert caught.value.violations[0].field == "spec.init_image.mask"
+
+def spot(colour: float) -> Tensor:
+    """A mask with one pixel of that colour, which no cell of the latent has in its upper left corner."""
+    mask = torch.full((1, 1, 32, 32), 1.0 - colour)
+    mask[..., 1, 9] = colour
+    return mask
+
+
+@pytest.mark.parametrize("colour", [1.0, 0.0], ids=["may change", "stays"])
+def test_spot_smaller_than_a_latent_cell_survives(colour: float) -> None:
+    cells = cells_of(spot(colour), (1, 4, 4, 4))
+
+    assert (cells == colour).nonzero().tolist() == [[0, 0, 0, 1]]
+
+
+def test_cells_of_larger_masks_are_those_of_diffusers() -> None:
+    """`torch.nn.functional.interpolate`, with a spot beside what survives anyway."""
+    mask = spot(1.0)
+    mask[..., 16:, :] = 1.0
+
+    assert torch.equal(cells_of(mask, (1, 4, 4, 4)), interpolate(mask, size=(4, 4)))
+
+
+def test_spot_that_resizing_would_lose_survives() -> None:
+    levels = [[0] * 64 for _ in range(64)]
+    levels[40][3] = 255
+
+    mask = decode_mask(png_of(levels), "mask", 8, 8)
+
+    assert mask is not None and mask.nonzero().tolist() == [[0, 0, 5, 0]]
+
+
+@pytest.mark.parametrize(
+    ("pixels", "mask"),
+    [
+        (((1, 2, 3, 255), (1, 2, 3, 0)), [0.0, 1.0]),
+        (((1, 2, 3, 255), (1, 2, 3, 255)), None),
+        (((1, 2, 3, 200), (1, 2, 3, 255)), None),
+        (((1, 2, 3, 0), (1, 2, 3, 0)), None),
+    ],
+    ids=["a hole", "opaque", "a soft edge", "transparent"],
+)
+def test_transparent_parts_of_an_image_are_its_mask(
+    pixels: tuple[tuple[int, int, int, int], ...], mask: list[float] | None
+) -> None:
+    data = rgba(*pixels)
+
+    shown, own = decode_pixels_and_mask(data, "image", 2, 1)
+
+    assert torch.equal(shown, decode_pixels(data, "image", 2, 1))
+    assert (None if own is None else own.flatten().tolist()) == mask

@@ -102,7 +102,7 @@ def test_a_grey_of_few_bits_that_is_transparent_is_white_and_painted(depth: int,
     for index, grey in enumerate(greys):
         clear = (1 << 15 | grey * ((1 << depth) - 1) // 255).to_bytes(2, "big")
         data = one_row_png(depth, 0, len(greys), bytes([row]), clear)
-        mask = decode_mask(data, "mask", lambda picture: np.asarray(picture).copy())
+        mask = decode_mask(data, "mask", lambda picture, _: np.asarray(picture).copy())
 
         assert pixels(data)[0, :, 0].tolist() == [*greys[:index], 255, *greys[index + 1 :]]
         assert mask[0].tolist() == [255 * (other == index) for other in range(len(greys))]
@@ -116,7 +116,7 @@ def test_a_colour_of_sixteen_bits_is_transparent_as_a_whole(interlaced: int) -> 
     if interlaced:  # Adam7 has of such a row the first pixel, then the third, then the second
         row = b"\0".join((row[:6], row[12:], row[6:12]))
     data = one_row_png(16, 2, 3, row, struct.pack(">3H", *clear), interlaced)
-    mask = decode_mask(data, "mask", lambda picture: np.asarray(picture).copy())
+    mask = decode_mask(data, "mask", lambda picture, _: np.asarray(picture).copy())
 
     assert pixels(data)[0].tolist() == [[255, 255, 255], [5, 6, 7], [6, 6, 7]]
     assert mask[0].tolist() == [255, 0, 0]
@@ -128,7 +128,7 @@ def test_a_colour_of_sixteen_bits_is_transparent_as_a_whole(interlaced: int) -> 
 def test_a_mask_of_sixteen_bits_paints_what_one_of_eight_does(transparent: int | None, painted: list[int]) -> None:
     data = wide_grey_png([0, 32768, 65535], transparent)
 
-    mask = decode_mask(data, "mask", lambda picture: np.asarray(picture).copy())
+    mask = decode_mask(data, "mask", lambda picture, _: np.asarray(picture).copy())
 
     assert mask[0].tolist() == painted
 

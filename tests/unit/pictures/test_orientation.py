@@ -48,7 +48,7 @@ def test_a_picture_is_seen_upright(orientation: int, picture_format: str) -> Non
 def test_a_mask_is_turned_as_the_picture_that_it_belongs_to() -> None:
     data = stored(6, "png")
 
-    mask = decode_mask(data, "mask", np.asarray)
+    mask = decode_mask(data, "mask", lambda picture, _: np.asarray(picture))
 
     np.testing.assert_array_equal(mask, np.asarray(upright(data).convert("L")))
 

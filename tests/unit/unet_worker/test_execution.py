@@ -1,6 +1,7 @@
 """One attempt on the real engine: what is not finite fails alone, and is neither stored nor answered."""
 
 import asyncio
+import io
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from pentimento.diffusion.engine import EngineSettings, StepEngine
 from pentimento.diffusion.families import DenoiserInput, DiffusionModel, load_model
-from pentimento.diffusion.painting import schedule_for
+from pentimento.diffusion.painting import ImageStart, schedule_for
 from pentimento.domain.errors import DeadlineExceeded, Internal, Unavailable
 from pentimento.domain.execution import ExecuteEvent, Started
 from pentimento.domain.generation import CacheGrant, InitImage, LatentSlot, ObjectReference
@@ -235,3 +237,39 @@ async def test_what_still_waits_for_the_store_is_given_up_with_its_attempt(
     parts.close()
 
     assert sorted(hung.asked) == ["images/one", "latents/k2", "latents/k2", "latents/k6"]
+
+
+def png_of(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "png")
+    return buffer.getvalue()
+
+
+SIZE_PX = (ORDER.spec.width_px, ORDER.spec.height_px)
+HOLE = Image.new("L", SIZE_PX, 255)
+HOLE.paste(0, (0, 0, SIZE_PX[0] // 2, SIZE_PX[1]))
+WITH_HOLE = Image.new("RGB", SIZE_PX, (200, 30, 30))
+WITH_HOLE.putalpha(HOLE)
+
+
+@pytest.mark.parametrize(
+    ("image", "mask", "changing", "from_noise"),
+    [
+        (png_of(WITH_HOLE), b"", 0.5, True),
+        (PICTURE, png_of(WITH_HOLE), 0.5, True),
+        (PICTURE, png_of(Image.new("L", SIZE_PX, 255)), None, False),
+        (PICTURE, b"", None, False),
+    ],
+    ids=["transparent image", "transparent mask", "white mask", "no mask"],
+)
+async def test_start_has_the_mask_of_its_image(
+    model: DiffusionModel, tmp_path: Path, image: bytes, mask: bytes, changing: float | None, from_noise: bool
+) -> None:
+    spec = replace(ORDER.spec, init_image=InitImage(image, 1.0, mask))
+    with ThreadPoolExecutor(1) as threads:
+        starts = StartResolver(model, open_objects(f"file://{tmp_path}"), threads, timeout_s=60.0)
+
+        start = (await starts.resolve(spec, ORDER.route)).start
+
+    assert isinstance(start, ImageStart)
+    assert (None if start.mask is None else float(start.mask.mean()), start.from_noise) == (changing, from_noise)

@@ -343,9 +343,10 @@ class InitImage(_message.Message):
     image: _builtins.bytes
     strength: _builtins.float
     mask: _builtins.bytes
-    """Where to paint (inpainting): a PNG of the image's own size, white where it is painted anew, black where the image stays; what lies
-    between counts as white from the middle on (128 of 255). Of a PNG with a transparent pixel transparency decides instead of colour:
-    what is transparent is painted. Empty: everywhere.
+    """Where the image may change (inpainting): a PNG of its own size, white where it may change, black where it stays; what lies between
+    counts as white from the middle on (128 of 255). In a PNG with a transparent pixel transparency decides instead of colour: an alpha
+    below 128 of 255 may change. White or transparent everywhere is the same as no mask; nowhere is refused. Empty: where the image
+    itself is transparent (alpha below 128), and everywhere if it is not.
     """
     def __init__(
         self,
