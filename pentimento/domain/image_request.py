@@ -175,13 +175,17 @@ class Routed:
 
 @dataclass(frozen=True)
 class Progress:
-    """`step` of `step_count` are done; `preview` is a small PNG or empty."""
+    """`step` of `step_count` are done; `preview` is a small PNG or empty. `width_px` and `height_px` are of the whole
+    image. `saved_steps` are not taken: those that reuse saves, and those that are left out under load."""
 
     step: int
     step_count: int
     preview: bytes = field(default=b"", repr=False)
     attempt_number: int = 1
     image_index: int = 0
+    width_px: int = 0
+    height_px: int = 0
+    saved_steps: int = 0
 
 
 @dataclass(frozen=True)

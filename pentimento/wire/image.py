@@ -261,6 +261,9 @@ def _progress_to_proto(event: Progress) -> pb.Progress:
         preview=event.preview,
         attempt_number=event.attempt_number,
         image_index=event.image_index,
+        width_px=event.width_px,
+        height_px=event.height_px,
+        saved_steps=event.saved_steps,
     )
 
 
@@ -295,7 +298,16 @@ def _accepted_from_proto(message: pb.Accepted) -> Accepted:
 
 
 def _progress_from_proto(message: pb.Progress) -> Progress:
-    return Progress(message.step, message.step_count, message.preview, message.attempt_number, message.image_index)
+    return Progress(
+        message.step,
+        message.step_count,
+        message.preview,
+        message.attempt_number,
+        message.image_index,
+        message.width_px,
+        message.height_px,
+        message.saved_steps,
+    )
 
 
 def status_to_proto(status: RequestStatus) -> pb.GetRequestResponse:

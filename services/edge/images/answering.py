@@ -22,9 +22,15 @@ def size_of(completed: Completed) -> str:
     return f"{completed.width_px}x{completed.height_px}"
 
 
-def quality_word(completed: Completed) -> str:
-    """Return whether all of its steps were taken for it: `high`, or `medium` where some were reused or left out."""
-    return "medium" if completed.provenance.steps_saved else "high"
+def quality_of(completed: Completed) -> str:
+    """Return the quality of a finished image."""
+    provenance = completed.provenance
+    return quality_word(provenance.steps_saved + len(provenance.route.thinned_steps))
+
+
+def quality_word(saved_steps: int) -> str:
+    """Return `high` where all steps are taken, `medium` where some are reused or left out."""
+    return "medium" if saved_steps else "high"
 
 
 def usage_of(pictures: list[Completed]) -> dict[str, Any]:
@@ -82,7 +88,7 @@ def pictures_document(
             for index, completed in enumerate(pictures)
         ],
         "output_format": pictures[0].format.value,
-        "quality": quality_word(pictures[0]),
+        "quality": quality_of(pictures[0]),
         "size": size_of(pictures[0]),
         "usage": usage_of(pictures),
     }

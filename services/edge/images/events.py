@@ -8,7 +8,14 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import Completed, GenerateEvent, PictureFailed, Progress
 from services.edge.http.documents import Base64, document_bytes
 from services.edge.http.errors import error_document
-from services.edge.images.answering import failure_document, picture_document, quality_word, size_of, usage_of
+from services.edge.images.answering import (
+    failure_document,
+    picture_document,
+    quality_of,
+    quality_word,
+    size_of,
+    usage_of,
+)
 from services.edge.images.asking import API_NAMES, AskedPictures
 
 HEARTBEAT = b": still painting\n\n"
@@ -60,8 +67,8 @@ class PictureEvents:
             "background": "opaque",
             # Previews are PNG, whatever the picture is to be.
             "output_format": "png",
-            "quality": "auto",
-            "size": self._asked_size(),
+            "quality": quality_word(event.saved_steps),
+            "size": f"{event.width_px}x{event.height_px}",
             "step": event.step,
             "step_count": event.step_count,
         }
@@ -75,12 +82,8 @@ class PictureEvents:
             "created_at": self.created_s,
             "background": "opaque",
             "output_format": completed.format.value,
-            "quality": quality_word(completed),
+            "quality": quality_of(completed),
             "size": size_of(completed),
             "usage": usage_of([completed]),
         }
         return sse(name, document)
-
-    def _asked_size(self) -> str:
-        request = self.asked.request
-        return f"{request.width_px}x{request.height_px}" if request.width_px else "auto"

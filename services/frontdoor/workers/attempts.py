@@ -40,7 +40,7 @@ from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job
 from services.frontdoor.routing.cache_writes import report_bad_donor, report_start
 from services.frontdoor.routing.light_starts import as_handed
-from services.frontdoor.routing.starts import kind_of, work_left
+from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
 from services.frontdoor.workers.worker_links import WorkerLink
 
 logger = logging.getLogger(__name__)
@@ -203,7 +203,20 @@ def _pass_on(
         case StepProgress():
             if parts.dataplane.state.thins:
                 parts.submit(AttemptProgressed(attempt.request_id, attempt.fencing_token, event.step))
-            job.audience.tell(Progress(event.step, event.step_count, event.preview, attempt.attempt_number))
+            job.audience.tell(_progress_of(execution, event))
+
+
+def _progress_of(execution: Execution, event: StepProgress) -> Progress:
+    spec, route = execution.resolved.spec, execution.route
+    return Progress(
+        event.step,
+        event.step_count,
+        event.preview,
+        execution.attempt.attempt_number,
+        width_px=spec.width_px,
+        height_px=spec.height_px,
+        saved_steps=steps_saved(route.start) + _left_out(execution),
+    )
 
 
 def _take_result(parts: FrontdoorParts, job: Job, execution: Execution, result: AttemptResult) -> None:

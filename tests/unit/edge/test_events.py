@@ -23,7 +23,7 @@ def read(event: bytes | None) -> tuple[str, dict[str, Any]]:
 
 def test_previews_are_numbered_for_each_picture_and_no_more_than_asked_for() -> None:
     told = PictureEvents("image_generation", ASKED, 7)
-    preview = Progress(1, 9, b"png")
+    preview = Progress(1, 9, b"png", width_px=64, height_px=32)
 
     first, second, other = told.of(preview), told.of(preview), told.of(replace(preview, image_index=1))
 
@@ -32,6 +32,16 @@ def test_previews_are_numbered_for_each_picture_and_no_more_than_asked_for() -> 
     name, document = read(first)
     assert name == document["type"] == "image_generation.partial_image"
     assert (document["b64_json"], document["created_at"], document["size"]) == ("cG5n", 7, "64x32")
+
+
+@pytest.mark.parametrize(("saved_steps", "quality"), [(0, "high"), (1, "medium")])
+def test_partial_image_states_size_and_quality_of_what_is_generated(saved_steps: int, quality: str) -> None:
+    asked = AskedPictures(ImageRequest("x"), stream=True, partial_images=1)
+    preview = Progress(1, 9, b"png", width_px=96, height_px=64, saved_steps=saved_steps)
+
+    _, document = read(PictureEvents("image_generation", asked, 7).of(preview))
+
+    assert (document["size"], document["quality"]) == ("96x64", quality)
 
 
 @pytest.mark.parametrize("event", [Accepted("r"), Progress(1, 9)])

@@ -638,6 +638,9 @@ class Progress(_message.Message):
     PREVIEW_FIELD_NUMBER: _builtins.int
     ATTEMPT_NUMBER_FIELD_NUMBER: _builtins.int
     IMAGE_INDEX_FIELD_NUMBER: _builtins.int
+    WIDTH_PX_FIELD_NUMBER: _builtins.int
+    HEIGHT_PX_FIELD_NUMBER: _builtins.int
+    SAVED_STEPS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Denoising steps done, of step_count; starts above 0 on a cache hit."""
     step_count: _builtins.int
@@ -646,6 +649,11 @@ class Progress(_message.Message):
     attempt_number: _builtins.int
     image_index: _builtins.int
     """As in Routed."""
+    width_px: _builtins.int
+    """Size of the whole image that is generated; the preview may be smaller."""
+    height_px: _builtins.int
+    saved_steps: _builtins.int
+    """Denoising steps that are not taken: those that reuse saves, and those that are left out under load."""
     def __init__(
         self,
         *,
@@ -654,10 +662,13 @@ class Progress(_message.Message):
         preview: _builtins.bytes = ...,
         attempt_number: _builtins.int = ...,
         image_index: _builtins.int = ...,
+        width_px: _builtins.int = ...,
+        height_px: _builtins.int = ...,
+        saved_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "image_index", b"image_index", "preview", b"preview", "step", b"step", "step_count", b"step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_number", b"attempt_number", "height_px", b"height_px", "image_index", b"image_index", "preview", b"preview", "saved_steps", b"saved_steps", "step", b"step", "step_count", b"step_count", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
