@@ -24,6 +24,7 @@ async def running_edge(
     tls: dict[str, Any] | None = None,
     frontdoor_tls: dict[str, Any] | None = None,
     max_callers: int = 256,
+    model_aliases: tuple[str, ...] = (),
     **http: Any,
 ) -> AsyncIterator[EdgeProcess]:
     """Listen on a free port of this machine; `http` are settings of the listener, `tls` those of what it shows and asks
@@ -38,6 +39,7 @@ async def running_edge(
         controller_address=controller_address,
         gateway_address=gateway_address,
         max_callers=max_callers,
+        model_aliases=model_aliases,
     )
     edge = wire(settings)
     try:

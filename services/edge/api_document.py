@@ -12,6 +12,7 @@ from services.edge.api_schemas import (
     PICTURES,
     Schema,
     edit_schema,
+    json_edit_schema,
     object_schema,
     reference,
 )
@@ -19,6 +20,7 @@ from services.edge.files_document import file_paths
 from services.edge.images.fields import GENERATION_FIELDS
 from services.edge.jobs.api import JOB_SCHEMAS, job_paths
 
+FORM = "multipart/form-data"
 TITLE = "Pentimento"
 VERSION = "1"
 
@@ -56,6 +58,7 @@ def api_document(serves_files: bool = True) -> Schema:
             "schemas": {
                 "GenerationRequest": object_schema(GENERATION_FIELDS),
                 "EditRequest": edit_schema(),
+                "JsonEditRequest": json_edit_schema(),
                 "Pictures": PICTURES,
                 "Model": MODEL_SCHEMA,
                 "ModelList": MODEL_LIST,
@@ -68,12 +71,12 @@ def api_document(serves_files: bool = True) -> Schema:
 
 def picture_paths() -> dict[str, Schema]:
     """Return the paths of pictures and of their models."""
-    edits, model = "multipart/form-data", get_call("Tell a model.", reference("Model"))
+    generation = {JSON: reference("GenerationRequest")}
+    edit = {FORM: reference("EditRequest"), JSON: reference("JsonEditRequest")}
+    model = get_call("Tell a model.", reference("Model"))
     return {
-        "/v1/images/generations": {
-            "post": picture_call("Paint pictures from a prompt.", JSON, reference("GenerationRequest"))
-        },
-        "/v1/images/edits": {"post": picture_call("Paint pictures from a picture.", edits, reference("EditRequest"))},
+        "/v1/images/generations": {"post": picture_call("Generate images from a prompt.", generation)},
+        "/v1/images/edits": {"post": picture_call("Generate images from an image.", edit)},
         "/v1/models": {"get": get_call("List the models.", reference("ModelList"))},
         "/v1/models/{model}": {"get": {**model, "parameters": [path_parameter("model")]}},
     }

@@ -50,13 +50,14 @@ EVENT = {
 STATUS = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
 
 
-def picture_call(summary: str, kind: str, schema: Schema) -> Schema:
+def picture_call(summary: str, bodies: dict[str, Schema]) -> Schema:
+    """Return an operation that generates images; `bodies` are its forms by their Content-Type."""
     done = content(reference("Pictures"), "the pictures; with `stream`, events as steps pass")
     done["content"][EVENTS] = {"schema": EVENT}
     return {
         "summary": summary,
         "parameters": [KEY_PARAMETER],
-        "requestBody": {"required": True, "content": {kind: {"schema": schema}}},
+        "requestBody": {"required": True, "content": {kind: {"schema": schema} for kind, schema in bodies.items()}},
         "responses": {"200": done, **error_responses(ALL_ERRORS)},
     }
 

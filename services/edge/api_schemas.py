@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from services.edge.images.fields import EDIT_FIELDS, INT64, SIZE_PATTERN, FieldKind, RequestField
+from services.edge.images.fields import EDIT_FIELDS, INT64, JSON_EDIT_FIELDS, SIZE_PATTERN, FieldKind, RequestField
 
 Schema = dict[str, Any]
-BASE64_PATTERN = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+# Of either alphabet, in one line or several, or a data URL; a text whose length is none of base64 is refused besides.
+BASE64_PATTERN = "^(data:[^,]*;base64,)?[A-Za-z0-9+/_= \\t\\r\\n-]*$"
+BASE64 = {"type": "string", "contentEncoding": "base64", "pattern": BASE64_PATTERN}
 
 
 def reference(name: str) -> Schema:
@@ -33,6 +35,17 @@ def edit_schema() -> Schema:
     return schema
 
 
+def json_edit_schema() -> Schema:
+    """Return the schema of an edit as JSON: its image is `images` or `image`."""
+    return {**object_schema(JSON_EDIT_FIELDS), "anyOf": [{"required": ["images"]}, {"required": ["image"]}]}
+
+
+def image_schema() -> Schema:
+    """Return the schema of an image in JSON: a data URL, or an object with one, as OpenAI's clients send it."""
+    wrapped = {"type": "object", "properties": {"image_url": BASE64}, "required": ["image_url"]}
+    return {"anyOf": [BASE64, {**wrapped, "additionalProperties": False}]}
+
+
 def field_schema(field: RequestField) -> Schema:
     """Return the schema of one field's values; null is absent, where the field need not be there."""
     schema = {**kind_schema(field), "description": field.help}
@@ -48,7 +61,7 @@ def kind_schema(field: RequestField) -> Schema:
     if kind is FieldKind.TEXT:
         return {"type": "string", **bounds(field, "minLength", "maxLength")}
     if kind is FieldKind.WORD:
-        return {"type": "string", "enum": list(field.words)}
+        return {"type": "string", "enum": with_empty(field)}
     if kind is FieldKind.SIZE:
         return {"type": "string", "pattern": SIZE_PATTERN}
     if kind is FieldKind.INTEGER:
@@ -65,10 +78,19 @@ def wide_schema(field: RequestField) -> Schema:
     """Return the schema of a value that has parts, or more than one form."""
     if field.kind is FieldKind.QUALITY:
         share = {"type": "number", **bounds(field, "minimum", "maximum")}
-        return {"anyOf": [{"type": "string", "enum": list(field.words)}, share]}
+        return {"anyOf": [{"type": "string", "enum": with_empty(field)}, share]}
     if field.kind is FieldKind.BYTES:
-        return {"type": "string", "contentEncoding": "base64", "pattern": BASE64_PATTERN}
+        return dict(BASE64)
+    if field.kind is FieldKind.IMAGE:
+        return image_schema()
+    if field.kind is FieldKind.IMAGES:
+        return {"anyOf": [image_schema(), {"type": "array", "items": image_schema(), **bounds(field, "", "maxItems")}]}
     return {"type": "array", "items": object_schema(field.items), **bounds(field, "minItems", "maxItems")}
+
+
+def with_empty(field: RequestField) -> list[str]:
+    """Return the words of a field, with the empty one, which is absent, where it need not be there."""
+    return [*field.words, *(() if field.required else ("",))]
 
 
 def bounds(field: RequestField, least: str, most: str) -> Schema:

@@ -33,6 +33,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 UNKNOWN_ROUTE = "unknown"
+API_PATH = "/v1/"
 CLIENT_CLOSED = 499
 # Answers are the caller's own, and say themselves what they are.
 SAFE_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin"))
@@ -72,6 +73,7 @@ class EdgeApp:
         if scope["type"] != "http":
             return
         started = time.monotonic()
+        without_slash(scope)
         # Starlette's routes then raise what is wrong with a request instead of answering it in a shape of their own.
         scope["app"] = self
         answer = EdgeAnswer(send, scope)
@@ -112,6 +114,13 @@ class EdgeApp:
                 await Response(status_code=204, headers=PREFLIGHT)(scope, receive, answer)
                 return
         await self._router(scope, receive, answer)
+
+
+def without_slash(scope: Scope) -> None:
+    """Take `/v1/models/` for `/v1/models`, as clients may write it; changes the scope. Keys of files may end so."""
+    path: str = scope["path"]
+    if path.startswith(API_PATH) and path.endswith("/") and not path.startswith(FILES_PATH):
+        scope["path"] = path[:-1]
 
 
 class EdgeAnswer:

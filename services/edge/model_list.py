@@ -1,5 +1,6 @@
 """`/v1/models`: the models of the deployment as OpenAI's clients read them, with their limits."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,25 +20,35 @@ LIST_TIMEOUT_S = 10.0
 def model_routes(parts: EdgeParts) -> list[BaseRoute]:
     """Return the routes of models."""
 
-    async def models_of(request: Request) -> tuple[ModelInfo, ...]:
+    async def models_of(request: Request) -> dict[str, dict[str, Any]]:
         async with parts.frontdoor.channel(token_of(request)) as channel:
-            return await ImageClient(channel).list_models(LIST_TIMEOUT_S)
+            served = await ImageClient(channel).list_models(LIST_TIMEOUT_S)
+        return model_documents(served, parts.model_aliases)
 
     async def models(request: Request) -> Response:
         """List them."""
-        return JSONResponse({"object": "list", "data": [model_document(model) for model in await models_of(request)]})
+        return JSONResponse({"object": "list", "data": list((await models_of(request)).values())})
 
     async def model(request: Request) -> Response:
         """Tell one of them."""
-        name = request.path_params["model"]
-        for known in await models_of(request):
-            if known.name == name:
-                return JSONResponse(model_document(known))
-        raise NotFound.of("UNKNOWN_MODEL", "model", "there is no such model")
+        found = (await models_of(request)).get(request.path_params["model"])
+        if found is None:
+            raise NotFound.of("UNKNOWN_MODEL", "model", "there is no such model")
+        return JSONResponse(found)
 
     return [Route("/v1/models", models), Route("/v1/models/{model}", model)]
 
 
-def model_document(model: ModelInfo) -> dict[str, Any]:
-    """Return a model in OpenAI's shape; `pentimento` says what its requests must keep."""
-    return {"id": model.name, "object": "model", "created": 0, "owned_by": "pentimento", "pentimento": asdict(model)}
+def model_documents(served: Sequence[ModelInfo], aliases: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return models in OpenAI's shape by their names; `pentimento` has the limits of a model, and `alias_of` the model
+    behind an alias (empty: the suite's choice). An alias of a model that is not served is left out."""
+    documents = {model.name: model_document(model.name, asdict(model)) for model in served}
+    known = {model.name: asdict(model) for model in served}
+    for alias, name in aliases.items():
+        if name in known or not name:
+            documents[alias] = model_document(alias, {**known.get(name, {}), "alias_of": name})
+    return documents
+
+
+def model_document(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "pentimento", "pentimento": values}

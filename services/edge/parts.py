@@ -1,12 +1,13 @@
 """What the handlers of the edge share."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from services.edge.caller_channels import CallerChannels
 from services.edge.history.reader import HistoryReader
 from services.edge.http.bodies import BodyBudget
 from services.edge.readiness import Readiness
-from services.edge.settings import EdgeSettings
+from services.edge.settings import EdgeSettings, aliases_of
 
 
 @dataclass(frozen=True)
@@ -21,3 +22,8 @@ class EdgeParts:
     controller: CallerChannels | None = None
     gateway: CallerChannels | None = None
     history: HistoryReader | None = None
+
+    @cached_property
+    def model_aliases(self) -> dict[str, str]:
+        """Models by their further names."""
+        return aliases_of(self.settings.model_aliases)

@@ -52,7 +52,7 @@ class HttpSettings:
     allowed_hosts: tuple[str, ...] = setting(
         (),
         help="names under which browsers and others may ask for this process (Host); empty: any where `http-listen`"
-        " is reachable from elsewhere, this machine's own names where it is not",
+        " is reachable from elsewhere, this machine's own names where it is not; addresses are always served",
     )
     allowed_origins: tuple[str, ...] = setting(
         (), help="origins (https://…) whose pages may call the API; those of this process itself always may"
@@ -62,6 +62,17 @@ class HttpSettings:
         check_http_address("--http-listen", self.http_listen)
         if self.max_bodies_bytes < self.max_body_bytes:
             raise ValueError(f"--max-bodies-bytes must be at least --max-body-bytes, got {self.max_bodies_bytes}")
+
+
+def aliases_of(given: tuple[str, ...]) -> dict[str, str]:
+    """Return models by their further names. ValueError for what is no ALIAS=MODEL, or there twice."""
+    aliases: dict[str, str] = {}
+    for one in given:
+        alias, separator, model = (part.strip() for part in one.partition("="))
+        if not alias or not separator or alias in aliases:
+            raise ValueError(f"--model-aliases must be ALIAS=MODEL, each alias once, got {one!r}")
+        aliases[alias] = model
+    return aliases
 
 
 def drain_delay_of(http: HttpSettings, rpc: RpcServerSettings) -> float:
@@ -89,6 +100,11 @@ class EdgeSettings:
     history_interval_s: float = setting(
         5.0, help="seconds between them; asked for with `service-token-file`", minimum=0.1, maximum=3600.0
     )
+    model_aliases: tuple[str, ...] = setting(
+        (),
+        help="further names of models over HTTP, each as ALIAS=MODEL, such as gpt-image-1=tiny-heavy; `/v1/models`"
+        " lists them; ALIAS= alone is the suite's choice",
+    )
     public_url: str = setting(
         "", help="how clients reach this process, such as https://images.example; empty: as they asked for it"
     )
@@ -101,5 +117,6 @@ class EdgeSettings:
     )
 
     def __post_init__(self) -> None:
+        aliases_of(self.model_aliases)
         if self.files_url and self.signing_key_file is None:
             raise ValueError("--files-url needs --signing-key-file")

@@ -18,7 +18,7 @@ from services.edge.http.leaving import Receive, Scope, Send, while_connected
 from services.edge.images.answering import failure_document
 from services.edge.images.events import HEARTBEAT, error_event, sse
 from services.edge.images.painting import STREAM_HEADERS, send_part, with_heartbeats
-from services.edge.images.routes import JSON_TYPE, introduce, may_be_large
+from services.edge.images.routes import JSON_TYPE, introduce, is_json, may_be_large
 from services.edge.parts import EdgeParts
 
 OpenEvents = Callable[[ImageClient], AsyncGenerator[GenerateEvent, None]]
@@ -80,7 +80,7 @@ class PaintCall:
 
 async def json_body(parts: EdgeParts, request: Request, held: HeldBody) -> bytes:
     """Return the body of a call. InvalidArgument for another Content-Type: pages may send forms anywhere, unasked."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
+    if not is_json(request):
         raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE}")
     if may_be_large(request):
         await introduce(parts, token_of(request))

@@ -4,22 +4,29 @@ from starlette.requests import HTTPConnection
 
 from pentimento.domain.errors import InvalidArgument, Unauthenticated
 
-SCHEME = "bearer "
+SCHEME = "bearer"
 MAX_TOKEN_CHARS = 1024
 KEY_HEADER = "Idempotency-Key"
 MAX_KEY_CHARS = 128
 
 
 def token_of(request: HTTPConnection) -> str | None:
-    """Return the caller's bearer token; None without one. Unauthenticated MALFORMED_TOKEN for what can be none."""
+    """Return the caller's bearer token; None without one, for an empty one and for other schemes: a suite without
+    tokens takes those callers. Unauthenticated MALFORMED_TOKEN for what can be none."""
     given = request.headers.getlist("authorization")
-    if not given:
+    if len(given) > 1:
+        raise malformed_token()
+    scheme, _, token = given[0].strip().partition(" ") if given else ("", "", "")
+    token = token.strip()
+    if scheme.lower() != SCHEME or not token:
         return None
-    token = given[0][len(SCHEME) :].strip()
-    well_formed = given[0][: len(SCHEME)].lower() == SCHEME and token.isascii() and token.isprintable()
-    if len(given) > 1 or not well_formed or not 0 < len(token) <= MAX_TOKEN_CHARS:
-        raise Unauthenticated("MALFORMED_TOKEN", "the header Authorization must be `Bearer <token>`, once")
+    if not (token.isascii() and token.isprintable()) or len(token) > MAX_TOKEN_CHARS:
+        raise malformed_token()
     return token
+
+
+def malformed_token() -> Unauthenticated:
+    return Unauthenticated("MALFORMED_TOKEN", "the header Authorization must be `Bearer <token>`, once")
 
 
 def idempotency_key_of(request: HTTPConnection) -> str:

@@ -46,6 +46,10 @@ STATUS_OF: dict[type[PentimentoError], tuple[int, str]] = {
 TOO_LARGE = (413, "invalid_request_error")
 # What waits for another try without saying for how long.
 DEFAULT_RETRY_AFTER_S = 1
+TOKEN_HELP = (
+    "send `Authorization: Bearer <token>` (`api_key` in OpenAI's clients, OPENAI_API_KEY in their environment); its"
+    " operator makes one by `pentimento token new` or `pentimento tenant key create`"
+)
 
 
 def status_and_type(error: PentimentoError) -> tuple[int, str]:
@@ -56,10 +60,18 @@ def status_and_type(error: PentimentoError) -> tuple[int, str]:
     return next(found, STATUS_OF[errors.Internal])
 
 
+def message_of(error: PentimentoError) -> str:
+    """Return what an error says; of a missing or unknown token also how to send one, and where it comes from."""
+    if not isinstance(error, errors.Unauthenticated):
+        return error.message
+    first = "this suite needs a token" if error.reason == Reason.TOKEN_REQUIRED else error.message
+    return f"{first}: {TOKEN_HELP}"
+
+
 def error_document(error: PentimentoError, names: dict[str, str] | None = None) -> dict[str, Any]:
     """Return the body of an error. `names` are fields of the API by those of the contract."""
     param = error.violations[0].field if error.violations else None
-    message = error.message
+    message = message_of(error)
     if param is not None and names and param in names:
         message = message.replace(param, names[param], 1)
         param = names[param]

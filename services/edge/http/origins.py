@@ -1,6 +1,7 @@
 """Which pages and names may call: browsers send a page's requests wherever it wants, with the user's network."""
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
@@ -8,11 +9,13 @@ from starlette.requests import HTTPConnection
 from pentimento.domain.errors import InvalidArgument, PermissionDenied
 from pentimento.rpc.settings import LOOPBACK_HOSTS, is_local
 
+MAX_SHOWN_CHARS = 80
+
 
 @dataclass(frozen=True)
 class OriginRule:
-    """`hosts` empty: any name. A page of another origin than the one that it asks is refused, unless it is in
-    `origins`."""
+    """`hosts` empty: any name; addresses are always served. A page of another origin than the one that it asks is
+    refused, unless it is in `origins`."""
 
     hosts: frozenset[str]
     origins: frozenset[str]
@@ -24,8 +27,8 @@ class OriginRule:
         if len(headers.getlist("host")) > 1:
             raise InvalidArgument.of("Host", "must be there once")
         host = headers.get("host", "")
-        if self.hosts and host_name(host) not in self.hosts:
-            raise PermissionDenied("WRONG_HOST", "the header Host names no host that is served here")
+        if self.hosts and host_name(host) not in self.hosts and not is_ip_address(host_name(host)):
+            raise wrong_host(host)
         origin = headers.get("origin")
         if origin is None:
             # Browsers leave Origin out of plain navigation, and say here whose page asked.
@@ -37,6 +40,24 @@ class OriginRule:
     def allows(self, origin: str | None) -> bool:
         """Return whether pages of that origin, another than our own, may read answers."""
         return origin in self.origins
+
+
+def wrong_host(host: str) -> PermissionDenied:
+    shown = "".join(char if char.isprintable() else "?" for char in host_name(host)[:MAX_SHOWN_CHARS])
+    return PermissionDenied(
+        "WRONG_HOST",
+        f"the header Host names {shown!r}, which is not served here: an operator adds it to the edge's setting"
+        " allowed-hosts (PENTIMENTO_EDGE_ALLOWED_HOSTS, in compose PENTIMENTO_HTTP_HOSTS)",
+    )
+
+
+def is_ip_address(name: str) -> bool:
+    """Return whether a host is an address and no name: no page can point an address somewhere else."""
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def wrong_origin() -> PermissionDenied:

@@ -1,7 +1,7 @@
 """From judged values to what the frontdoor is asked. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pentimento.domain.errors import InvalidArgument
@@ -79,6 +79,12 @@ def asked_pictures(values: Mapping[str, Any], image: bytes | None = None, mask: 
         values.get("provenance", False),
         values.get("response_format") == "url",
     )
+
+
+def with_alias(asked: AskedPictures, aliases: Mapping[str, str]) -> AskedPictures:
+    """Return a call with the model's own name where it names an alias."""
+    name = asked.request.model
+    return replace(asked, request=replace(asked.request, model=aliases.get(name, name)))
 
 
 def encoding_quality(values: Mapping[str, Any]) -> int | None:

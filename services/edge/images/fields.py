@@ -9,7 +9,7 @@ from typing import Any
 
 INT64 = 2**63 - 1
 UINT64 = 2**64 - 1
-SIZE_PATTERN = r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$"
+SIZE_PATTERN = r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})?$"
 MAX_PROMPT_CHARS = 32_000
 MAX_NAME_CHARS = 256
 MAX_OBJECTS = 16
@@ -26,6 +26,8 @@ class FieldKind(Enum):
     BOOLEAN = "boolean"
     QUALITY = "quality"
     BYTES = "bytes"
+    IMAGE = "image"
+    IMAGES = "images"
     OBJECTS = "objects"
 
 
@@ -45,7 +47,13 @@ class RequestField:
     default: Any = None
 
 
-QUALITY_WORDS = {"auto": None, "standard": None, "low": 0.8, "medium": 0.9, "high": 1.0, "hd": 1.0}
+QUALITY_WORDS = {
+    "auto": None,
+    "standard": None,
+    "low": 0.8,
+    "medium": 0.9,
+    **dict.fromkeys(("high", "hd", "xhigh", "max"), 1.0),
+}
 CACHE_WORDS = ("off", "read", "read-write", "tenant", "shared")
 
 LORA_FIELDS = (
@@ -73,7 +81,7 @@ OPENAI_FIELDS = (
     RequestField(
         "quality",
         FieldKind.QUALITY,
-        "how much of the quality from scratch to keep, 0 to 1, or a word for it: `high` and `hd` reuse nothing",
+        "how much of the quality from scratch to keep, 0 to 1, or a word for it: from `high` on nothing is reused",
         least=0,
         most=1,
         words=tuple(QUALITY_WORDS),
@@ -100,6 +108,7 @@ OPENAI_FIELDS = (
         words=("auto", "opaque", "transparent"),
         default="auto",
     ),
+    RequestField("style", FieldKind.WORD, "of no effect: the prompt says it", words=("vivid", "natural")),
     RequestField("stream", FieldKind.BOOLEAN, "answer with events as steps pass", default=False),
     RequestField("partial_images", FieldKind.INTEGER, "previews of a streamed picture", least=0, most=3, default=0),
     RequestField("moderation", FieldKind.WORD, "of no effect: nothing is moderated here", words=("auto", "low")),
@@ -130,6 +139,14 @@ EDIT_FIELDS = (
     *GENERATION_FIELDS,
     RequestField("strength", FieldKind.NUMBER, "how much of the image may change", least=0, most=1, default=0.8),
     RequestField("input_fidelity", FieldKind.WORD, "of no effect: `strength` says it", words=("high", "low")),
+)
+
+# What an edit may be as JSON besides.
+JSON_EDIT_FIELDS = (
+    *EDIT_FIELDS,
+    RequestField("images", FieldKind.IMAGES, "the image to start from: PNG, JPEG or WebP", most=MAX_OBJECTS),
+    RequestField("image", FieldKind.IMAGES, "as `images`", most=MAX_OBJECTS),
+    RequestField("mask", FieldKind.IMAGE, "PNG of the image's size: where it may change"),
 )
 
 

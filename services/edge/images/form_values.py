@@ -1,4 +1,4 @@
-"""An edit's form: the values of its texts, its image and its mask. Pure."""
+"""An edit: its values, its image and its mask, from a form or from JSON. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,18 +25,32 @@ class EditForm:
 
 def edit_form(parts: list[FormPart], fields: Mapping[str, RequestField]) -> EditForm:
     """Return what a form says. InvalidArgument names what is missing, there twice, or none of ours."""
-    images = [part.data for part in parts if part.name in IMAGE_NAMES]
-    if len(images) != 1:
-        raise InvalidArgument.of("image", f"must be one file, got {len(images)}")
+    image = one_image([part.data for part in parts if part.name in IMAGE_NAMES])
     masks = [part.data for part in parts if part.name == MASK_NAME]
     if len(masks) > 1:
         raise InvalidArgument.of("mask", f"must be one file, got {len(masks)}")
     texts = texts_of([part for part in parts if part.name not in (*IMAGE_NAMES, MASK_NAME)])
-    if not images[0]:
+    if not image:
         raise InvalidArgument.of("image", "must be a PNG, JPEG or WebP file, got none")
     if masks and not masks[0]:
         raise InvalidArgument.of("mask", "must be a PNG, JPEG or WebP file, got none")
-    return EditForm(judged(from_texts(texts, fields), fields), images[0], masks[0] if masks else b"")
+    return EditForm(judged(from_texts(texts, fields), fields), image, masks[0] if masks else b"")
+
+
+def one_image(images: list[bytes]) -> bytes:
+    """Return the image that an edit starts from. InvalidArgument for none, and for several."""
+    if not images:
+        raise InvalidArgument.of("image", "must be one image to start from, got none")
+    if len(images) > 1:
+        raise InvalidArgument.of("image", f"must be one image: no model here takes several, got {len(images)}")
+    return images[0]
+
+
+def edit_of_json(document: Mapping[str, Any], fields: Mapping[str, RequestField]) -> EditForm:
+    """Return what an edit says as JSON, its images in data URLs. InvalidArgument as `edit_form`."""
+    values = judged(document, fields)
+    image = one_image([*values.pop("images", ()), *values.pop("image", ())])
+    return EditForm(values, image, values.pop("mask", b""))
 
 
 def texts_of(parts: list[FormPart]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
@@ -16,9 +17,9 @@ from services.edge.http.forms import read_form
 from services.edge.http.leaving import Receive, Scope, Send
 from services.edge.images.addresses import UrlOffers, origin_of
 from services.edge.images.answering import pictures_document
-from services.edge.images.asking import AskedPictures, asked_pictures
-from services.edge.images.fields import EDIT_FIELDS, GENERATION_FIELDS, by_field_name
-from services.edge.images.form_values import edit_form
+from services.edge.images.asking import AskedPictures, asked_pictures, with_alias
+from services.edge.images.fields import EDIT_FIELDS, GENERATION_FIELDS, JSON_EDIT_FIELDS, by_field_name
+from services.edge.images.form_values import edit_form, edit_of_json
 from services.edge.images.painting import PictureErrand, PictureStream
 from services.edge.images.previews import UsualSteps
 from services.edge.images.values import judged, read_json
@@ -26,6 +27,7 @@ from services.edge.parts import EdgeParts
 
 GENERATION_FIELDS_BY_NAME = by_field_name(GENERATION_FIELDS)
 EDIT_FIELDS_BY_NAME = by_field_name(EDIT_FIELDS)
+JSON_EDIT_FIELDS_BY_NAME = by_field_name(JSON_EDIT_FIELDS)
 JSON_TYPE = "application/json"
 # What a stranger may make the process read.
 LARGE_BODY_BYTES = 64 * 1024
@@ -62,7 +64,7 @@ class PictureCall:
         if may_be_large(request):
             await introduce(self.parts, token)
         with self.parts.bodies.held(caller_of(request)) as held:
-            asked = await self.read(self.parts, request, held)
+            asked = with_alias(await self.read(self.parts, request, held), self.parts.model_aliases)
             if asked.as_urls:
                 await self.url_offers.check(token)
             painting = PictureErrand(self.parts, self.usual_steps, token, key, asked, scope)
@@ -87,16 +89,28 @@ async def introduce(parts: EdgeParts, token: str | None) -> None:
         await ImageClient(channel).list_models(INTRODUCTION_TIMEOUT_S)
 
 
+def is_json(request: Request) -> bool:
+    """Return whether a body says that it is JSON."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == JSON_TYPE
+
+
+async def read_document(parts: EdgeParts, request: Request, held: HeldBody) -> dict[str, Any]:
+    """Return the object that a JSON body is."""
+    return read_json(await read_body(request, held, parts.settings.http.max_body_bytes))
+
+
 async def read_generation(parts: EdgeParts, request: Request, held: HeldBody) -> AskedPictures:
     """Read a JSON body. InvalidArgument for another Content-Type: pages may send forms anywhere, unasked."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
+    if not is_json(request):
         raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE}")
-    body = await read_body(request, held, parts.settings.http.max_body_bytes)
-    return asked_pictures(judged(read_json(body), GENERATION_FIELDS_BY_NAME))
+    return asked_pictures(judged(await read_document(parts, request, held), GENERATION_FIELDS_BY_NAME))
 
 
 async def read_edit(parts: EdgeParts, request: Request, held: HeldBody) -> AskedPictures:
-    """Read a form."""
+    """Read a form, or a JSON body with data URLs."""
     http = parts.settings.http
-    form = edit_form(await read_form(request, held, http.max_body_bytes, http.max_parts), EDIT_FIELDS_BY_NAME)
-    return asked_pictures(form.values, form.image, form.mask)
+    if is_json(request):
+        edit = edit_of_json(await read_document(parts, request, held), JSON_EDIT_FIELDS_BY_NAME)
+    else:
+        edit = edit_form(await read_form(request, held, http.max_body_bytes, http.max_parts), EDIT_FIELDS_BY_NAME)
+    return asked_pictures(edit.values, edit.image, edit.mask)

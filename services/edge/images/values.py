@@ -17,6 +17,9 @@ from services.edge.images.fields import INT64, QUALITY_WORDS, SIZE_PATTERN, Fiel
 
 _SIZE = re.compile(SIZE_PATTERN)
 _SHOWN_CHARS = 40
+# Clients send these empty for what their user has left open.
+_EMPTY_IS_ABSENT = frozenset({FieldKind.WORD, FieldKind.SIZE, FieldKind.QUALITY})
+_DATA_URL = "data:"
 # Values stand between commas, and prompts may have them. Five million values of a body of 16 MiB hold up everybody else
 # for two seconds, and take 500 MiB.
 MOST_COMMAS = 100_000
@@ -61,13 +64,15 @@ def no_constant(name: str) -> Any:
 
 
 def judged(given: Mapping[str, Any], fields: Mapping[str, RequestField], place: str = "") -> dict[str, Any]:
-    """Return the values of the fields that are there; null is absent."""
+    """Return the values of the fields that are there; null is absent, and so is an empty word."""
     for name in given:
         if name not in fields:
             raise InvalidArgument.of(place + shown(name), "is not a parameter of this call")
     values = {}
     for field in fields.values():
         value = given.get(field.name)
+        if value == "" and field.kind in _EMPTY_IS_ABSENT:
+            value = None
         if value is not None:
             values[field.name] = READERS[field.kind](field, place + field.name, value)
         elif field.required:
@@ -76,11 +81,14 @@ def judged(given: Mapping[str, Any], fields: Mapping[str, RequestField], place: 
 
 
 def from_texts(given: Mapping[str, str], fields: Mapping[str, RequestField]) -> dict[str, Any]:
-    """Return the values of a form's texts as JSON has them; what is no such text stays one, and is refused as that."""
+    """Return the values of a form's texts as JSON has them, None for an empty one that is no free text; what is no such
+    text stays one, and is refused as that."""
     return {name: from_text(fields[name], text) if name in fields else text for name, text in given.items()}
 
 
 def from_text(field: RequestField, text: str) -> Any:
+    if not text and field.kind is not FieldKind.TEXT:
+        return None
     if field.kind in (FieldKind.TEXT, FieldKind.WORD, FieldKind.SIZE, FieldKind.BYTES):
         return text
     if field.kind is FieldKind.QUALITY and text in QUALITY_WORDS:
@@ -171,10 +179,54 @@ def read_quality(field: RequestField, place: str, value: Any) -> float | None:
 def read_bytes(field: RequestField, place: str, value: Any) -> bytes:
     if not isinstance(value, str):
         raise InvalidArgument.of(place, "must be a string in base64")
+    return bytes_of_text(place, value)
+
+
+def bytes_of_text(place: str, text: str) -> bytes:
+    """Return what a base64 text or a data URL holds: of either alphabet, padded or not, in one line or several."""
+    if text.startswith(_DATA_URL):
+        head, comma, text = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise InvalidArgument.of(place, "must be a data URL in base64, such as data:image/png;base64,…")
+    text = text.replace("-", "+").replace("_", "/")
+    for blank in " \t\r\n":
+        text = text.replace(blank, "")
+    bare = text.rstrip("=")
     try:
-        return base64.b64decode(value, validate=True)
+        if len(text) - len(bare) > 2:
+            raise ValueError("too much padding")
+        return base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidArgument.of(place, "must be base64") from None
+        raise InvalidArgument.of(place, "must be base64, or a data URL in base64") from None
+
+
+def read_image(field: RequestField, place: str, value: Any) -> bytes:
+    """Return an image that is given by a data URL, as a text or as OpenAI's clients send it (`{"image_url": …}`)."""
+    if isinstance(value, dict):
+        if value.get("file_id") is not None:
+            raise InvalidArgument.of(f"{place}.file_id", "must be absent: no files are kept here, use image_url")
+        for name in value:
+            if name not in ("image_url", "file_id"):
+                raise InvalidArgument.of(f"{place}.{shown(name)}", "is not a parameter of this call")
+        place, value = f"{place}.image_url", value.get("image_url")
+    if not isinstance(value, str):
+        raise InvalidArgument.of(place, "must be a data URL, such as data:image/png;base64,…")
+    if "://" in value[:16]:
+        raise InvalidArgument.of(place, "must be a data URL (data:image/png;base64,…): no address is fetched here")
+    data = bytes_of_text(place, value)
+    if not data:
+        raise InvalidArgument.of(place, "must be a PNG, JPEG or WebP file, got none")
+    return data
+
+
+def read_images(field: RequestField, place: str, value: Any) -> list[bytes]:
+    """Return a list of images; one that stands alone is a list of one."""
+    if not isinstance(value, list):
+        return [read_image(field, place, value)]
+    most = int(field.most or 0)
+    if len(value) > most:
+        raise InvalidArgument.of(place, f"must be a list of at most {most} images")
+    return [read_image(field, f"{place}[{number}]", one) for number, one in enumerate(value)]
 
 
 def read_objects(field: RequestField, place: str, value: Any) -> list[dict[str, Any]]:
@@ -199,5 +251,7 @@ READERS: dict[FieldKind, Callable[[RequestField, str, Any], Any]] = {
     FieldKind.BOOLEAN: read_boolean,
     FieldKind.QUALITY: read_quality,
     FieldKind.BYTES: read_bytes,
+    FieldKind.IMAGE: read_image,
+    FieldKind.IMAGES: read_images,
     FieldKind.OBJECTS: read_objects,
 }

@@ -15,7 +15,7 @@ from services.edge.api_operations import (
     query_parameter,
 )
 from services.edge.api_schemas import Schema, edit_schema, object_schema, reference
-from services.edge.images.fields import GENERATION_FIELDS
+from services.edge.images.fields import JSON_EDIT_FIELDS
 from services.edge.jobs.asking import FORM_TYPE
 from services.edge.jobs.documents import RESPONSE_FORMATS, STATES
 
@@ -87,7 +87,7 @@ def of_job(schema: Schema) -> Schema:
 
 
 JOB_SCHEMAS = {
-    "JobRequest": of_job(object_schema(GENERATION_FIELDS)),
+    "JobRequest": of_job(object_schema(JSON_EDIT_FIELDS)),
     "EditJobRequest": of_job(edit_schema()),
     "Job": JOB,
     "JobList": {

@@ -5,12 +5,18 @@ from typing import Any
 from starlette.requests import Request
 
 from pentimento.domain.errors import InvalidArgument
-from services.edge.http.bodies import HeldBody, read_body
+from services.edge.http.bodies import HeldBody
 from services.edge.http.forms import read_form
 from services.edge.images.asking import AskedPictures, asked_pictures
-from services.edge.images.form_values import edit_form, texts_of
-from services.edge.images.routes import EDIT_FIELDS_BY_NAME, GENERATION_FIELDS_BY_NAME, JSON_TYPE
-from services.edge.images.values import json_of, judged, read_json
+from services.edge.images.form_values import edit_form, edit_of_json, texts_of
+from services.edge.images.routes import (
+    EDIT_FIELDS_BY_NAME,
+    GENERATION_FIELDS_BY_NAME,
+    JSON_EDIT_FIELDS_BY_NAME,
+    JSON_TYPE,
+    read_document,
+)
+from services.edge.images.values import json_of, judged
 from services.edge.parts import EdgeParts
 
 FORM_TYPE = "multipart/form-data"
@@ -22,17 +28,20 @@ async def read_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (JSON_TYPE, FORM_TYPE):
         raise InvalidArgument.of("Content-Type", f"must be {JSON_TYPE} or {FORM_TYPE}")
-    read = read_generation_job if kind == JSON_TYPE else read_edit_job
+    read = read_json_job if kind == JSON_TYPE else read_edit_job
     asked, webhook_url = await read(parts, request, held)
     if asked.stream:
         raise InvalidArgument.of("stream", "must be false: /v1/jobs/{id}/events tells of a job")
     return asked, webhook_url
 
 
-async def read_generation_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[AskedPictures, str]:
-    """Read a JSON body."""
-    values = read_json(await read_body(request, held, parts.settings.http.max_body_bytes))
+async def read_json_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[AskedPictures, str]:
+    """Read a JSON body: of an edit where it has an image, else of a generation."""
+    values = await read_document(parts, request, held)
     webhook_url = webhook_url_of(values.pop(WEBHOOK, None))
+    if any(values.get(name) is not None for name in ("image", "images")):
+        edit = edit_of_json(values, JSON_EDIT_FIELDS_BY_NAME)
+        return asked_pictures(edit.values, edit.image, edit.mask), webhook_url
     return asked_pictures(judged(values, GENERATION_FIELDS_BY_NAME)), webhook_url
 
 

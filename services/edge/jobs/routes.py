@@ -18,6 +18,7 @@ from services.edge.http.documents import DocumentResponse
 from services.edge.http.leaving import Receive, Scope, Send, while_connected
 from services.edge.images.addresses import UrlOffers, origin_of, urls_of, whole_url
 from services.edge.images.answering import pictures_document
+from services.edge.images.asking import with_alias
 from services.edge.images.events import HEARTBEAT, error_event
 from services.edge.images.painting import STREAM_HEADERS, EndedPictures, send_part, with_heartbeats
 from services.edge.images.routes import introduce, may_be_large
@@ -69,7 +70,8 @@ class JobRoutes:
         if may_be_large(request):
             await introduce(self._parts, token_of(request))
         with self._parts.bodies.held(caller_of(request)) as held:
-            asked, webhook_url = await read_job(self._parts, request, held)
+            given, webhook_url = await read_job(self._parts, request, held)
+            asked = with_alias(given, self._parts.model_aliases)
             if asked.as_urls:
                 await self._url_offers.check(token_of(request))
             async with self._client(request) as client:

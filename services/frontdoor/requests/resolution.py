@@ -101,7 +101,8 @@ def check_idempotency_key(key: str, limits: RequestLimits) -> None:
 
 
 def _resolve_spec(request: ImageRequest, held: HeldModel, limits: RequestLimits, drawn_seed: int) -> GenerationSpec:
-    steps = _default(request.num_inference_steps, held.default_steps)
+    asked_steps = _default(request.num_inference_steps, held.default_steps)
+    steps = int(_in_range("num_inference_steps", asked_steps, 1, held.max_steps))
     scheduler = _resolve_scheduler(request.scheduler, held)
     init_image = _resolve_init_image(request.init_image, steps, limits)
     width_px, height_px = _resolve_size(request, held)
@@ -111,7 +112,7 @@ def _resolve_spec(request: ImageRequest, held: HeldModel, limits: RequestLimits,
         model=held.model,
         width_px=width_px,
         height_px=height_px,
-        num_inference_steps=int(_in_range("num_inference_steps", steps, 1, held.max_steps)),
+        num_inference_steps=steps,
         guidance_scale=_resolve_guidance(request.guidance_scale, held),
         scheduler=scheduler,
         seed=int(_in_range("seed", _default(request.seed, drawn_seed), 0, MAX_SEED)),

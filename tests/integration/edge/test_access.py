@@ -251,6 +251,27 @@ async def test_prompts_and_tokens_are_in_no_log_no_metric_and_no_error(
     assert not [text for text in told if prompt in text or "canary-token" in text]
 
 
+@pytest.mark.parametrize(
+    ("authorization", "first", "code"),
+    [
+        ("", "this suite needs a token: ", "TOKEN_REQUIRED"),
+        ("Basic Og==", "this suite needs a token: ", "TOKEN_REQUIRED"),
+        ("Bearer unknown", "the token is not known: ", "UNKNOWN_TOKEN"),
+    ],
+)
+async def test_refusal_of_a_token_says_how_to_send_one(
+    edge: EdgeUnderTest, authorization: str, first: str, code: str
+) -> None:
+    headers = {"Authorization": authorization} if authorization else {}
+    answer = await edge.http.get("/v1/models", headers=headers)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert (error["type"], error["param"], error["code"]) == ("authentication_error", None, code)
+    assert error["message"].startswith(first)
+    assert "Authorization: Bearer" in error["message"] and "pentimento token new" in error["message"]
+
+
 async def test_many_strangers_leave_the_user_alone(edge: EdgeUnderTest) -> None:
     strangers = [edge.http.get("/v1/models", headers=shown(f"stranger-{number}")) for number in range(50)]
 

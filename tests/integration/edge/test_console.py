@@ -139,7 +139,7 @@ async def test_an_image_and_its_mask_reach_the_worker_and_the_replay(edge: EdgeU
     image, mask = png((8, 4), "red"), png((8, 4), "white")
     sent = {"image": base64.b64encode(image).decode(), "mask": base64.b64encode(mask).decode()}
 
-    first = (await paint(edge, **PAINT, **sent, strength=0.5))[-1][1]
+    first = (await paint(edge, **PAINT, **sent, strength=0.5, size="32x32"))[-1][1]
     inputs = [{"field": f"init_image.{name}", "data": data} for name, data in sent.items()]
     again = (await paint(edge, "replay", request_id=first["request_id"], inputs=inputs))[-1][1]
 

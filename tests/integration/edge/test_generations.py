@@ -2,12 +2,15 @@
 
 import asyncio
 import base64
+from pathlib import Path
 
 import openai
 import pytest
 
 from pentimento.domain.requests import RequestState
-from pentimento.testing.paced_worker import picture_of
+from pentimento.testing.edge_suite import running_edge
+from pentimento.testing.frontdoor_suite import running_suite
+from pentimento.testing.paced_worker import PacedWorker, picture_of
 from tests.integration.edge.conftest import EdgeUnderTest
 from tests.integration.frontdoor.inputs import png
 
@@ -197,7 +200,7 @@ async def test_ready_frontdoor_that_accepts_nothing_gives_reason(edge: EdgeUnder
 
 
 async def test_an_unknown_path_is_not_found(edge: EdgeUnderTest) -> None:
-    for path in ("/nothing", "/v1", "/v1/images/generations/", "/../etc/passwd", "/v1/models/a/b"):
+    for path in ("/nothing", "/v1", "/v1/images/generations//", "/../etc/passwd", "/v1/models/a/b"):
         answer = await edge.http.get(path)
 
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "UNKNOWN_PATH"), path
@@ -236,3 +239,60 @@ async def test_a_form_that_any_page_may_send_is_refused(edge: EdgeUnderTest) -> 
     )
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Content-Type")
+
+
+async def test_a_path_may_end_with_a_slash(edge: EdgeUnderTest) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{edge.url}/v1/", api_key="any", max_retries=0, timeout=60) as ai:
+        answer = await ai.post(
+            "/images/generations/", body={"prompt": "x", "num_inference_steps": 1}, cast_to=openai.types.ImagesResponse
+        )
+    listed = await edge.http.get("/v1/models/")
+
+    assert answer.data and answer.data[0].b64_json
+    assert listed.status_code == 200
+
+
+async def test_null_and_empty_values_are_absent(edge: EdgeUnderTest) -> None:
+    """As OpenAI's clients send `None`, and Open WebUI what its user leaves open."""
+    optional = ("n", "size", "quality", "style", "user", "background", "moderation", "output_format", "response_format")
+    words = ("size", "quality", "style", "background", "output_format", "response_format")
+    async with client(edge) as ai:
+        await ai.images.generate(
+            prompt="x", **dict.fromkeys(optional), extra_body={"seed": None, "num_inference_steps": 1}
+        )  # type: ignore[call-overload]
+        await ai.images.generate(prompt="x", **{**dict.fromkeys(words, ""), "style": "vivid"})  # type: ignore[call-overload]
+
+    assert len(edge.worker.executed) == 2
+
+
+@pytest.mark.parametrize("authorization", ["Bearer", "Basic Og==", ""])
+async def test_suite_without_tokens_takes_any_authorization(edge: EdgeUnderTest, authorization: str) -> None:
+    answer = await edge.http.get("/v1/models", headers={"Authorization": authorization})
+
+    assert answer.status_code == 200
+
+
+async def test_wrong_host_names_the_setting(edge: EdgeUnderTest) -> None:
+    answer = await edge.http.get("/v1/models", headers={"host": "edge.example:50480"})
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (403, "WRONG_HOST")
+    assert "'edge.example'" in error["message"] and "PENTIMENTO_EDGE_ALLOWED_HOSTS" in error["message"]
+
+
+async def test_alias_of_a_model_is_listed_and_taken(folder: Path, worker: PacedWorker) -> None:
+    name = worker.held.model
+    aliases = (f"gpt-image-1={name}", "dall-e-3=", "gone=no-such-model")
+    async with (
+        running_suite(folder),
+        running_edge(folder, f"unix:{folder / 'f'}", model_aliases=aliases) as running,
+        openai.AsyncOpenAI(base_url=f"http://{running.listener.address}/v1", api_key="any", timeout=60) as ai,
+    ):
+        listed = {model.id: model.to_dict()["pentimento"] async for model in ai.models.list()}
+        for model in ("gpt-image-1", "dall-e-3"):
+            await ai.images.generate(model=model, prompt="x", extra_body={"num_inference_steps": 1})
+
+    assert set(listed) == {name, "gpt-image-1", "dall-e-3"}
+    assert listed["gpt-image-1"] == {**listed[name], "alias_of": name}
+    assert listed["dall-e-3"] == {"alias_of": ""}
+    assert [spec.model for spec in worker.executed] == [name, name]

@@ -274,8 +274,8 @@ NUMBERS = {
     "seed": (-1, 2**64, 0.5, True, "1", [1]),
     "quality": (-0.1, 1.1, True, [1], "best"),
     "size": ("0x0", "-8x8", "2147483648x8", "99999x99999", "8", 8, "8x8x8", " 8x8"),
-    "cache": ("", "OFF", "write", True, 1),
-    "background": ("", "none", 1),
+    "cache": ("OFF", "write", True, 1),
+    "background": ("none", 1),
     "user": (1, True, [], "x" * 257),
 }
 

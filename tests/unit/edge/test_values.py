@@ -1,15 +1,28 @@
 """Values of requests are judged by the table of fields, from JSON and from forms alike."""
 
+import base64
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
-from services.edge.images.asking import asked_pictures
-from services.edge.images.fields import EDIT_FIELDS, GENERATION_FIELDS, by_field_name
+from services.edge.images.asking import asked_pictures, with_alias
+from services.edge.images.fields import (
+    EDIT_FIELDS,
+    GENERATION_FIELDS,
+    JSON_EDIT_FIELDS,
+    FieldKind,
+    RequestField,
+    by_field_name,
+)
+from services.edge.images.form_values import edit_of_json
 from services.edge.images.values import from_texts, judged, read_json
+from services.edge.settings import aliases_of
 
 FIELDS = by_field_name(GENERATION_FIELDS)
+JSON_EDITS = by_field_name(JSON_EDIT_FIELDS)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -114,6 +127,101 @@ def test_null_is_absent() -> None:
     request = asked_pictures(judged({"prompt": "x", "n": None, "seed": None, "size": None}, FIELDS)).request
 
     assert (request.seed, request.width_px) == (None, None)
+
+
+PIXELS = bytes(range(250, 256)) * 20
+BASE64 = base64.b64encode(PIXELS).decode()
+URL_SAFE = base64.urlsafe_b64encode(b"\xfb\xff").decode()
+CONTROLNETS = by_field_name((RequestField("image", FieldKind.BYTES, "pixels"),))
+
+
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        (BASE64, PIXELS),
+        (f"data:image/png;base64,{BASE64}", PIXELS),
+        (base64.encodebytes(PIXELS).decode(), PIXELS),
+        (BASE64.replace("+", "-").replace("/", "_"), PIXELS),
+        (URL_SAFE, b"\xfb\xff"),
+        (URL_SAFE.rstrip("="), b"\xfb\xff"),
+        ("+/8=\r\n", b"\xfb\xff"),
+        ("", b""),
+    ],
+    ids=["plain", "data URL", "in lines", "URL-safe", "padded", "unpadded", "with a last line", "empty"],
+)
+def test_base64_comes_in_any_of_its_forms(text: str, data: bytes) -> None:
+    assert judged({"image": text}, CONTROLNETS) == {"image": data}
+
+
+@pytest.mark.parametrize(
+    "text", ["*", "a", "aaaaa", "aa===", "a=aa", "data:image/png,aaaa", "data:image/png;base64", "é"]
+)
+def test_what_is_no_base64_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"^image: must be "):
+        judged({"image": text}, CONTROLNETS)
+
+
+DATA_URL = f"data:image/png;base64,{BASE64}"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"images": [{"image_url": DATA_URL}]},
+        {"images": [{"image_url": DATA_URL, "file_id": None}]},
+        {"images": [DATA_URL]},
+        {"image": DATA_URL},
+        {"image": [BASE64]},
+        {"image": {"image_url": DATA_URL}, "images": None},
+    ],
+)
+def test_edit_of_json_has_one_image(given: dict[str, object]) -> None:
+    edit = edit_of_json({"prompt": "x", **given, "mask": {"image_url": DATA_URL}}, JSON_EDITS)
+
+    assert (edit.image, edit.mask, edit.values) == (PIXELS, PIXELS, {"prompt": "x"})
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({}, "image: must be one image to start from, got none"),
+        ({"images": []}, "image: must be one image to start from, got none"),
+        ({"images": [DATA_URL] * 2}, "image: must be one image: no model here takes several, got 2"),
+        ({"images": [DATA_URL] * 17}, "images: must be a list of at most 16 images"),
+        ({"images": [{"image_url": "https://a.example/b.png"}]}, "images[0].image_url: must be a data URL"),
+        ({"images": [{"image_url": "file:///etc/passwd"}]}, "images[0].image_url: must be a data URL"),
+        ({"images": ["//a.example/b"]}, "images[0]: must be base64, or a data URL"),
+        ({"images": [{"file_id": "file-1"}]}, "images[0].file_id: must be absent: no files are kept here"),
+        ({"images": [{"url": DATA_URL}]}, "images[0].url: is not a parameter"),
+        ({"images": [{}]}, "images[0].image_url: must be a data URL"),
+        ({"images": [7]}, "images[0]: must be a data URL"),
+        ({"images": [""]}, "images[0]: must be a PNG, JPEG or WebP file, got none"),
+        ({"images": [DATA_URL], "mask": {"image_url": "http://a"}}, "mask.image_url: must be a data URL"),
+    ],
+)
+def test_wrong_image_of_json_is_named(given: dict[str, object], error: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{re.escape(error)}"):
+        edit_of_json({"prompt": "x", **given}, JSON_EDITS)
+
+
+def test_empty_texts_of_a_form_are_absent() -> None:
+    fields = by_field_name(EDIT_FIELDS)
+    texts = {"prompt": "x", "n": "", "size": "", "quality": "", "strength": "", "stream": "", "loras": "", "style": ""}
+
+    assert judged(from_texts(texts, fields), fields) == {"prompt": "x"}
+
+
+@pytest.mark.parametrize(("asked", "model"), [("gpt-image-1", "tiny"), ("dall-e-3", ""), ("other", "other")])
+def test_alias_stands_for_its_model(asked: str, model: str) -> None:
+    aliases = aliases_of(("gpt-image-1=tiny", "dall-e-3="))
+
+    assert with_alias(asked_pictures({"prompt": "x", "model": asked}), aliases).request.model == model
+
+
+@pytest.mark.parametrize("given", [("tiny",), ("=tiny",), ("a=b", "a=c")])
+def test_alias_without_a_name_is_refused(given: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="--model-aliases must be ALIAS=MODEL"):
+        aliases_of(given)
 
 
 def test_a_shown_name_has_no_control_characters() -> None:
