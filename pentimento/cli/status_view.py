@@ -162,6 +162,8 @@ def frontdoor_lines(frontdoor: FrontdoorStatus, models: Mapping[str, str] = ALL_
         yield Text(f"pool      {plain_pool(pool.pool, models)}: {queued}, {pool.running_count} running")
     counts = f"{frontdoor.accepted_count} accepted, {frontdoor.completed_count} completed, "
     counts += f"{frontdoor.failed_count} failed, {frontdoor.cancelled_count} cancelled, "
+    for adapter in frontdoor.rejected_adapters:
+        yield Text(f"LoRA      {adapter.name} fits no model here: {adapter.message} ({adapter.reason})", style="yellow")
     for worker in frontdoor.refusing_workers:
         yield Text(f"worker    {worker.address} refuses this frontdoor: {worker.message}", style="red")
     reasons = ", ".join(f"{one.request_count} {one.reason}" for one in frontdoor.rejections)

@@ -4,7 +4,9 @@ A name is a key of a registry and nothing else. It is never joined to a path, an
 how a character is written, so that no file system takes one for another.
 """
 
+import hashlib
 import re
+import unicodedata
 from dataclasses import dataclass
 from enum import Enum
 
@@ -64,6 +66,16 @@ class Adapter:
 
 
 @dataclass(frozen=True)
+class RejectedAdapter:
+    """A LoRA that a worker found and cannot use with the model that it holds, with the reason and its message."""
+
+    name: str
+    kind: AdapterKind
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
 class LoraUpload:
     """What an operator says of a LoRA whose file is sent: bytes and digest as it was sent, the others as in
     `Adapter`."""
@@ -80,6 +92,16 @@ class LoraUpload:
 def is_adapter_name(name: str) -> bool:
     """Return whether it could be in a registry (`ADAPTER_NAME_RULE`)."""
     return len(name) <= MAX_ADAPTER_NAME_LENGTH and _NAME.fullmatch(name) is not None
+
+
+def adapter_name_for(text: str) -> str:
+    """Return the registry name that is nearest to a file's name: "My Style__v2 (final)" is `my-style_v2-final`. Text
+    without a letter or digit of ASCII gives `adapter` and a part of its digest."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    plain = re.sub(r"[^a-z0-9._-]+", "-", plain)
+    name = re.sub(r"([._-])[._-]+", r"\1", plain)[: MAX_ADAPTER_NAME_LENGTH + 1].strip("._-")
+    name = name[:MAX_ADAPTER_NAME_LENGTH].strip("._-")
+    return name or f"adapter-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def split_digest(field: str, given: str) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pentimento.domain.adapters import Adapter
+from pentimento.domain.adapters import Adapter, RejectedAdapter
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import Attempt, CapturedEntries, StageTiming
 
@@ -39,7 +39,8 @@ class WorkerCredits:
     """`credit_count` bounds the attempts that the worker holds at once, without those that have yielded their place. It
     takes `reserve_count` more that are due before one that it holds, which then steps back, and `preparing_count` more
     that came with images: those are fetched and decoded before the attempt holds a credit. `known_adapters`: LoRAs
-    that it can paint with, None for those that it told before; `resident_components` names what need not be loaded."""
+    that it can paint with, None for those that it told before, and beside them `rejected_adapters`, those that it found
+    and cannot use; `resident_components` names what need not be loaded."""
 
     worker_id: str
     held: HeldModel
@@ -53,6 +54,7 @@ class WorkerCredits:
     reserve_count: int = 0
     known_adapters: tuple[Adapter, ...] | None = None
     preparing_count: int = 0
+    rejected_adapters: tuple[RejectedAdapter, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,11 @@ class Reason(StrEnum):
         "the journal holds a request that this version does not understand",
         "run the version that accepted it until its requests have ended",
     )
+    UNSUPPORTED_LORA = (
+        "UNSUPPORTED_LORA",
+        "a LoRA is of another form than two factors and an alpha for each layer: DoRA, LoHa, LoKr, Tucker",
+        "name a plain LoRA, or extract one from it",
+    )
     WORKER_LOST = (
         "WORKER_LOST",
         "every worker that the request ran on was lost",

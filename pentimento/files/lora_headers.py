@@ -1,16 +1,25 @@
 """What can be said of a LoRA's file by its header alone, before it is known which model it changes. Needs no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.reasons import Reason
 from pentimento.files.safetensors_header import SafetensorsHeader, TensorEntry, judge_safetensors
 
 MAX_RANK = 1024
 MAX_KEY_COUNT = 20_000
-_FACTOR_DTYPES = ("F64", "F32", "F16", "BF16")
+_FACTOR_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 # diffusers writes the rank itself where it gives a LoRA kohya's names.
-_ALPHA_DTYPES = (*_FACTOR_DTYPES, "I64")
+_ALPHA_DTYPES = (*_FACTOR_DTYPES, "I64", "I32")
+# Parts of names by which other forms than two factors are told; LyCORIS and PEFT write them.
+_OTHER_FORMS = {
+    "dora_scale": "DoRA",
+    "lora_magnitude_vector": "DoRA",
+    "hada_": "LoHa",
+    "lokr_": "LoKr",
+    "lora_mid": "Tucker decomposition",
+}
 # Of a linear layer's factors, and of a convolution's.
 _DIMENSIONS = (2, 4)
 _NAMED_KEYS = 3
@@ -39,6 +48,11 @@ FACTOR_SUFFIXES: Mapping[str, FactorPart] = {
 }
 
 
+def other_form_of(keys: Iterable[str]) -> str:
+    """Return the form that some of these names are of, other than two factors: DoRA, LoHa; empty where none is."""
+    return next((form for key in keys for part, form in _OTHER_FORMS.items() if part in key), "")
+
+
 def dtypes_of(key: str) -> tuple[str, ...]:
     """Return the types, by the format's names, that a tensor of that name may be of: an alpha may be a whole number."""
     return _ALPHA_DTYPES if key.endswith(".alpha") else _FACTOR_DTYPES
@@ -47,12 +61,15 @@ def dtypes_of(key: str) -> tuple[str, ...]:
 def judge_lora(data: bytes, field: str) -> None:
     """Check a file's bytes as far as that goes without its model: safetensors alone, every key a factor or an alpha,
     factors in pairs of one rank, of as many dimensions as a layer's weights. Raises InvalidArgument that names `field`,
-    the key and the limit."""
+    the key and the limit, and FailedPrecondition UNSUPPORTED_LORA for a form of more than two factors."""
     try:
         header = judge_safetensors(data)
     except ValueError as error:
         raise InvalidArgument.of(field, f"must be a safetensors file: {error}") from None
     tensors = header.tensors
+    if form := other_form_of(tensors):
+        message = f"{field}: must be a LoRA of two factors for each layer, this one is a {form}"
+        raise FailedPrecondition(Reason.UNSUPPORTED_LORA, message)
     if not 1 <= len(tensors) <= MAX_KEY_COUNT:
         raise InvalidArgument.of(field, f"must hold 1 to {MAX_KEY_COUNT} tensors, got {len(tensors)}")
     for key, entry in tensors.items():

@@ -2,7 +2,7 @@
 
 from pentimento.api.adapters.v1 import adapter_registry_service_pb2 as registry_pb
 from pentimento.api.generation.v1 import generation_pb2 as pb
-from pentimento.domain.adapters import Adapter, LoraUpload, PipeliningBound
+from pentimento.domain.adapters import Adapter, LoraUpload, PipeliningBound, RejectedAdapter
 from pentimento.wire.enumerations import ADAPTER_KINDS
 from pentimento.wire.generation import object_from_proto, optional_object_to_proto
 
@@ -38,6 +38,21 @@ def adapter_from_proto(message: pb.Adapter) -> Adapter:
         message.latest_start_fraction,
         tuple(PipeliningBound(bound.step_count, bound.first_step) for bound in message.pipelining_bounds),
     )
+
+
+def rejected_to_proto(rejected: RejectedAdapter) -> pb.RejectedAdapter:
+    """Return the message of an adapter that cannot be used."""
+    return pb.RejectedAdapter(
+        name=rejected.name,
+        kind=ADAPTER_KINDS.to_proto(rejected.kind),
+        reason=rejected.reason,
+        message=rejected.message,
+    )
+
+
+def rejected_from_proto(message: pb.RejectedAdapter) -> RejectedAdapter:
+    """Return the adapter that cannot be used. Raises InvalidArgument for a kind that is none."""
+    return RejectedAdapter(message.name, ADAPTER_KINDS.from_proto(message.kind), message.reason, message.message)
 
 
 def upload_to_proto(upload: LoraUpload) -> registry_pb.LoraUpload:

@@ -21,7 +21,7 @@ from pentimento.domain.fleet import (
     ModelCost,
     Replica,
 )
-from pentimento.wire.adapters import adapter_from_proto, adapter_to_proto
+from pentimento.wire.adapters import adapter_from_proto, adapter_to_proto, rejected_from_proto, rejected_to_proto
 from pentimento.wire.enumerations import CAPABILITIES, REPLICA_KINDS, capabilities_from_proto
 from pentimento.wire.generation import (
     attempt_from_proto,
@@ -126,6 +126,7 @@ def credits_to_proto(credits: WorkerCredits) -> worker_pb.WatchCreditsResponse:
         resident_components=credits.resident_components,
         attempts=[running_attempt_to_proto(attempt) for attempt in credits.attempts],
         known_adapters=_known_adapters_to_proto(credits.known_adapters),
+        rejected_adapters=[rejected_to_proto(rejected) for rejected in credits.rejected_adapters],
     )
 
 
@@ -143,6 +144,7 @@ def credits_from_proto(message: worker_pb.WatchCreditsResponse) -> WorkerCredits
         resident_components=tuple(message.resident_components),
         attempts=tuple(running_attempt_from_proto(attempt) for attempt in message.attempts),
         known_adapters=_known_adapters_from_proto(message),
+        rejected_adapters=tuple(rejected_from_proto(rejected) for rejected in message.rejected_adapters),
     )
 
 

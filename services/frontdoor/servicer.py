@@ -12,7 +12,7 @@ from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceServicer
 from pentimento.dataplane.pools import Pool, Worker
 from pentimento.domain.image_request import GenerateEvent
 from pentimento.rpc import current_caller
-from pentimento.wire.adapters import adapter_to_proto
+from pentimento.wire.adapters import adapter_to_proto, rejected_to_proto
 from pentimento.wire.enumerations import REQUEST_STATES, RESULT_URL_SERVERS
 from pentimento.wire.generation import plan_version_to_proto
 from pentimento.wire.image import (
@@ -233,6 +233,7 @@ class FrontdoorServicer(FrontdoorServiceServicer):
             ],
             steps_run=status.painted.steps_run,
             steps_saved=status.painted.steps_saved,
+            rejected_adapters=[rejected_to_proto(rejected) for rejected in self._api.rejected_adapters()],
             models=[model_to_proto(model) for model in self._api.list_models()],
             journal_id=self._identity.journal_id,
             refusing_workers=[

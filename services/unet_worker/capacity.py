@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
-from pentimento.domain.adapters import Adapter
 from pentimento.domain.execution import WorkerCredits
 
 HEARTBEAT_S = 1.0
@@ -37,13 +36,13 @@ class CapacityFeed:
         raises ends the stream. Adapters are told when they are others than this watcher was told: they may be many."""
         news = asyncio.Event()
         self._watchers.add(news)
-        told: tuple[Adapter, ...] | None = None
+        told: tuple[object, ...] = ()
         try:
             while True:
                 check()
                 credits = self._snapshot()
-                known = credits.known_adapters
-                yield credits if known != told else replace(credits, known_adapters=None)
+                known = (credits.known_adapters, credits.rejected_adapters)
+                yield credits if known != told else replace(credits, known_adapters=None, rejected_adapters=())
                 told = known
                 await _wait_or_beat(news)
                 news.clear()

@@ -86,6 +86,7 @@ class UnetWorker:
             reserve_count=0 if self.attempts.draining else self._reserve_count(),
             known_adapters=loaded.adapters.known,
             preparing_count=0 if self.attempts.draining else self._preparing_count(),
+            rejected_adapters=loaded.adapters.rejected,
         )
 
     def watch_credits(

@@ -60,10 +60,20 @@ def open_header(path: Path) -> tuple[SafetensorsHeader, bytes]:
 
 def lora_file_in(folder: Path) -> Path | None:
     """Return the file of a LoRA's folder: as diffusers or PEFT call it, or the first safetensors file."""
+    return next(iter(lora_files_in(folder)), None)
+
+
+def lora_files_in(folder: Path) -> list[Path]:
+    """Return the LoRAs' files of a folder, the one that `lora_file_in` takes first."""
     if not folder.is_dir():
-        return None
+        return []
     named = [folder / name for name in _FILE_NAMES if (folder / name).is_file()]
-    return next(iter(named or sorted(folder.glob("*.safetensors"))), None)
+    return named + [path for path in sorted(folder.iterdir()) if is_lora_file(path) and path not in named]
+
+
+def is_lora_file(path: Path) -> bool:
+    """Return whether a file is called as a LoRA's is."""
+    return path.suffix.lower() == ".safetensors" and path.is_file()
 
 
 def config_of(config: bytes) -> Mapping[str, Any] | None:

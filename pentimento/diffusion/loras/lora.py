@@ -11,8 +11,8 @@ from pentimento.domain.reasons import Reason
 
 
 class BadLora(FailedPrecondition):
-    """The file cannot be used: BAD_LORA where it is unsound, LORA_MISMATCH where it changes another base. The message
-    is one line that names the file and what is wrong."""
+    """The file cannot be used: BAD_LORA where it is unsound, LORA_MISMATCH where it changes another base,
+    UNSUPPORTED_LORA where it is of another form. The message is one line that names the file and what is wrong."""
 
     def __init__(self, message: str, reason: str = Reason.BAD_LORA) -> None:
         super().__init__(reason, message)

@@ -20,13 +20,14 @@ from pentimento.diffusion.loras.files import LoraFile, config_of, open_header, o
 from pentimento.diffusion.loras.key_names import FactorKey, key_names
 from pentimento.diffusion.loras.lora import BadLora, BaseLayers, Lora, LowRankFactors
 from pentimento.domain.reasons import Reason
-from pentimento.files.lora_headers import MAX_RANK, FactorPart, dtypes_of
+from pentimento.files.lora_headers import MAX_RANK, FactorPart, dtypes_of, other_form_of
 from pentimento.files.safetensors_header import SafetensorsHeader, judge_safetensors
 
 _NAMED_KEYS = 3
 _Shape = tuple[int, ...]
 _DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
 }  # fmt: skip
 
 
@@ -73,6 +74,9 @@ def lora_of(file: LoraFile, base: BaseLayers, dtype: torch.dtype, expected_diges
 
 def _judge(file_name: str, header: SafetensorsHeader, config: bytes, base: BaseLayers) -> _JudgedHeader:
     told = config_of(config)
+    if form := other_form_of(header.tensors):
+        message = f"{file_name}: it is a {form}, and LoRAs of two factors for each layer are read"
+        raise BadLora(message, Reason.UNSUPPORTED_LORA)
     try:
         _check_types(header)
         stated = {name: _stated(told, header, name, base) for name in base.shapes}

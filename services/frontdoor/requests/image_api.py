@@ -9,7 +9,7 @@ from functools import partial
 
 from pentimento.dataplane.events import CancelRequested
 from pentimento.dataplane.pools import Pool
-from pentimento.domain.adapters import Adapter
+from pentimento.domain.adapters import Adapter, RejectedAdapter
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import Internal, PentimentoError
 from pentimento.domain.fleet import HeldModel
@@ -380,6 +380,10 @@ class ImageApi:
 
     def list_adapters(self) -> tuple[Adapter, ...]:
         return self._parts.adapters.offered()
+
+    def rejected_adapters(self) -> tuple[RejectedAdapter, ...]:
+        """Return the LoRAs that workers found and that none can use."""
+        return self._parts.adapters.rejected
 
     def _leave(self, listeners: Sequence[Listener]) -> None:
         for listener in listeners:

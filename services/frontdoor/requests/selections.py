@@ -132,10 +132,14 @@ def _find(kind: AdapterKind, name: str, where: str, held: HeldModel, known: Adap
     word = _WORDS[kind]
     if not is_adapter_name(name):
         raise InvalidArgument.of(f"{where}.name", f"{ADAPTER_NAME_RULE}, got {name[:_SHOWN_LENGTH]!r}")
-    if not known.takes(kind):
+    rejected = known.rejection(kind, name, held.model_digest)
+    if not known.takes(kind) and rejected is None:
         message = f"{where}: no worker of this deployment paints with {word}s"
         raise FailedPrecondition(_NOT_SERVED[kind], message)
     found = known.find(kind, name)
+    if rejected is not None and not found:
+        message = f"{where}.name: the {word} {name} was found and cannot be used: {rejected.message}"
+        raise FailedPrecondition(rejected.reason, message)
     if not found:
         raise NotFound.of(_UNKNOWN[kind], f"{where}.name", f"there is no {word} {name[:_SHOWN_LENGTH]!r}")
     fitting = [adapter for adapter in found if adapter.changes(held.model_digest, held.family)]

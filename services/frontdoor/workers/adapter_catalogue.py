@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import count
 
-from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.adapters import Adapter, AdapterKind, RejectedAdapter
 from pentimento.domain.execution import ControlNetEndpoint, WorkerCredits
 from pentimento.domain.fleet import AdapterPlacement, Capability, HeldModel, Plan
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection
@@ -26,8 +26,10 @@ class AdapterCatalogue:
     more: then no new request may ask for them, and those under way keep what they have."""
 
     def __init__(self) -> None:
-        # By kind and name, then by digest: of the same weights what was told last counts.
-        self._known: defaultdict[tuple[AdapterKind, str], dict[str, Adapter]] = defaultdict(dict)
+        # By kind and name, then by weights and the models that they change: of the same ones what was told last counts.
+        self._known: defaultdict[tuple[AdapterKind, str], dict[tuple[str, str, str], Adapter]] = defaultdict(dict)
+        # By worker: the digest of its model, and what it cannot use with that.
+        self._rejected: dict[str, tuple[str, tuple[RejectedAdapter, ...]]] = {}
         # By model digest and LoRA digest: how late a LoRA may come was measured on one model.
         self._latest_shares: dict[tuple[str, str], float] = {}
         self._capabilities: dict[str, frozenset[Capability]] = {}
@@ -41,6 +43,8 @@ class AdapterCatalogue:
     def learn(self, credits: WorkerCredits) -> None:
         """Take what a worker can do and has."""
         self._capabilities[credits.worker_id] = credits.capabilities
+        if credits.known_adapters is not None:
+            self._rejected[credits.worker_id] = (credits.held.model_digest, credits.rejected_adapters)
         for adapter in credits.known_adapters or ():
             if adapter.kind is AdapterKind.LORA:
                 self._remember(adapter)
@@ -73,15 +77,32 @@ class AdapterCatalogue:
         """Return those of that name, the newest last."""
         return tuple(adapter for adapter in self._known.get((kind, name), {}).values() if self._is_offered(adapter))
 
+    def rejection(self, kind: AdapterKind, name: str, model_digest: str) -> RejectedAdapter | None:
+        """Return why a worker with that model cannot use the adapter of that name; of others' where none has the
+        model, None where nobody rejects it."""
+        found = [
+            (digest == model_digest, one)
+            for digest, rejected in self._rejected.values()
+            for one in rejected
+            if (one.kind, one.name) == (kind, name)
+        ]
+        return max(found, key=lambda item: item[0])[1] if found else None
+
+    @property
+    def rejected(self) -> tuple[RejectedAdapter, ...]:
+        """Those that workers found and that none can use, by name."""
+        every = {one.name: one for _, rejected in self._rejected.values() for one in rejected}
+        return tuple(every[name] for name in sorted(every) if not self.find(every[name].kind, name))
+
     def is_reachable(self, adapter: Adapter) -> bool:
         """Return whether it can be had now. LoRAs are where their workers are; a ControlNet's replica must be there."""
         return adapter.kind is AdapterKind.LORA or bool(self._reachable(adapter.name, adapter.digest))
 
     def change(self, spec: GenerationSpec, held: HeldModel) -> bool:
         """Return whether every adapter of the spec, resolved, is made for that model."""
-        found = [self._resolved(AdapterKind.LORA, lora) for lora in spec.loras]
-        found += [self._resolved(AdapterKind.CONTROLNET, controlnet) for controlnet in spec.controlnets]
-        return all(adapter is not None and adapter.changes(held.model_digest, held.family) for adapter in found)
+        found = [self._of_digest(AdapterKind.LORA, lora) for lora in spec.loras]
+        found += [self._of_digest(AdapterKind.CONTROLNET, controlnet) for controlnet in spec.controlnets]
+        return all(any(one.changes(held.model_digest, held.family) for one in adapters) for adapters in found)
 
     def lora_patch_step(self, spec: GenerationSpec, held: HeldModel) -> int:
         """Return how many of the spec's steps that model may take before its LoRAs take effect: as many as each of them
@@ -116,24 +137,29 @@ class AdapterCatalogue:
         return tuple(found)
 
     def offered(self) -> tuple[Adapter, ...]:
-        """Return those that requests may name, the newest of each name, by kind and name."""
+        """Return those that requests may name, of each name the newest for each kind of model, by kind and name."""
         kinds = [kind for kind in AdapterKind if self.takes(kind)]
-        found = [self.find(kind, name) for kind, name in self._known if kind in kinds]
-        newest = [adapters[-1] for adapters in found if adapters]
-        return tuple(sorted(newest, key=lambda adapter: (adapter.kind.value, adapter.name)))
+        found = [adapter for kind, name in self._known if kind in kinds for adapter in self.find(kind, name)]
+        newest = {(one.kind.value, one.name, one.family, one.base_digest): one for one in found}
+        return tuple(newest[key] for key in sorted(newest))
 
     def _is_offered(self, adapter: Adapter) -> bool:
         return adapter.kind is not AdapterKind.LORA or adapter.object is None or adapter in self._uploaded
 
     def _remember(self, adapter: Adapter) -> None:
         known = self._known[adapter.kind, adapter.name]
-        known.pop(adapter.digest, None)
-        known[adapter.digest] = adapter
+        key = (adapter.digest, adapter.family, adapter.base_digest)
+        known.pop(key, None)
+        known[key] = adapter
         if len(known) > _MAX_NAMESAKES:
             del known[next(iter(known))]
 
+    def _of_digest(self, kind: AdapterKind, selected: LoraSelection | ControlNetSelection) -> list[Adapter]:
+        known = self._known.get((kind, selected.name), {})
+        return [adapter for adapter in known.values() if adapter.digest == selected.digest]
+
     def _resolved(self, kind: AdapterKind, selected: LoraSelection | ControlNetSelection) -> Adapter | None:
-        return self._known.get((kind, selected.name), {}).get(selected.digest)
+        return next(reversed(self._of_digest(kind, selected)), None)
 
     def _reachable(self, name: str, digest: str) -> list[str]:
         placed = self._placements.get((name, digest), ())

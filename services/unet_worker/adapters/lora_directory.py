@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,18 @@ from pentimento.diffusion.loras import (
     Lora,
     check_lora,
     digest_lora,
-    lora_file_in,
     read_lora,
 )
-from pentimento.domain.adapters import Adapter, AdapterKind, is_adapter_name, is_digest
+from pentimento.diffusion.loras.files import is_lora_file, lora_files_in
+from pentimento.domain.adapters import (
+    MAX_ADAPTER_NAME_LENGTH,
+    Adapter,
+    AdapterKind,
+    RejectedAdapter,
+    adapter_name_for,
+    is_adapter_name,
+    is_digest,
+)
 from pentimento.domain.errors import PentimentoError
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.policies.lora_bounds import read_lora_bounds
@@ -26,6 +35,9 @@ from pentimento.policies.lora_bounds import read_lora_bounds
 logger = logging.getLogger(__name__)
 
 REGISTRY = "registry.json"
+# Told to every frontdoor with each change.
+MAX_REJECTED = 256
+MAX_MESSAGE_LENGTH = 300
 
 
 @dataclass(frozen=True)
@@ -50,8 +62,15 @@ class KnownLora:
 class LoraDirectory:
     """The LoRAs that a worker's model can be painted with. Names are looked up, never joined to a path."""
 
-    def __init__(self, known: Sequence[KnownLora], base: BaseLayers, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        known: Sequence[KnownLora],
+        base: BaseLayers,
+        dtype: torch.dtype,
+        rejected: Sequence[RejectedAdapter] = (),
+    ) -> None:
         self.adapters = tuple(one.adapter for one in known)
+        self.rejected = tuple(rejected)
         self._paths = {one.adapter.digest: one.path for one in known}
         self._base = base
         self._dtype = dtype
@@ -69,16 +88,19 @@ def open_lora_directory(
     directory: Path, model_digest: str, base: BaseLayers, dtype: torch.dtype, bounds: Mapping[str, float]
 ) -> LoraDirectory:
     """Return the LoRAs of `directory` that change the model, judged by their headers: what does not fit is logged and
-    left out. A registry's digests are taken at its word until a LoRA is read; a file without one is digested, in
+    rejected. A registry's digests are taken at its word until a LoRA is read; a file without one is digested, in
     pieces. `bounds` are shares of the schedule by digest."""
-    known = []
+    known, rejected = [], []
     for place in _places(directory):
         if place.base_digest not in ("", model_digest):
             continue
         try:
             digest = _judged(place, base)
         except PentimentoError as error:
-            logger.warning("the LoRA %s is left out: %s", place.name, error)
+            logger.warning("the LoRA %s is rejected: %s", place.name, error)
+            if is_adapter_name(place.name):
+                said = error.message[:MAX_MESSAGE_LENGTH]
+                rejected.append(RejectedAdapter(place.name, AdapterKind.LORA, error.reason, said))
             continue
         adapter = Adapter(
             place.name,
@@ -90,7 +112,7 @@ def open_lora_directory(
             latest_start_fraction=bounds.get(digest, 0.0),
         )
         known.append(KnownLora(adapter, place.path))
-    return LoraDirectory(known, base, dtype)
+    return LoraDirectory(known, base, dtype, rejected[:MAX_REJECTED])
 
 
 def read_bounds(path: Path | None, directory: Path, model_digest: str) -> dict[str, float]:
@@ -106,7 +128,8 @@ def read_bounds(path: Path | None, directory: Path, model_digest: str) -> dict[s
 def _judged(place: LoraPlace, base: BaseLayers) -> str:
     """The file's digest, once its header was checked."""
     if not is_adapter_name(place.name):
-        raise BadLora(f"{place.name[:80]!r} is no registry name")
+        name = place.name[:80]
+        raise BadLora(f"{name!r} is no registry name; call it {adapter_name_for(name)!r} in {REGISTRY}")
     if place.digest and not is_digest(place.digest):
         raise BadLora(f"{place.name}: its digest in {REGISTRY} is none")
     try:
@@ -124,18 +147,50 @@ def _places(directory: Path) -> Iterator[LoraPlace]:
             if isinstance(entry, dict) and entry.get("kind") == "lora":
                 yield from _registered(directory, entry)
         return
-    for path in sorted(directory.iterdir()):
-        file = path if path.suffix == ".safetensors" else lora_file_in(path)
-        if file is not None and file.is_file():
-            check_inside(directory, [file])
-            yield LoraPlace(path.name.removesuffix(".safetensors"), file)
+    called = {file: title for path in sorted(directory.iterdir()) for title, file in _titled(path)}
+    check_inside(directory, called)
+    for file, name in _names_of(called).items():
+        if name != called[file]:
+            logger.info("the LoRA of %s is served as %s", file.relative_to(directory), name)
+        yield LoraPlace(name, file)
+
+
+def _titled(path: Path) -> Iterator[tuple[str, Path]]:
+    """The LoRA of a file, called as it, or those of a folder: the first one called as the folder, the others as folder
+    and file."""
+    if is_lora_file(path):
+        yield path.stem, path
+    for number, file in enumerate(lora_files_in(path)):
+        yield f"{path.name}-{file.stem}" if number else path.name, file
+
+
+def _names_of(called: Mapping[Path, str]) -> dict[Path, str]:
+    """The registry name of each file: as it is called where that is one, else the nearest to it that is free."""
+    names: dict[Path, str] = {}
+    taken: set[str] = set()
+    for file, title in sorted(called.items(), key=lambda item: (not is_adapter_name(item[1]), item[0])):
+        nearest = adapter_name_for(title)
+        numbered = (f"{nearest[: MAX_ADAPTER_NAME_LENGTH - 8]}-{number}" for number in count(2))
+        names[file] = next(name for name in chain([nearest], numbered) if name not in taken)
+        taken.add(names[file])
+    return names
 
 
 def _registered(directory: Path, entry: Mapping[str, Any]) -> Iterator[LoraPlace]:
-    file = lora_file_in(directory / str(entry.get("path", "")))
-    if file is None:
+    path = directory / str(entry.get("path", ""))
+    files = [path] if is_lora_file(path) else lora_files_in(path)
+    if not files:
         logger.warning("the LoRA %s of the registry has no safetensors file", str(entry.get("name"))[:80])
         return
+    file = files[0]
+    if len(files) > 1:
+        others = ", ".join(other.name for other in files[1:])
+        logger.warning(
+            "the LoRA %s of the registry is %s; of its folder %s are not served: give each an entry",
+            str(entry.get("name"))[:80],
+            file.name,
+            others[:200],
+        )
     check_inside(directory, [file])
     base = entry.get("base")
     base_digest = str(base.get("digest", "")) if isinstance(base, dict) else ""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pentimento.diffusion.loras import Lora
 from pentimento.diffusion.loras.loading import LoadingLoras, LoraLoader
-from pentimento.domain.adapters import Adapter
+from pentimento.domain.adapters import Adapter, RejectedAdapter
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, LoraSelection, Route
 from services.unet_worker.adapters.uploaded_loras import UploadedLoras
@@ -20,6 +20,9 @@ class KnownLoras(Protocol):
 
     @property
     def adapters(self) -> tuple[Adapter, ...]: ...
+
+    @property
+    def rejected(self) -> tuple[RejectedAdapter, ...]: ...
 
     def names_of(self, digests: Collection[str]) -> tuple[str, ...]: ...
 
@@ -46,6 +49,11 @@ class LoraShelf:
     def adapters(self) -> tuple[Adapter, ...]:
         """Those that requests may name."""
         return self._directory.adapters if self._directory is not None else ()
+
+    @property
+    def rejected(self) -> tuple[RejectedAdapter, ...]:
+        """Those that were found and cannot be used."""
+        return self._directory.rejected if self._directory is not None else ()
 
     @property
     def resident_names(self) -> tuple[str, ...]:

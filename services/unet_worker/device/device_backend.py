@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pentimento.domain.adapters import Adapter
+from pentimento.domain.adapters import Adapter, RejectedAdapter
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
@@ -20,10 +20,12 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class HeldAdapters:
-    """The LoRAs that a device can paint with, and the names of those that need not be loaded first."""
+    """The LoRAs that a device can paint with, the names of those that need not be loaded first, and those that were
+    found and cannot be used."""
 
     known: tuple[Adapter, ...] = ()
     resident: tuple[str, ...] = ()
+    rejected: tuple[RejectedAdapter, ...] = ()
 
     def has(self, name: str, digest: str) -> bool:
         """Return whether one of that name and digest is known."""

@@ -68,7 +68,7 @@ class LoadedModel:
 
     @property
     def adapters(self) -> HeldAdapters:
-        return HeldAdapters(self.loras.adapters, self.loras.resident_names)
+        return HeldAdapters(self.loras.adapters, self.loras.resident_names, self.loras.rejected)
 
     @property
     def device(self) -> str:

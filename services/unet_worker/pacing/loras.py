@@ -8,7 +8,7 @@ import torch
 
 from pentimento.devices.pace import DevicePace, LoraPace
 from pentimento.diffusion.loras import Lora, LowRankFactors
-from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.adapters import Adapter, AdapterKind, RejectedAdapter
 from services.unet_worker.pacing.model import ADAPTED_LAYER
 
 
@@ -28,6 +28,11 @@ class PacedLoras:
             )
             for digest, lora in self._paces.items()
         )
+
+    @property
+    def rejected(self) -> tuple[RejectedAdapter, ...]:
+        """None is: there are no files."""
+        return ()
 
     def names_of(self, digests: Collection[str]) -> tuple[str, ...]:
         """Return the names of those with one of these digests."""

@@ -88,6 +88,10 @@ async def test_it_tells_the_loras_that_fit_its_model(worker: Served) -> None:
         ("mosaic", AdapterKind.LORA, worker.held.family),
         ("neon", AdapterKind.LORA, worker.held.family),
     ]
+    assert [(one.name, one.reason) for one in credits.rejected_adapters] == [
+        ("pickle", "BAD_LORA"),
+        ("stranger", "LORA_MISMATCH"),
+    ]
 
 
 async def test_a_picture_has_its_loras_and_the_next_one_has_not(worker: Served) -> None:

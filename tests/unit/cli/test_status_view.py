@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse, PoolStatus, RejectionCount
+from pentimento.api.generation.v1.generation_pb2 import RejectedAdapter
 from pentimento.api.image.v1.image_service_pb2 import Model
 from pentimento.cli import status
 from pentimento.cli.status_view import LastTold, fleet_table, frontdoor_lines, movement, render, sample_of
@@ -64,6 +65,15 @@ def test_status_shows_steps_and_guidance_of_each_model() -> None:
     lines = [line.plain for line in render(status) if isinstance(line, Text)]
 
     assert lines[0] == "model     sdxl-turbo: 1 steps, guidance 0, 512 x 512 by default"
+
+
+def test_status_shows_loras_that_fit_no_model() -> None:
+    loha = RejectedAdapter(name="loha", reason="UNSUPPORTED_LORA", message="loha.safetensors: it is a LoHa")
+    status = SuiteStatus(None, GetStatusResponse(rejected_adapters=[loha]), None, {})
+
+    lines = [line.plain for line in render(status) if isinstance(line, Text)]
+
+    assert "LoRA      loha fits no model here: loha.safetensors: it is a LoHa (UNSUPPORTED_LORA)" in lines
 
 
 def test_late_answers_of_all_pools_are_counted() -> None:

@@ -1,8 +1,10 @@
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.adapters import Adapter, AdapterKind, is_adapter_name, is_digest
+from pentimento.domain.adapters import Adapter, AdapterKind, adapter_name_for, is_adapter_name, is_digest
 
 BASE, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
@@ -28,6 +30,32 @@ def test_a_name_is_the_same_in_every_case_and_holds_no_separator(name: str) -> N
     if is_adapter_name(name):
         assert name == name.lower() and name.isascii()
         assert not set(name) & set("/\\%:\0") and ".." not in name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("neon", "neon"),
+        ("sd_xl-v1.0", "sd_xl-v1.0"),
+        ("Neon Style", "neon-style"),
+        ("My Style__v2 (final)", "my-style_v2-final"),
+        ("Étude n°5", "etude-n5"),
+        ("..\\evil//x", "evil-x"),
+        ("-_-", f"adapter-{hashlib.sha256(b'-_-').hexdigest()[:8]}"),
+        ("水墨", f"adapter-{hashlib.sha256('水墨'.encode()).hexdigest()[:8]}"),
+        ("a" * 127 + "-b", "a" * 127),
+    ],
+)
+def test_name_of_a_file_becomes_the_nearest_registry_name(text: str, name: str) -> None:
+    assert adapter_name_for(text) == name
+
+
+@given(st.text(max_size=200))
+def test_derived_name_is_a_registry_name_and_stays(text: str) -> None:
+    name = adapter_name_for(text)
+
+    assert is_adapter_name(name)
+    assert adapter_name_for(name) == name
 
 
 @pytest.mark.parametrize(

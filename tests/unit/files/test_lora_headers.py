@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.files.lora_headers import judge_lora
 from pentimento.testing.lora_files import write_tensors
 
@@ -34,8 +34,13 @@ def bytes_of(tensors: dict[str, Tensor], folder: Path) -> bytes:
         {**linear(), "unet.proj.alpha": torch.tensor([2.0])},
         {"a.lora.down.weight": torch.zeros(1, 2).half(), "a.lora.up.weight": torch.zeros(2, 1).bfloat16()},
         {"a.processor.to_q_lora.down.weight": torch.zeros(1, 2), "a.processor.to_q_lora.up.weight": torch.zeros(2, 1)},
+        {
+            DOWN: torch.zeros(4, 8).to(torch.float8_e4m3fn),
+            UP: torch.zeros(6, 4).to(torch.float8_e5m2),
+            "unet.proj.alpha": torch.tensor(2, dtype=torch.int32),
+        },
     ],
-    ids=["linear", "convolution", "alpha", "alpha in a row", "half precision", "of a processor"],
+    ids=["linear", "convolution", "alpha", "alpha in a row", "half precision", "of a processor", "eight bits"],
 )
 def test_loras_pass(tensors: dict[str, Tensor], tmp_path: Path) -> None:
     judge_lora(bytes_of(tensors, tmp_path), "file")
@@ -53,9 +58,18 @@ def test_loras_pass(tensors: dict[str, Tensor], tmp_path: Path) -> None:
         ({DOWN: torch.zeros(4), UP: torch.zeros(6, 4)}, "the down factor of 'unet.proj' must have 2 or 4 dimensions"),
         ({DOWN: torch.zeros(4, 8), UP: torch.zeros(6, 4, 1)}, "the up factor of 'unet.proj' must have 2 or 4"),
         ({**linear(), "unet.proj.alpha": torch.zeros(2)}, "the alpha of 'unet.proj' must be one number, got [2]"),
-        ({**linear(), "unet.proj.alpha": torch.tensor(True)}, "must be of F64, F32, F16, BF16, I64, got BOOL"),
-        ({DOWN: torch.zeros(4, 8).long(), UP: torch.zeros(6, 4)}, "must be of F64, F32, F16, BF16, got I64"),
-        ({DOWN: torch.zeros(4, 8).int(), UP: torch.zeros(6, 4)}, "must be of F64, F32, F16, BF16, got I32"),
+        (
+            {**linear(), "unet.proj.alpha": torch.tensor(True)},
+            "must be of F64, F32, F16, BF16, F8_E4M3, F8_E5M2, I64, I32, got BOOL",
+        ),
+        (
+            {DOWN: torch.zeros(4, 8).long(), UP: torch.zeros(6, 4)},
+            "must be of F64, F32, F16, BF16, F8_E4M3, F8_E5M2, got I64",
+        ),
+        (
+            {DOWN: torch.zeros(4, 8).int(), UP: torch.zeros(6, 4)},
+            "must be of F64, F32, F16, BF16, F8_E4M3, F8_E5M2, got I32",
+        ),
     ],
 )
 def test_what_is_no_lora_is_refused_by_key_and_limit(tensors: dict[str, Tensor], said: str, tmp_path: Path) -> None:
@@ -63,6 +77,23 @@ def test_what_is_no_lora_is_refused_by_key_and_limit(tensors: dict[str, Tensor],
         judge_lora(bytes_of(tensors, tmp_path), "file")
 
     assert refused.value.violations[0].field == "file"
+
+
+@pytest.mark.parametrize(
+    ("key", "form"),
+    [
+        ("unet.proj.lora_magnitude_vector", "DoRA"),
+        ("lora_unet_proj.dora_scale", "DoRA"),
+        ("lora_unet_proj.hada_w1_a", "LoHa"),
+        ("lora_unet_proj.lokr_w2_b", "LoKr"),
+        ("lora_unet_proj.lora_mid.weight", "Tucker decomposition"),
+    ],
+)
+def test_lora_of_another_form_is_refused_by_form(key: str, form: str, tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match=f"file: must be a LoRA of two factors .* is a {form}") as refused:
+        judge_lora(bytes_of({**linear(), key: torch.zeros(4)}, tmp_path), "file")
+
+    assert refused.value.reason == "UNSUPPORTED_LORA"
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x02ctorch\n", b"PK\x03\x04" * 20], ids=["nothing", "pickle", "zip"])

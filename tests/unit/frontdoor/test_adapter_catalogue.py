@@ -1,6 +1,8 @@
 from dataclasses import replace
 
-from pentimento.domain.adapters import AdapterKind, PipeliningBound
+import pytest
+
+from pentimento.domain.adapters import Adapter, AdapterKind, PipeliningBound, RejectedAdapter
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.fleet import AdapterPlacement, Capability
 from pentimento.domain.generation import (
@@ -28,6 +30,7 @@ from tests.unit.frontdoor.adapters import (
 
 SPEC = GenerationSpec("a red circle", "", HELD.model, 32, 32, 50, 3.0, Scheduler.DDIM, 7)
 SELECTED_NEON, SELECTED_MOSAIC = (LoraSelection(lora.name, 1.0, lora.digest) for lora in (NEON, MOSAIC))
+OTHER = replace(HELD, model="other", model_digest="sha256:other")
 SELECTED_EDGES = ControlNetSelection("edges", b"", digest=EDGES.digest)
 SELECTED_LAYOUT = ControlNetSelection("layout", b"", digest=LAYOUT.digest)
 
@@ -50,6 +53,38 @@ def test_namesakes_are_bounded() -> None:
     assert [adapter.digest for adapter in catalogue.find(AdapterKind.LORA, "neon")] == [
         f"sha256:{number}" for number in range(92, 100)
     ]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_lora_of_two_families_serves_both_in_any_order(order: tuple[int, int]) -> None:
+    both = [Adapter("ink", AdapterKind.LORA, "sha256:ink", family) for family in (HELD.family, "stable_diffusion_3")]
+    flow = replace(HELD, model="flow", model_digest="sha256:flow", family="stable_diffusion_3")
+    catalogue = AdapterCatalogue()
+    for turn in order:
+        held = (HELD, flow)[turn]
+        catalogue.learn(replace(credits(both[turn], worker_id=f"w{turn}"), held=held))
+    spec = replace(SPEC, loras=(LoraSelection("ink", 1.0, "sha256:ink"),))
+
+    assert catalogue.change(spec, HELD) and catalogue.change(spec, flow)
+    assert set(catalogue.find(AdapterKind.LORA, "ink")) == set(both)
+    assert set(catalogue.offered()) == set(both)
+
+
+def test_rejected_lora_is_told_until_a_worker_has_it() -> None:
+    rejected = RejectedAdapter("loha", AdapterKind.LORA, "UNSUPPORTED_LORA", "loha.safetensors: it is a LoHa")
+    other = replace(rejected, message="of another model")
+    catalogue = AdapterCatalogue()
+    catalogue.learn(replace(credits(worker_id="w1"), rejected_adapters=(rejected,)))
+    catalogue.learn(replace(credits(worker_id="w2"), held=OTHER, rejected_adapters=(other,)))
+    # As told before.
+    catalogue.learn(replace(credits(worker_id="w1"), known_adapters=None))
+
+    assert catalogue.rejection(AdapterKind.LORA, "loha", HELD.model_digest) == rejected
+    assert catalogue.rejection(AdapterKind.LORA, "loha", OTHER.model_digest) == other
+    assert catalogue.rejection(AdapterKind.LORA, "none", HELD.model_digest) is None
+    assert [one.name for one in catalogue.rejected] == ["loha"]
+    catalogue.learn(credits(replace(NEON, name="loha"), worker_id="w2"))
+    assert catalogue.rejected == ()
 
 
 def test_a_worker_tells_of_loras_and_the_plan_of_controlnets() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from pentimento.domain.adapters import AdapterKind, RejectedAdapter
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError, Unavailable
 from pentimento.domain.fleet import Capability
 from pentimento.domain.generation import ControlNetSelection, LoraSelection
@@ -51,6 +52,17 @@ def test_what_was_said_is_taken_zero_as_well() -> None:
     assert [(lora.name, lora.scale) for lora in spec.loras] == [("mosaic", 0.0), ("neon", -0.5)]
     (net,) = spec.controlnets
     assert (net.conditioning_scale, net.start_fraction, net.end_fraction) == (0.0, 0.25, 0.5)
+
+
+def test_rejected_lora_is_refused_with_its_reason() -> None:
+    rejected = RejectedAdapter("loha", AdapterKind.LORA, "UNSUPPORTED_LORA", "loha.safetensors: it is a LoHa")
+    catalogue = AdapterCatalogue()
+    catalogue.learn(replace(credits(capabilities=frozenset()), rejected_adapters=(rejected,)))
+
+    with pytest.raises(FailedPrecondition, match=r"loras\[0\].name: the LoRA loha .*: it is a LoHa") as refused:
+        resolved(catalogue, loras=(AskedLora("loha"),))
+
+    assert refused.value.reason == "UNSUPPORTED_LORA"
 
 
 def test_a_resolved_request_is_journalled_with_its_adapters() -> None:

@@ -58,6 +58,7 @@ class GetStatusResponse(_message.Message):
     STEPS_RUN_FIELD_NUMBER: _builtins.int
     STEPS_SAVED_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    REJECTED_ADAPTERS_FIELD_NUMBER: _builtins.int
     REJECTIONS_FIELD_NUMBER: _builtins.int
     NOT_ACCEPTING_REASON_FIELD_NUMBER: _builtins.int
     frontdoor_id: _builtins.str
@@ -100,6 +101,10 @@ class GetStatusResponse(_message.Message):
         """The models that requests may name, with the size, steps and guidance of requests that say nothing of them."""
 
     @_builtins.property
+    def rejected_adapters(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.RejectedAdapter]:
+        """LoRAs that workers found, and that fit the model of none of them."""
+
+    @_builtins.property
     def rejections(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectionCount]:
         """The rejected requests by reason."""
 
@@ -125,12 +130,13 @@ class GetStatusResponse(_message.Message):
         steps_run: _builtins.int = ...,
         steps_saved: _builtins.int = ...,
         models: _abc.Iterable[_image_service_pb2.Model] | None = ...,
+        rejected_adapters: _abc.Iterable[_generation_pb2.RejectedAdapter] | None = ...,
         rejections: _abc.Iterable[Global___RejectionCount] | None = ...,
         not_accepting_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "journal_id", b"journal_id", "latencies", b"latencies", "models", b"models", "not_accepting_reason", b"not_accepting_reason", "plan_version", b"plan_version", "pools", b"pools", "refusing_workers", b"refusing_workers", "rejected_count", b"rejected_count", "rejections", b"rejections", "retried_count", b"retried_count", "starts", b"starts", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "journal_id", b"journal_id", "latencies", b"latencies", "models", b"models", "not_accepting_reason", b"not_accepting_reason", "plan_version", b"plan_version", "pools", b"pools", "refusing_workers", b"refusing_workers", "rejected_adapters", b"rejected_adapters", "rejected_count", b"rejected_count", "rejections", b"rejections", "retried_count", b"retried_count", "starts", b"starts", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

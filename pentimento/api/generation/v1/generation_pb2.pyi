@@ -161,6 +161,37 @@ class Adapter(_message.Message):
 Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
 
 @_typing.final
+class RejectedAdapter(_message.Message):
+    """A LoRA that a worker found and cannot use, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    kind: Global___AdapterKind.ValueType
+    reason: _builtins.str
+    """As in ErrorInfo: LORA_MISMATCH, UNSUPPORTED_LORA, BAD_LORA."""
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: Global___AdapterKind.ValueType = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "message", b"message", "name", b"name", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RejectedAdapter: _TypeAlias = RejectedAdapter  # noqa: Y015
+
+@_typing.final
 class PipeliningBound(_message.Message):
     """Measured with schedules of so many steps: from `first_step` on a ControlNet's residuals resemble those of the step before; 0 where
     they never do (Katz, pipelined asynchronous).

@@ -181,6 +181,7 @@ class WatchCreditsResponse(_message.Message):
     RESERVE_COUNT_FIELD_NUMBER: _builtins.int
     KNOWN_ADAPTERS_FIELD_NUMBER: _builtins.int
     PREPARING_COUNT_FIELD_NUMBER: _builtins.int
+    REJECTED_ADAPTERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     credit_count: _builtins.int
     """Attempts of this frontdoor that the worker is ready to hold at once, running ones included but for those that have
@@ -209,6 +210,10 @@ class WatchCreditsResponse(_message.Message):
     def known_adapters(self) -> Global___KnownAdapters:
         """LoRAs that it can paint with. In a stream's first message and in one where they changed; absent: as told before."""
 
+    @_builtins.property
+    def rejected_adapters(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.RejectedAdapter]:
+        """LoRAs that it found and cannot use with the model that it holds; told where `known_adapters` is."""
+
     def __init__(
         self,
         *,
@@ -224,10 +229,11 @@ class WatchCreditsResponse(_message.Message):
         reserve_count: _builtins.int = ...,
         known_adapters: Global___KnownAdapters | None = ...,
         preparing_count: _builtins.int = ...,
+        rejected_adapters: _abc.Iterable[_generation_pb2.RejectedAdapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters", "held", b"held", "known_adapters", b"known_adapters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters", "attempts", b"attempts", "capabilities", b"capabilities", "credit_count", b"credit_count", "draining", b"draining", "held", b"held", "known_adapters", b"known_adapters", "preparing_count", b"preparing_count", "queued_count", b"queued_count", "reserve_count", b"reserve_count", "resident_components", b"resident_components", "running_count", b"running_count", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters", "attempts", b"attempts", "capabilities", b"capabilities", "credit_count", b"credit_count", "draining", b"draining", "held", b"held", "known_adapters", b"known_adapters", "preparing_count", b"preparing_count", "queued_count", b"queued_count", "rejected_adapters", b"rejected_adapters", "reserve_count", b"reserve_count", "resident_components", b"resident_components", "running_count", b"running_count", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__known_adapters: _TypeAlias = _typing.Literal["known_adapters"]  # noqa: Y015
     _WhichOneofArgType__known_adapters: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters"]  # noqa: Y015

@@ -304,6 +304,19 @@ def test_rank_stabilised_alphas_are_divided_by_the_ranks_root(base: BaseLayers, 
     assert scale == pytest.approx(6 / 3**0.5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_of_eight_bits_and_alphas_of_32_are_read(dtype: torch.dtype, base: BaseLayers, tmp_path: Path) -> None:
+    stored = {name: (torch.randn(tensor.shape) / 4).to(dtype) for name, tensor in pair(base).items()}
+    alpha = {f"unet.{LAYER}.alpha": torch.tensor(2, dtype=torch.int32)}
+    file = write_tensors(tmp_path / "it.safetensors", {**stored, **alpha})
+
+    factors = read_lora(file, base, F32).components["unet"][LAYER]
+
+    down, up = (stored[f"unet.{LAYER}.lora_{half}.weight"].to(F32) for half in ("A", "B"))
+    assert torch.equal(factors.down, down) and torch.equal(factors.up, up)
+    assert factors.alpha == 2.0
+
+
 def test_the_digest_of_a_file_is_the_one_of_what_was_read_and_of_the_zoos_registry(
     base: BaseLayers, tmp_path: Path
 ) -> None:

@@ -25,8 +25,28 @@ WRONG: dict[str, tuple[Callable[[BaseLayers], dict[str, Tensor]], str, str]] = {
     ),
     "DoRA's magnitudes": (
         lambda base: {**pair(base), f"unet.{LAYER}.lora_magnitude_vector": torch.zeros(4)},
-        "LORA_MISMATCH",
-        "lora_magnitude_vector",
+        "UNSUPPORTED_LORA",
+        "it is a DoRA",
+    ),
+    "kohya's DoRA": (
+        lambda base: {**pair(base), "lora_unet_mid_block.dora_scale": torch.zeros(4)},
+        "UNSUPPORTED_LORA",
+        "it is a DoRA",
+    ),
+    "LoHa": (
+        lambda base: {"lora_unet_mid_block.hada_w1_a": torch.zeros(4, 2)},
+        "UNSUPPORTED_LORA",
+        "it is a LoHa",
+    ),
+    "LoKr": (
+        lambda base: {"lora_unet_mid_block.lokr_w1": torch.zeros(4, 2)},
+        "UNSUPPORTED_LORA",
+        "it is a LoKr",
+    ),
+    "Tucker": (
+        lambda base: {"lora_unet_mid_block.lora_mid.weight": torch.zeros(2, 2, 3, 3)},
+        "UNSUPPORTED_LORA",
+        "it is a Tucker decomposition",
     ),
     "a component that is not there": (
         lambda base: {"text_encoder_2.encoder.layers.0.mlp.fc1.lora_A.weight": torch.zeros(1, 4)},
