@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
@@ -32,6 +33,14 @@ def boot_s() -> float:
     """Return seconds since the machine began, those that it slept or was paused among them where the system tells
     (Linux)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def boot_id() -> str:
+    """Return the name of the machine's start, which no other start has; "" where the system has none (not Linux)."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 class SteadyClock:

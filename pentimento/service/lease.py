@@ -41,20 +41,24 @@ class LedgerLease:
         self._ledger = ledger
         self._holder_id = holder_id
         self._lease_s = lease_s
+        # For how long its former holder was seen not to beat; None where nobody watched its last beat.
+        self.silence_s: float | None = None
 
     async def wait_and_take_over(self) -> int:
         """Wait until nobody is active, and return the epoch that this process claimed then. The ledger may be away for
         a while; its silence is nobody's."""
         seen: LeaseState | None = None
-        silent_looks = 0
+        silent_looks, saw_beat = 0, False
         while True:
             try:
                 state = await asyncio.wrap_future(self._ledger.lease())
                 silent_looks = silent_looks + 1 if state == seen else 0
+                saw_beat = saw_beat or (seen is not None and state != seen)
                 seen = state
                 if not state.epoch or silent_looks >= _BEATS_PER_LEASE:
                     epoch = await asyncio.wrap_future(self._ledger.take_over(self._holder_id, state))
                     if epoch is not None:
+                        self.silence_s = silent_looks * self._lease_s / _BEATS_PER_LEASE if saw_beat else None
                         logger.warning("took over", extra={"epoch": epoch})
                         return epoch
             except PentimentoError as error:

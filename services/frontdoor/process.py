@@ -63,6 +63,7 @@ class Frontdoor(ServiceProcess):
         if not parts.identity.epoch:
             parts.identity.epoch = await self.lease.wait_and_take_over()
             parts.submit(TookOver(parts.identity.epoch))
+        await asyncio.wrap_future(parts.journal.time.resume(self.lease.silence_s))
         # Recovery may take longer than a lease: whoever waits would take over in the middle of it, and from that one in
         # turn.
         holding = self.lease.hold(lambda: parts.identity.epoch, self._on_superseded, parts.acceptance.hear_beat)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
+from typing import Any
 
 from sqlalchemy import Table, and_, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
@@ -22,6 +23,10 @@ class EpochLedger(ABC):
     def _claim(self, holder_id: str) -> ReturningUpdate[int]:
         """Return the statement that claims a larger epoch than every one before, and returns it."""
 
+    def _beat_columns(self) -> dict[str, Any]:
+        """Return what a beat writes besides its number."""
+        return {}
+
     def claim_epoch(self, holder_id: str) -> "Future[int]":
         """Claim an epoch and return it. It is larger than every one that was claimed before and that others believe, by
         anybody, here or in an earlier ledger. Its holder is the active one from then on."""
@@ -36,7 +41,9 @@ class EpochLedger(ABC):
     def beat(self, epoch: int) -> "Future[bool]":
         """Record that the holder of the epoch is alive; False when a newer epoch was claimed: it has to stop."""
         columns = self._epochs.c
-        statement = update(self._epochs).where(columns.epoch == epoch).values(beat=columns.beat + 1)
+        statement = (
+            update(self._epochs).where(columns.epoch == epoch).values(beat=columns.beat + 1, **self._beat_columns())
+        )
         return self._writer.submit(lambda connection: connection.execute(statement).rowcount == 1)
 
     def take_over(self, holder_id: str, seen: LeaseState) -> "Future[int | None]":

@@ -46,6 +46,7 @@ from pentimento.stores.ledger.journal_rows import (
     select_requests,
     values_of_result,
 )
+from pentimento.stores.ledger.journal_time import JournalTime
 from pentimento.stores.ledger.journal_webhooks import AskedWebhook, JournalWebhooks, add_webhook, but_untold
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.prepared_write import PreparedWrite
@@ -121,7 +122,8 @@ class Journal(EpochLedger):
     Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be in; every method may
     be called again with the same arguments. All but `get`, `unfinished` and `load_plan` change state.
     `objects`: what the same ledger knows of pictures and other objects; `pins`: which requests are kept until when;
-    `listing`: requests by tenant; `webhooks`: who is to be told of their ends; `tenants`: their quotas, keys and usage.
+    `listing`: requests by tenant; `webhooks`: who is to be told of their ends; `tenants`: their quotas, keys and usage;
+    `time`: by which deadlines are measured.
     """
 
     def __init__(self, engine: Engine, clock: Clock, pins_clock: Clock | None = None) -> None:
@@ -134,6 +136,7 @@ class Journal(EpochLedger):
         self.webhooks = JournalWebhooks(self._writer, self._reader)
         self.tenants = TenantLedger(self._writer, clock)
         self._clock = clock
+        self.time = JournalTime(self._writer, clock)
 
     def identity(self) -> "Future[str]":
         """Return the journal's identity: one that was lost and begun anew, or renewed, has another."""
@@ -156,7 +159,8 @@ class Journal(EpochLedger):
         Fails with Unavailable SUPERSEDED when a newer epoch than the record's was claimed (0: of no epoch): whoever
         holds it has taken over what was there, and would never hear of this one.
         """
-        return self._submit(lambda connection: _accept(connection, record, webhook))
+        row = row_of_request(record, self.time.counted_s)
+        return self._submit(lambda connection: _accept(connection, record, row, webhook))
 
     def find_key(self, tenant: str, idempotency_key: str, body_hash: str) -> "Future[AcceptOutcome | None]":
         """Return what `accept` would answer of the request that holds the key; None where none does. Changes
@@ -257,12 +261,8 @@ class Journal(EpochLedger):
         """Delete up to that many of a tenant's requests that have ended, pinned ones too, and return them."""
         ended = and_(_requests.c.tenant == tenant, _requests.c.finished_at.is_not(None))
 
-        def work(connection: Connection) -> list[JournalledRequest]:
-            records = _read(connection, select_requests().where(ended).limit(limit_count))
-            _delete_requests(connection, records)
-            return records
-
-        return self._submit(work)
+        oldest = select_requests().where(ended).limit(limit_count)
+        return self._submit(lambda connection: _delete_requests(connection, _read(connection, oldest)))
 
     def has_requests(self, tenant: str) -> "Future[bool]":
         """Return whether a request of the tenant is left, ended or not."""
@@ -282,6 +282,9 @@ class Journal(EpochLedger):
         self._reader.close()
         self._writer.close()
 
+    def _beat_columns(self) -> dict[str, Any]:
+        return self.time.columns()
+
     def _claim(self, holder_id: str) -> ReturningUpdate[int]:
         return self._claim_from(holder_id, epoch_at(self._clock.wall()))
 
@@ -298,10 +301,12 @@ def _new_journal_id() -> str:
     return secrets.token_hex(16)
 
 
-def _accept(connection: Connection, record: AcceptedRequest, webhook: AskedWebhook | None) -> AcceptOutcome:
+def _accept(
+    connection: Connection, record: AcceptedRequest, row: dict[str, Any], webhook: AskedWebhook | None
+) -> AcceptOutcome:
     if _is_superseded(connection, record.frontdoor_epoch):
         raise superseded()
-    if _ADD_REQUEST.first(connection, row_of_request(record)) is not None:
+    if _ADD_REQUEST.first(connection, row) is not None:
         if webhook is not None:
             add_webhook(connection, record.request_id, webhook)
         return AcceptOutcome(AcceptKind.NEW, record.request_id)
@@ -381,13 +386,13 @@ def _forget(connection: Connection, found: Sequence[str], now: float) -> list[Jo
         return []
     statement = select_requests().where(_requests.c.request_id.in_(found), ~is_pinned(now))
     records = _read(connection, statement.order_by(_requests.c.finished_at))
-    _delete_requests(connection, records)
-    return records
+    return _delete_requests(connection, records)
 
 
-def _delete_requests(connection: Connection, records: Sequence[JournalledRequest]) -> None:
+def _delete_requests(connection: Connection, records: list[JournalledRequest]) -> list[JournalledRequest]:
     ids = [record.request.request_id for record in records]
     connection.execute(delete(_requests).where(_requests.c.request_id.in_(ids)))
+    return records
 
 
 def _read(connection: Connection, statement: Select[Any]) -> list[JournalledRequest]:

@@ -32,6 +32,7 @@ ROW_OF_REQUEST = (
     "error_reason",
     "error_message",
     "detached",
+    "accepted_counted_s",
 )
 VALUES_OF_RESULT = (
     "state",
@@ -47,8 +48,8 @@ VALUES_OF_RESULT = (
 )
 
 
-def row_of_request(record: AcceptedRequest) -> dict[str, Any]:
-    """Return the row of a request that was just accepted."""
+def row_of_request(record: AcceptedRequest, counted_s: float | None) -> dict[str, Any]:
+    """Return the row of a request that was just accepted, at that time of the journal's."""
     return {
         "request_id": record.request_id,
         "tenant": record.tenant,
@@ -69,6 +70,7 @@ def row_of_request(record: AcceptedRequest) -> dict[str, Any]:
         "error_reason": "",
         "error_message": "",
         "detached": int(record.detached),
+        "accepted_counted_s": counted_s,
     }
 
 
@@ -128,6 +130,7 @@ def request_of_row(row: Row[Any]) -> JournalledRequest:
         error_message=row.error_message,
         finished_at=row.finished_at,
         cascade_stage=row.cascade_stage,
+        accepted_counted_s=row.accepted_counted_s,
     )
 
 

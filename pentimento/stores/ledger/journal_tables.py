@@ -40,6 +40,8 @@ requests = Table(
     Column("finished_at", Double),
     # 1: it goes on without listeners.
     Column("detached", BigInteger, nullable=False),
+    # By the journal's own time; NULL in rows of earlier versions.
+    Column("accepted_counted_s", Double),
 )
 
 attempts = Table(
@@ -67,6 +69,11 @@ epoch = Table(
     Column("beat", BigInteger, nullable=False),
     # Tells this journal from every other; '' until it is first opened.
     Column("journal_id", Text, nullable=False),
+    # The journal's own time at the last beat, and the holder's clocks then.
+    Column("counted_s", Double, nullable=False),
+    Column("wall_s", Double, nullable=False),
+    Column("boot_s", Double, nullable=False),
+    Column("boot_id", Text, nullable=False),
 )
 plan = Table(
     "journal_plan",
@@ -251,6 +258,16 @@ MIGRATIONS = (
         (
             """CREATE INDEX journal_pictures ON journal_requests (tenant, image_size_bytes, image_key)
                 WHERE image_key IS NOT NULL AND image_key <> ''""",
+        ),
+    ),
+    Migration(
+        12,
+        (
+            "ALTER TABLE journal_requests ADD COLUMN accepted_counted_s DOUBLE PRECISION",
+            "ALTER TABLE journal_epoch ADD COLUMN counted_s DOUBLE PRECISION NOT NULL DEFAULT 0",
+            "ALTER TABLE journal_epoch ADD COLUMN wall_s DOUBLE PRECISION NOT NULL DEFAULT 0",
+            "ALTER TABLE journal_epoch ADD COLUMN boot_s DOUBLE PRECISION NOT NULL DEFAULT 0",
+            "ALTER TABLE journal_epoch ADD COLUMN boot_id TEXT NOT NULL DEFAULT ''",
         ),
     ),
 )

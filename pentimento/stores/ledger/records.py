@@ -73,7 +73,7 @@ class ResultRecord:
 @dataclass(frozen=True)
 class JournalledRequest:
     """A request as the journal knows it. Results are committed under the token of `newest_attempt` alone;
-    `cascade_stage` is that of its route."""
+    `cascade_stage` is that of its route. `accepted_counted_s`: by the journal's own time."""
 
     request: AcceptedRequest
     state: RequestState
@@ -85,6 +85,7 @@ class JournalledRequest:
     error_message: str
     finished_at: float | None
     cascade_stage: int
+    accepted_counted_s: float | None = None
 
 
 @dataclass(frozen=True)

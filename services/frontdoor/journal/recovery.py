@@ -40,7 +40,8 @@ async def recover(
     understood = []
     for record in await asyncio.wrap_future(journal.unfinished()):
         try:
-            understood.append((_job_of(record, clock, default_deadline_s, plan), record))
+            job = _job_of(record, clock, _passed_s(record, journal, clock), default_deadline_s, plan)
+            understood.append((job, record))
         except PentimentoError:
             await _refuse(journal, record.request.request_id)
     # Nothing is waited for from here until the dataplane hears of them: a cancel of what it does not know is lost.
@@ -127,9 +128,19 @@ def _as_planned(stage: Stage, plan: Plan | None) -> Stage:
     return replace(stage, reuse_share=planned.reuse_share, discriminator_digest=planned.discriminator_digest)
 
 
-def _job_of(record: JournalledRequest, clock: Clock, default_deadline_s: float, plan: Plan | None) -> Job:
-    accepted = record.request
-    now, wall = clock.monotonic(), clock.wall()
+def _passed_s(record: JournalledRequest, journal: Journal, clock: Clock) -> float:
+    """Return the seconds since the request was accepted, by the journal's own time; by the wall clock of rows that
+    earlier versions wrote. A clock that was set back gives nobody more time than was theirs at first."""
+    counted_s, accepted_s = journal.time.counted_s, record.accepted_counted_s
+    if counted_s is None or accepted_s is None:
+        return max(clock.wall() - record.request.accepted_at, 0.0)
+    return max(counted_s - accepted_s, 0.0)
+
+
+def _job_of(
+    record: JournalledRequest, clock: Clock, passed_s: float, default_deadline_s: float, plan: Plan | None
+) -> Job:
+    accepted, now = record.request, clock.monotonic()
     deadline_at = accepted.deadline_at or accepted.accepted_at + default_deadline_s
     route: Route | None = route_from_bytes(record.route) if record.route is not None else None
     resolved = resolved_from_bytes(accepted.body, accepted.body_format)
@@ -138,10 +149,9 @@ def _job_of(record: JournalledRequest, clock: Clock, default_deadline_s: float, 
         tenant=accepted.tenant,
         resolved=resolved,
         stages=tuple(_as_planned(stage, plan) for stage in _stages_of(resolved, route)),
-        arrived_at=now - max(wall - accepted.accepted_at, 0.0),
+        arrived_at=now - passed_s,
         accepted_at=accepted.accepted_at,
-        # The wall clock may have been set back meanwhile: that gives nobody more time than was theirs at first.
-        deadline=now + deadline_at - max(wall, accepted.accepted_at),
+        deadline=now + deadline_at - accepted.accepted_at - passed_s,
         deadline_at=deadline_at,
         draw=random.random(),
         idempotency_key=accepted.idempotency_key,

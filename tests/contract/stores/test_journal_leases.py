@@ -199,3 +199,29 @@ def test_a_superseded_frontdoor_pins_no_route(journal: Journal) -> None:
     journal.route_and_start(attempt(1, epoch=epoch), "w1", b"old").result()
 
     assert journal.route_and_start(attempt(2, epoch=newer), "w2", b"new").result() == (b"new", True)
+
+
+def test_journal_time_goes_on_over_starts(ledger_url: str) -> None:
+    counted = []
+    for boot_s in (1000.0, 1100.0):
+        clock = SetClock(NOW_S, boot_s)
+        with closing(open_journal(ledger_url, clock)) as journal:
+            journal.time.resume().result()
+            epoch = journal.claim_epoch("a").result()
+            clock.monotonic_s += 7.0
+            assert journal.beat(epoch).result()
+            counted.append(journal.time.counted_s)
+
+    assert counted == [7.0, 7.0 + 93.0 + 7.0]
+
+
+def test_request_keeps_journal_time_of_its_acceptance(ledger_url: str) -> None:
+    clock = SetClock(NOW_S, 10.0)
+    with closing(open_journal(ledger_url, clock)) as journal:
+        journal.accept(request("r0")).result()
+        journal.time.resume().result()
+        clock.monotonic_s += 7.0
+        journal.accept(request("r1")).result()
+        kept = {one.request.request_id: one.accepted_counted_s for one in journal.unfinished().result()}
+
+    assert kept == {"r0": None, "r1": 7.0}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.domain.clock import SystemClock
 from pentimento.domain.errors import Internal
 from pentimento.domain.fleet import Plan, WorkerAssignment
 from pentimento.domain.generation import GenerationSpec, PlanVersion, Scheduler
@@ -50,6 +51,20 @@ async def test_a_running_attempt_is_attached_to_and_not_run_again(folder: Path, 
 
     assert completed.image == picture_of(completed.provenance.spec)
     assert len(worker.executed) == 1
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0])
+async def test_restart_with_wrong_wall_clock_expires_nothing(
+    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    request_id = await start_and_break(folder, worker)
+    monkeypatch.setattr(SystemClock, "wall", lambda _: time.time() + step_s)
+
+    async with running_suite(folder) as suite:
+        worker.hold.set()
+        completed = await finished(suite, request_id)
+
+    assert completed.image == picture_of(completed.provenance.spec)
 
 
 async def test_an_attempt_that_finished_meanwhile_is_fetched(folder: Path, worker: PacedWorker) -> None:

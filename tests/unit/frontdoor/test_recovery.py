@@ -1,6 +1,7 @@
 """What a newer frontdoor makes of the journal's unfinished requests, whatever happened to the clock in between."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,22 +48,37 @@ def accept(journal: Journal, request_id: str = "r1", body: bytes = resolved_to_b
     journal.accept(replace(accepted, body_format=JOURNALLED_REQUEST)).result()
 
 
+def held_inputs(journal: Journal, folder: Path) -> Inputs:
+    keeper = ObjectKeeper(lambda: open_objects(f"file://{folder}/objects"), journal.objects, KeepingLimits())
+    return Inputs(keeper, lambda work, name: None)
+
+
 @pytest.fixture
-def inputs(journal: Journal, tmp_path: Path) -> Iterator[Inputs]:
-    keeper = ObjectKeeper(lambda: open_objects(f"file://{tmp_path}/objects"), journal.objects, KeepingLimits())
-    yield Inputs(keeper, lambda work, name: None)
-    keeper.close()
+def inputs(journal: Journal, tmp_path: Path) -> Inputs:
+    return held_inputs(journal, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("wall_s", "left_s"),
-    [
-        pytest.param(ACCEPTED_AT + 20.0, 40.0, id="as it should"),
-        pytest.param(ACCEPTED_AT - 36_000.0, DEADLINE_S, id="set back by hours"),
-        pytest.param(ACCEPTED_AT + 36_000.0, DEADLINE_S - 36_000.0, id="set forward by hours"),
-    ],
-)
-async def test_a_recovered_request_has_what_was_left_of_its_time_and_never_more(
+@pytest.mark.parametrize("wall_step_s", [0.0, 36_000.0, -36_000.0])
+async def test_recovered_request_has_time_left_whatever_wall_clock(tmp_path: Path, wall_step_s: float) -> None:
+    url, clock = f"sqlite:///{tmp_path}/journal.sqlite", SetClock(ACCEPTED_AT, 100.0)
+    with closing(open_journal(url, clock)) as before:
+        before.time.resume().result()
+        epoch = before.claim_epoch("f").result()
+        accept(before)
+        clock.wall_s += 5.0
+        clock.monotonic_s += 5.0
+        before.beat(epoch).result()
+    clock = SetClock(ACCEPTED_AT + 20.0 + wall_step_s, 120.0)
+    with closing(open_journal(url, clock)) as journal:
+        journal.time.resume().result()
+
+        recovered = await recover(journal, Jobs(lambda event: None), held_inputs(journal, tmp_path), clock, 600.0)
+
+    assert [request.deadline for request in recovered.requests] == [120.0 + 40.0]
+
+
+@pytest.mark.parametrize(("wall_s", "left_s"), [(ACCEPTED_AT + 20.0, 40.0), (ACCEPTED_AT - 36_000.0, DEADLINE_S)])
+async def test_request_of_earlier_version_is_measured_by_wall(
     journal: Journal, inputs: Inputs, wall_s: float, left_s: float
 ) -> None:
     accept(journal)

@@ -103,6 +103,15 @@ async def test_a_holder_is_given_a_whole_lease_and_no_more() -> None:
     assert (epoch, ledger.look_count) == (SILENT.epoch + 1, 5)
 
 
+@pytest.mark.parametrize(("seen", "silence_s"), [((), None), ((LeaseState(5, 0),), 0.01)])
+async def test_silence_is_known_of_watched_holder_alone(seen: tuple[LeaseState, ...], silence_s: float | None) -> None:
+    lease = LedgerLease(ToldLedger(*seen), "standby", 0.01)  # type: ignore[arg-type]
+
+    await lease.wait_and_take_over()
+
+    assert lease.silence_s == silence_s
+
+
 async def test_while_the_ledger_is_away_nobody_is_silent() -> None:
     ledger = ToldLedger(SILENT, SILENT, SILENT, None)
 

@@ -1,0 +1,83 @@
+"""The journal's own time: the seconds that its frontdoors have counted one after the other, whatever wall clocks say.
+
+Deadlines of accepted requests are measured by it after a restart. How long nobody counted is known
+
+    on the same machine since its boot      by its boot clock
+    by a standby that saw the last beat     by its own looks
+    otherwise                               by the wall clocks, as 300 s at most: they may differ by hours
+
+A clock that is behind counts as no time. So a wrong clock costs a request 300 s at most, and an outage that the rule
+cannot see gives requests more time, never less.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from pentimento.domain.clock import JUMP_S, Clock, SystemClock, boot_id, boot_s
+from pentimento.stores.ledger import journal_tables as tables
+from pentimento.stores.ledger.writer import GroupCommitWriter
+
+_epoch = tables.epoch
+
+
+@dataclass(frozen=True)
+class CountedTime:
+    """What the journal's holder last wrote: the seconds counted, and its clocks at that moment; all 0 before the first
+    beat."""
+
+    counted_s: float
+    wall_s: float
+    boot_s: float
+    boot_id: str
+
+
+def uncounted_s(last: CountedTime, now: CountedTime, watched_s: float | None) -> float:
+    """Return for how long nobody counted since `last`. `watched_s`: for how long a standby saw no beat."""
+    if last.wall_s == 0.0:
+        return 0.0
+    # Systems that name no start have "" for all of them.
+    if last.boot_id and last.boot_id == now.boot_id:
+        return max(now.boot_s - last.boot_s, 0.0)
+    if watched_s is not None:
+        return watched_s
+    return min(max(now.wall_s - last.wall_s, 0.0), JUMP_S)
+
+
+class JournalTime:
+    """Counts from `resume` on. Thread-safe."""
+
+    def __init__(self, writer: GroupCommitWriter, clock: Clock) -> None:
+        self._writer = writer
+        self._clock = clock
+        # Of a clock that tests set, its monotonic time.
+        self._boot: Callable[[], float] = boot_s if isinstance(clock, SystemClock) else clock.monotonic
+        self.boot_id = boot_id()
+        # What the journal had counted when the machine started.
+        self._base_s: float | None = None
+
+    @property
+    def counted_s(self) -> float | None:
+        """Return the journal's time; None before `resume`."""
+        return None if self._base_s is None else self._base_s + self._boot()
+
+    def resume(self, watched_s: float | None = None) -> "Future[None]":
+        """Go on from what the last holder wrote, before the first beat. Changes nothing in the ledger."""
+        return self._writer.submit(lambda connection: self._resume(connection, watched_s))
+
+    def columns(self) -> dict[str, Any]:
+        """Return what a beat writes."""
+        counted_s = self.counted_s
+        return {} if counted_s is None else vars(self._at(counted_s))
+
+    def _resume(self, connection: Connection, watched_s: float | None) -> None:
+        columns = (_epoch.c.counted_s, _epoch.c.wall_s, _epoch.c.boot_s, _epoch.c.boot_id)
+        last = CountedTime(*connection.execute(select(*columns)).one())
+        now = self._at(0.0)
+        self._base_s = last.counted_s + uncounted_s(last, now, watched_s) - now.boot_s
+
+    def _at(self, counted_s: float) -> CountedTime:
+        return CountedTime(counted_s, self._clock.wall(), self._boot(), self.boot_id)
