@@ -20,9 +20,12 @@ _URL = re.compile(
     re.ASCII,
 )
 _HOST_RULE = re.compile(rf"(?P<any>\*\.)?(?P<host>{_LABEL}(?:\.{_LABEL})*)(?::(?P<port>[1-9][0-9]{{0,4}}))?", re.ASCII)
-# What stands for another address somewhere (RFC 6052, 8215, 3056, 4380, 7526), and protocols' own ones (RFC 6890).
+# All that IPv6 gives to hosts (RFC 4291); neither site-local addresses (fec0::/10) nor reserved ones are in it.
+_PUBLIC_IPV6 = IPv6Network("2000::/3")
+# What stands for another address somewhere (RFC 3056, 4380, 7526), protocols' own ones (RFC 6890), documentation (RFC
+# 9637) and the former 6bone (RFC 3701).
 _NO_HOSTS = tuple(
-    map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "192.88.99.0/24", "192.0.0.0/24"))
+    map(ip_network, ("2002::/16", "2001::/23", "3fff::/20", "3ffe::/16", "192.88.99.0/24", "192.0.0.0/24"))
 )
 
 Address = IPv4Address | IPv6Address
@@ -99,6 +102,8 @@ class WebhookRules:
         if any(found in network for network in self.networks if network.version == found.version):
             return True
         no_host = any(found in network for network in _NO_HOSTS if network.version == found.version)
+        if isinstance(found, IPv6Address) and found not in _PUBLIC_IPV6:
+            return False
         return found.is_global and not found.is_multicast and not found.is_reserved and not no_host
 
 

@@ -92,7 +92,7 @@ def test_plain_http_is_called_where_the_operator_says_so() -> None:
         rules.target("http://hooks.example.com:443/")
 
 
-@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"])
+@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946", "2001:4860::1"])
 def test_public_addresses_are_called(address: str) -> None:
     assert RULES.may_connect(address)
 
@@ -130,6 +130,16 @@ def test_public_addresses_are_called(address: str) -> None:
         "2001:db8::1",
         "::127.0.0.1",
         "4000::1",
+        "fec0::1",
+        "feff::1",
+        "3fff::1",
+        "3fff:fff::1",
+        "3ffe::1",
+        "5f00::1",
+        "100::1",
+        "2001:2::1",
+        "2001:20::1",
+        "2001:1ff::1",
     ],
 )
 def test_addresses_inside_are_not(address: str) -> None:
