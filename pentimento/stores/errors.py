@@ -12,6 +12,9 @@ Their messages may reach clients: they name neither keys nor digests, paths or a
 
 from pentimento.domain.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
 
+# Somebody makes room, or the suite forgets what is old.
+FULL_RETRY_MS = 5000
+
 
 class ObjectMissing(NotFound):
     """No object lies under that key."""
@@ -33,7 +36,7 @@ class StoreFull(ResourceExhausted):
     """The store's disk or quota has no room."""
 
     def __init__(self, store: str, detail: str) -> None:
-        super().__init__("STORE_FULL", f"{store} is full: {detail}")
+        super().__init__("STORE_FULL", f"{store} is full: {detail}", retry_after_ms=FULL_RETRY_MS)
 
 
 class StoreUnavailable(Unavailable):

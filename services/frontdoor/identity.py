@@ -4,7 +4,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
+from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import Attempt
+from pentimento.domain.reasons import Reason
+
+STANDBY_RETRY_MS = 1000
 
 
 @dataclass
@@ -15,6 +19,11 @@ class Identity:
     frontdoor_id: str
     epoch: int = 0
     journal_id: str = ""
+
+    def require_active(self) -> None:
+        """Raises Unavailable STANDBY in a standby, which knows no workers: it would say that none is ready."""
+        if not self.epoch:
+            raise Unavailable(Reason.STANDBY, "this frontdoor is a standby", retry_after_ms=STANDBY_RETRY_MS)
 
     def attempt(self, request_id: str, tenant: str, number: int, token: int) -> Attempt:
         """Return an attempt of this frontdoor's."""

@@ -8,7 +8,17 @@ from sqlalchemy import Table, and_, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from pentimento.domain.epochs import LeaseState
+from pentimento.domain.errors import Unavailable
+from pentimento.domain.reasons import Reason
 from pentimento.stores.ledger.writer import GroupCommitWriter
+
+# By then its clients have been told where to go, or it is gone.
+SUPERSEDED_RETRY_MS = 1000
+
+
+def superseded() -> Unavailable:
+    """Return what a client hears of a frontdoor that is no longer the active one."""
+    return Unavailable(Reason.SUPERSEDED, "another frontdoor has taken over", retry_after_ms=SUPERSEDED_RETRY_MS)
 
 
 class EpochLedger(ABC):

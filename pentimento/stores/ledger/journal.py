@@ -27,13 +27,12 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from pentimento.domain.clock import Clock, SteadyClock, SystemClock, boot_s
 from pentimento.domain.epochs import epoch_at
-from pentimento.domain.errors import InvalidArgument, Unavailable
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt
-from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present_in, open_engine, typed_errors
-from pentimento.stores.ledger.epoch_ledger import EpochLedger
+from pentimento.stores.ledger.epoch_ledger import EpochLedger, superseded
 from pentimento.stores.ledger.journal_listing import JournalListing
 from pentimento.stores.ledger.journal_objects import JournalObjects
 from pentimento.stores.ledger.journal_pins import JournalPins, is_pinned
@@ -65,15 +64,6 @@ T = TypeVar("T")
 
 _requests = tables.requests
 _epoch = tables.epoch
-# By then its clients have been told where to go, or it is gone.
-SUPERSEDED_RETRY_MS = 1000
-
-
-def superseded() -> Unavailable:
-    """Return what a client hears of a frontdoor that is no longer the active one."""
-    return Unavailable(Reason.SUPERSEDED, "another frontdoor has taken over", retry_after_ms=SUPERSEDED_RETRY_MS)
-
-
 _IS_OPEN = _requests.c.finished_at.is_(None)
 _IS_IT = _requests.c.request_id == bindparam("id")
 # What every request does is compiled once: to build a statement takes longer than to run it.
@@ -122,8 +112,7 @@ class Journal(EpochLedger):
     Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be in; every method may
     be called again with the same arguments. All but `get`, `unfinished` and `load_plan` change state.
     `objects`: what the same ledger knows of pictures and other objects; `pins`: which requests are kept until when;
-    `listing`: requests by tenant; `webhooks`: who is to be told of their ends; `tenants`: their quotas, keys and usage;
-    `time`: by which deadlines are measured.
+    `listing`: requests by tenant; `webhooks`: who hears of ends; `tenants`; `time`: by which deadlines are measured.
     """
 
     def __init__(self, engine: Engine, clock: Clock, pins_clock: Clock | None = None) -> None:
@@ -209,19 +198,31 @@ class Journal(EpochLedger):
         return self._submit(lambda connection: _commit_result(connection, attempt, result))
 
     def finish(
-        self, request_id: str, state: RequestState, reason: str, message: str, frontdoor_epoch: int = 0
+        self,
+        request_id: str,
+        state: RequestState,
+        reason: str,
+        message: str,
+        frontdoor_epoch: int = 0,
+        free_keys_of: Sequence[str] = (),
     ) -> "Future[bool]":
         """End a request as FAILED, CANCELLED or EXPIRED. False when it was terminal already, is unknown, or a newer
-        epoch than that was claimed (0: of no epoch): whoever holds it goes on with the request."""
+        epoch than that was claimed (0: of no epoch): whoever holds it goes on with the request. The requests
+        `free_keys_of` have no idempotency keys any more: a retry begins again."""
         if not state.terminal or state is RequestState.COMPLETED:
             raise InvalidArgument.of("state", f"must be failed, cancelled or expired, got {state.value}")
         values = {"id": request_id, "state": state.value, "error_reason": reason, "error_message": message, "body": b""}
-        return self._submit(
-            lambda connection: (
-                not _is_superseded(connection, frontdoor_epoch)
-                and _FINISH.changed_count(connection, {**values, "finished_at": self._clock.wall()}) == 1
-            )
-        )
+
+        def work(connection: Connection) -> bool:
+            if _is_superseded(connection, frontdoor_epoch):
+                return False
+            ended = _FINISH.changed_count(connection, {**values, "finished_at": self._clock.wall()}) == 1
+            if ended and free_keys_of:
+                freed = _requests.c.request_id.in_(free_keys_of)
+                connection.execute(update(_requests).where(freed).values(idempotency_key=None))
+            return ended
+
+        return self._submit(work)
 
     def get(self, request_id: str, tenant: str) -> "Future[JournalledRequest | None]":
         """Return the request; None when there is no such request of that tenant."""

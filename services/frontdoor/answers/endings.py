@@ -1,5 +1,6 @@
 """The journal's words for how a request ended, as the error that its client gets."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pentimento.dataplane.effects import End, Reject
@@ -16,6 +17,7 @@ from pentimento.domain.errors import (
 )
 from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
+from pentimento.stores.errors import FULL_RETRY_MS
 
 STATE_OF = {
     End.FAILED: RequestState.FAILED,
@@ -59,6 +61,12 @@ def as_asked(error: PentimentoError) -> PentimentoError:
     )
 
 
+# The image was generated and could be kept nowhere. A retry begins again: its key is free.
+NOT_KEPT: Mapping[str, type[PentimentoError]] = {
+    "STORE_FULL": ResourceExhausted,
+    "SPOOL_FULL": ResourceExhausted,
+    "STORE_UNAVAILABLE": Unavailable,
+}
 # For those who ask later, when nobody knows any more how long the queue was.
 DROPPED_RETRY_MS = 1000
 
@@ -73,6 +81,8 @@ def end_error(
         return Cancelled(reason, message)
     if state is RequestState.EXPIRED:
         return DeadlineExceeded(reason, message)
+    if reason in NOT_KEPT:
+        return NOT_KEPT[reason](reason, message, retry_after_ms=FULL_RETRY_MS)
     if failure is not None and failure.reason == reason:
         return failure
     if reason == Reason.ANCESTOR_GONE:

@@ -23,14 +23,14 @@ from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt
 from pentimento.domain.image_request import Completed
-from pentimento.stores.errors import StoreUnavailable, UnansweredCommit
+from pentimento.stores.errors import StoreFull, StoreUnavailable, UnansweredCommit
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal_webhooks import AskedWebhook
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, AcceptOutcome, ResultRecord
 from pentimento.wire.generation import route_from_bytes, route_to_bytes
 from pentimento.wire.journal import JOURNALLED_REQUEST, handed_to_bytes, resolved_to_bytes
 from services.frontdoor.answers.delivery import drop_job, hand_over
-from services.frontdoor.answers.endings import STATE_OF, key_reused
+from services.frontdoor.answers.endings import NOT_KEPT, STATE_OF, key_reused
 from services.frontdoor.answers.several_pictures import group_of, picture_ids
 from services.frontdoor.identity import Identity
 from services.frontdoor.metrics import DEGRADED, QUEUE_SECONDS
@@ -203,13 +203,14 @@ async def _commit(parts: FrontdoorParts, job: Job, attempt: Attempt, execution: 
 
 
 async def _until_stored(parts: FrontdoorParts, job: Job, execution: Execution) -> tuple[ResultRecord, Completed]:
-    """A journal that is away may come back before the deadline: the picture is too dear to drop it at once."""
+    """A journal that is away may come back before the deadline, and a full disk have room: the image is too dear to
+    drop it at once."""
     delays_s = _RETRIES.delays_s()
     while True:
         delay_s = next(delays_s)
         try:
             return await parts.results.store(job, execution)
-        except Unavailable as error:
+        except (StoreFull, Unavailable) as error:
             if parts.clock.monotonic() + delay_s > job.request.deadline:
                 raise
             logger.error("the picture cannot be stored; trying again", extra={"reason": error.reason})
@@ -218,7 +219,9 @@ async def _until_stored(parts: FrontdoorParts, job: Job, execution: Execution) -
 
 async def _end(parts: FrontdoorParts, job: Job, effect: PersistEnd) -> None:
     end = (STATE_OF[effect.end], effect.reason, effect.message, parts.identity.epoch)
-    won = await _until_durable(lambda: parts.journal.finish(effect.request_id, *end))
+    request_id = effect.request_id
+    free_keys_of = (picture_ids(group_of(request_id)) or (request_id,)) if effect.reason in NOT_KEPT else ()
+    won = await _until_durable(lambda: parts.journal.finish(request_id, *end, free_keys_of))
     if won:
         parts.retention.keep(job.request.tenant, 0)
         if job.request.resolved.pin_ms:

@@ -28,7 +28,7 @@ from pentimento.domain.online_quality import ReuseQuality
 from pentimento.domain.requests import RequestState
 from pentimento.domain.spec_inputs import take_inputs
 from pentimento.policies.serving.entry import Stage, allowed_stages, request_stages
-from pentimento.stores.ledger.journal import superseded
+from pentimento.stores.ledger.epoch_ledger import superseded
 from pentimento.wire.image import job_to_bytes, replay_to_bytes, request_to_bytes
 from services.frontdoor.answers.audience import Listener
 from services.frontdoor.answers.delivery import elsewhere, recorded_events
@@ -236,6 +236,7 @@ class ImageApi:
 
     async def _judge_replay(self, tenant: str, request: ReplayRequest, preview_interval_steps: int) -> Judged:
         """By the journal's record alone; its model paints it, whatever the plan does with others."""
+        self._parts.identity.require_active()
         recorded = recorded_picture(await self._tenants.record(tenant, request.request_id))
         request = await self._parts.pins.with_kept_inputs(tenant, request)
         model, draw, plan = recorded.provenance.spec.model, random.random(), self._parts.dataplane.state.plan
@@ -248,6 +249,7 @@ class ImageApi:
     def _judge(self, tenant: str, request: ImageRequest, preview_interval_steps: int = 0) -> Judged:
         """Return what is painted, by the stages whose models can paint a picture of that size, in pools that the tenant
         may use. Raises InvalidArgument where no model can, and as `resolve` and `choose_stages`."""
+        self._parts.identity.require_active()
         draw = random.random()
         catalogue, plan = self._parts.catalogue, self._parts.dataplane.state.plan
         quota = self._parts.tenants.quota_of(tenant)

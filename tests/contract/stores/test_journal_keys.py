@@ -46,6 +46,20 @@ def test_idempotency_keys_belong_to_a_tenant(journal: Journal) -> None:
     assert second.kind is AcceptKind.NEW
 
 
+def test_key_of_unkept_request_is_free_again(journal: Journal) -> None:
+    for request_id, key in (("r1", "k"), ("r2", "k2"), ("r3", "k3")):
+        journal.accept(request(request_id, idempotency_key=key)).result()
+    failed = (RequestState.FAILED, "STORE_FULL", "no room", 0)
+
+    assert journal.finish("r1", *failed, ["r1", "r2"]).result()
+    assert not journal.finish("r1", *failed, ["r3"]).result()
+
+    again = [journal.accept(request(f"again-{key}", idempotency_key=key)).result().kind for key in ("k", "k2", "k3")]
+    assert again == [AcceptKind.NEW, AcceptKind.NEW, AcceptKind.EXISTING]
+    kept = journal.get("r1", "tenant").result()
+    assert kept is not None and (kept.state, kept.error_reason) == (RequestState.FAILED, "STORE_FULL")
+
+
 def test_requests_without_a_key_are_all_new(journal: Journal) -> None:
     kinds = [journal.accept(request(f"r{number}")).result().kind for number in range(3)]
 

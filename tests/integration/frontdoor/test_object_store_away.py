@@ -1,14 +1,18 @@
 """An object store that is gone, slow or full costs nobody a picture, as long as what waits for it is bounded."""
 
 import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
-from pentimento.domain.generation import InitImage
-from pentimento.domain.image_request import ImageRequest
+from pentimento.domain.generation import InitImage, ObjectReference
+from pentimento.domain.image_request import Completed, GenerateEvent, ImageRequest, PictureFailed
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreFull
 from pentimento.stores.objects.filesystem import FilesystemObjectStore
@@ -179,3 +183,56 @@ async def test_an_error_of_the_store_tells_the_client_neither_path_nor_key(suite
 
     words = f"{caught.value.message} {caught.value.metadata}"
     assert str(suite.folder) not in words and "results" not in words and "sha256" not in words
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_retry_of_unkept_image_begins_again_with_room(folder: Path, worker: PacedWorker, count: int) -> None:
+    request = replace(REQUEST, image_count=count)
+    worker.picture_bytes = 10_000
+    async with running_suite(folder, spool_bytes=5_000) as suite:
+        with store_away(folder):
+            stream = suite.client.generate(request, "key")
+            request_id = await suite.accepted(stream)
+            refused = [event async for event in failures(stream)]
+        (failed_as,) = {(error.reason, (error.retry_after_ms or 0) > 0) for error in refused}
+        again = suite.client.generate(request, "key")
+        another_id = await suite.accepted(again)
+        images = [event async for event in again if isinstance(event, Completed)]
+
+    assert failed_as == ("SPOOL_FULL", True)
+    assert another_id != request_id
+    assert len(images) == count
+
+
+async def failures(stream: AsyncIterator[GenerateEvent]) -> AsyncIterator[PentimentoError]:
+    """Yield the errors of a call's images."""
+    try:
+        async for event in stream:
+            if isinstance(event, PictureFailed):
+                yield event.error
+    except PentimentoError as error:
+        yield error
+
+
+async def test_image_waits_for_room_on_full_disk(suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, put, has_room = [0], FilesystemObjectStore.put, threading.Event()
+
+    def full(store: FilesystemObjectStore, *arguments: Any, **options: Any) -> ObjectReference:
+        if has_room.is_set():
+            return put(store, *arguments, **options)
+        raise StoreFull("object store", "no space left")
+
+    def spool_full(*arguments: object) -> "Future[bool]":
+        tries[0] += 1
+        if tries[0] == 3:
+            has_room.set()
+        refused: Future[bool] = Future()
+        refused.set_exception(StoreFull("ledger", "no space left"))
+        return refused
+
+    monkeypatch.setattr(FilesystemObjectStore, "put", full)
+    monkeypatch.setattr(suite.frontdoor.parts.journal.objects, "spool", spool_full)
+
+    completed = await suite.paint(idempotency_key="key")
+
+    assert (tries[0], (await suite.client.get_request(completed.request_id)).completed) == (3, completed)

@@ -74,6 +74,16 @@ async def test_a_standby_stays_one_while_the_active_frontdoor_beats(folder: Path
         assert (await suite.paint()).image
 
 
+async def test_standby_says_that_it_is_one(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, lease_s=LEASE_S), running_standby(folder, LooksBetweenBeats()) as standby:
+        stream = standby.client.generate(REQUEST)
+
+        for call in (anext(aiter(stream)), standby.client.explain(REQUEST), standby.client.submit(REQUEST)):
+            with pytest.raises(Unavailable) as refused:
+                await call
+            assert (refused.value.reason, refused.value.retry_after_ms) == ("STANDBY", 1000)
+
+
 async def test_a_standby_finishes_what_a_killed_frontdoor_had_accepted(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with running_suite(folder, lease_s=LEASE_S) as suite:
