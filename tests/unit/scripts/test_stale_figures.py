@@ -36,9 +36,7 @@ def test_names_are_of_imports_and_started_processes(script: ModuleType) -> None:
         ("http_overhead", "services/edge/__main__.py", "services"),
     ],
 )
-def test_code_of_figure_is_what_its_benchmark_runs(
-    script: ModuleType, benchmark: str, inside: str, outside: str
-) -> None:
+def test_code_of_figure_is_what_benchmark_runs(script: ModuleType, benchmark: str, inside: str, outside: str) -> None:
     paths = script.code_of(ROOT / "benchmarks" / f"{benchmark}.py")
 
     assert inside in paths
