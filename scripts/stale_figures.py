@@ -1,10 +1,10 @@
-"""How many commits touched the code under each published figure since its commit; a warning a line, the oldest first.
+"""Warn of published figures whose code has changed since: a line a figure, most commits first.
 
     python scripts/stale_figures.py [--least 100]
 
 The code of a figure is what its benchmark imports or names as a module of a process, and what that imports, inside the
-repository; all of `services/` besides where it starts a whole suite. It exits with 0 whatever it finds: how many
-commits are too many is for people to say.
+repository; all of `services/` besides where it starts a whole suite. It always exits with 0: people
+judge how many commits are too many.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def commits_since(result: Path) -> int | None:
-    """Return how many commits after the result's touched its benchmark's code; None where that cannot be told."""
+    """Return the number of commits after the result's that touched its benchmark's code; None where git does not know."""
     document = json.loads(result.read_text())
     benchmark = ROOT / "benchmarks" / f"{document.get('benchmark', result.stem)}.py"
     if not benchmark.exists() or "commit" not in document:
@@ -77,7 +77,7 @@ def names_in(tree: ast.AST) -> Iterator[str]:
 
 
 def files_of(name: str) -> Iterator[Path]:
-    """Yield the files of a dotted name: a module, or a package's beginning; nothing of other repositories."""
+    """Yield the files of a dotted name: a module, or the `__init__` of a package; none for other repositories."""
     parts = name.split(".")
     if parts[0] not in PACKAGES:
         return

@@ -71,7 +71,7 @@ class Healing:
         """`entry_id` is "" for an object that stays for a pin alone: it is no part of its entry any more, which may
         serve by what it has left."""
         if entry_id:
-            # No grace: nobody has found it for a while.
+            # No grace: lookups have not found it for a while.
             self._ledger.doom([entry_id], grace_s=0).result()
         self._ledger.drop_pins(key).result()
 

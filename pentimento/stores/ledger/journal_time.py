@@ -1,13 +1,13 @@
-"""The journal's own time: the seconds that its frontdoors have counted one after the other, whatever wall clocks say.
+"""The journal's own time: the seconds that its active frontdoors have counted, independent of wall clocks.
 
-Deadlines of accepted requests are measured by it after a restart. How long nobody counted is known
+Deadlines of accepted requests are measured by it after a restart. The gap between two frontdoors is taken from
 
-    on the same machine since its boot      by its boot clock
-    by a standby that saw the last beat     by its own looks
-    otherwise                               by the wall clocks, as 300 s at most: they may differ by hours
+    the boot clock             on one machine that has not been started since
+    the standby's own looks    where it saw the last beat
+    the wall clocks            otherwise, 300 s at most: they may differ by hours
 
-A clock that is behind counts as no time. So a wrong clock costs a request 300 s at most, and an outage that the rule
-cannot see gives requests more time, never less.
+A clock that is behind counts as no time. A wrong clock costs a request 300 s at most; an outage that
+no clock shows gives requests more time.
 """
 
 from collections.abc import Callable
@@ -36,10 +36,10 @@ class CountedTime:
 
 
 def uncounted_s(last: CountedTime, now: CountedTime, watched_s: float | None) -> float:
-    """Return for how long nobody counted since `last`. `watched_s`: for how long a standby saw no beat."""
+    """Return the seconds between `last` and `now`. `watched_s`: those for which a standby saw no beat."""
     if last.wall_s == 0.0:
         return 0.0
-    # Systems that name no start have "" for all of them.
+    # A system without names of its starts has "" for each.
     if last.boot_id and last.boot_id == now.boot_id:
         return max(now.boot_s - last.boot_s, 0.0)
     if watched_s is not None:
@@ -65,7 +65,7 @@ class JournalTime:
         return None if self._base_s is None else self._base_s + self._boot()
 
     def resume(self, watched_s: float | None = None) -> "Future[None]":
-        """Go on from what the last holder wrote, before the first beat. Changes nothing in the ledger."""
+        """Continue from what the last holder wrote, before the first beat. Changes nothing in the ledger."""
         return self._writer.submit(lambda connection: self._resume(connection, watched_s))
 
     def columns(self) -> dict[str, Any]:

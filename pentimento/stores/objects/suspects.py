@@ -1,5 +1,4 @@
-"""Objects that a reading found missing or corrupt. One reading proves nothing: the store may return wrong data for a
-while."""
+"""Marks of objects that a reading found missing or corrupt: the store may return wrong data for a while."""
 
 import time
 from collections.abc import Callable
@@ -9,11 +8,11 @@ from threading import Lock
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.generation import ObjectReference
 
-# Bad readings in a row, `apart_s` from one to the next, after which an object is given up.
+# Bad readings in a row, `apart_s` from one to the next, that confirm an object as bad.
 BAD_READINGS = 3
 # An object is read again so soon at first: most outages are short.
 _FIRST_PAUSE_S = 5.0
-# About 1 MiB. A mark more removes the oldest one, whose object is merely found again later.
+# About 1 MiB. A further mark removes the oldest one; its object is marked again with its next bad reading.
 _MOST_MARKS = 4096
 
 
@@ -30,7 +29,7 @@ class _Mark:
 
 
 class Suspects:
-    """Marks of objects that were read badly, until a good reading or until they are given up. Thread-safe.
+    """Keep a mark of each object that was read badly, until a good reading or three bad ones. Thread-safe.
 
         if suspects.note_bad(reference):   # the third bad reading: nothing good was read for two hours
             store.set_aside(reference)
@@ -60,7 +59,7 @@ class Suspects:
         return self._holders
 
     def note_bad(self, reference: ObjectReference, holder: str = "") -> bool:
-        """Mark the object, which `holder` holds, and return whether it is to be given up."""
+        """Mark the object, which `holder` holds, and return whether it is confirmed as bad."""
         with self._lock:
             now, mark = self._now(), self._marks.get(reference.key)
             if mark is None:
@@ -75,7 +74,7 @@ class Suspects:
             return mark.counted >= BAD_READINGS
 
     def note_good(self, key: str) -> None:
-        """Remove the mark of an object that was read well, was given up or is held no longer."""
+        """Remove the mark of an object that was read well, or that no entry holds any more."""
         with self._lock:
             if self._marks.pop(key, None) is not None:
                 self._follow_holders()

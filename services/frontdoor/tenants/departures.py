@@ -1,4 +1,4 @@
-"""Deleted tenants: what is kept of them goes once their time of grace is over."""
+"""Deleted tenants: their data are deleted once their time of grace is over."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ class Departures:
         self._retention = retention
         self._gateway = gateway
         self._clock = clock
-        # What is deleted does not come back: a clock that jumps ahead is not believed at once.
+        # Deleted data do not come back: a clock that jumps ahead is not believed at once.
         self._steady_clock = SteadyClock(clock)
         self._grace_s = grace_s
 
@@ -40,8 +40,8 @@ class Departures:
             await asyncio.sleep(_INTERVAL_S)
 
     async def forget_departed(self) -> None:
-        """Delete what is left of the tenants whose time of grace is over; changes state. A request that runs keeps its
-        tenant for another round. Raises StoreUnavailable, Unavailable."""
+        """Delete the data of tenants after their time of grace; changes state. A request that runs keeps its tenant for
+        another round. Raises StoreUnavailable, Unavailable."""
         now = min(self._steady_clock.wall(), self._clock.wall())
         for tenant_id in await asyncio.wrap_future(self._journal.tenants.departed(now - self._grace_s)):
             was_empty = not await asyncio.wrap_future(self._journal.has_requests(tenant_id))
