@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def commits_since(result: Path) -> int | None:
-    """Return the number of commits after the result's that touched its benchmark's code; None where git does not know."""
+    """Return how often the code of the result was changed since; None where git does not know."""
     document = json.loads(result.read_text())
     benchmark = ROOT / "benchmarks" / f"{document.get('benchmark', result.stem)}.py"
     if not benchmark.exists() or "commit" not in document:
