@@ -15,10 +15,9 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from pentimento.domain.identity import Role
-from pentimento.rpc import health
+from pentimento.rpc import health, reflection
 from pentimento.rpc.access import ANY_TOKEN, Access, declared_access
 from pentimento.rpc.credentials import server_credentials, server_tls
 from pentimento.rpc.freed_memory import give_back_freed_memory
@@ -89,7 +88,7 @@ class RpcServer:
         # Where gRPC takes what is relayed.
         self._relayed_at: Path | None = None
         self._socket_files: list[SocketFile] = []
-        self._names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+        self._names: list[str] = []
         self._metrics: MetricsServer | None = None
         self._stopping = asyncio.Lock()
 
@@ -127,9 +126,9 @@ class RpcServer:
         add_health = health_pb2_grpc.add_HealthServicer_to_server
         anyone = dict.fromkeys(("Check", "Watch", "List"), Access(frozenset({Role.ANYONE})))
         self._add(add_health, self._health, health.SERVICE_NAME, anyone, limited=False)
-        servicer = reflection.aio.ReflectionServicer(self._names)
-        add_reflection = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
-        self._add(add_reflection, servicer, reflection.SERVICE_NAME, {"ServerReflectionInfo": Access(ANY_TOKEN)})
+        servicer = reflection.make_servicer(self._names)
+        for name in (reflection.V1, reflection.V1ALPHA):
+            self._add(reflection.add_to_server, servicer, name, {"ServerReflectionInfo": Access(ANY_TOKEN)})
 
     async def start(self) -> None:
         """Listens, health NOT_SERVING, and fills in `bound_addresses`. SettingsError when an address cannot be had."""

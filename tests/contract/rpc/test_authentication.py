@@ -5,8 +5,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from pentimento.domain import errors
 from pentimento.domain.identity import DEFAULT_TENANT, Role
@@ -130,17 +131,49 @@ async def test_health_needs_no_token(guarded: Scripted) -> None:
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_reflection_needs_some_token(guarded: Scripted) -> None:
+REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+
+
+@pytest.mark.parametrize("service", REFLECTIONS)
+async def test_reflection_needs_some_token(guarded: Scripted, service: str) -> None:
+    listing = reflection_pb2.ServerReflectionRequest(list_services="")
     async with channel_to(guarded) as stranger, channel_to(guarded, token=TOKEN) as known:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await list_services(stranger)
-        names = await list_services(known)
+            await reflected(stranger, service, listing)
+        (answer,) = await reflected(known, service, listing)
 
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert {"pentimento.api.embedder.v1.EmbedderService", "grpc.health.v1.Health"} <= names
+    names = [one.name for one in answer.list_services_response.service]
+    assert len(names) == len(set(names))
+    assert {"pentimento.api.embedder.v1.EmbedderService", "grpc.health.v1.Health", *REFLECTIONS} <= set(names)
 
 
-async def list_services(channel: grpc.aio.Channel) -> set[str]:
-    request = reflection_pb2.ServerReflectionRequest(list_services="")
-    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=120)
-    return {service.name async for answer in call for service in answer.list_services_response.service}
+@pytest.mark.parametrize("service", REFLECTIONS)
+async def test_reflection_describes_every_service_that_it_lists(guarded: Scripted, service: str) -> None:
+    """As grpcurl's `describe` asks for them."""
+    listing = reflection_pb2.ServerReflectionRequest(list_services="")
+    async with channel_to(guarded, token=TOKEN) as known:
+        (listed,) = await reflected(known, service, listing)
+        names = [one.name for one in listed.list_services_response.service]
+        asked = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in names]
+        answers = await reflected(known, service, *asked)
+
+    described = {
+        f"{file.package}.{one.name}"
+        for answer in answers
+        for data in answer.file_descriptor_response.file_descriptor_proto
+        for file in [FileDescriptorProto.FromString(data)]
+        for one in file.service
+    }
+    assert set(names) <= described
+
+
+async def reflected(
+    channel: grpc.aio.Channel, service: str, *requests: reflection_pb2.ServerReflectionRequest
+) -> list[reflection_pb2.ServerReflectionResponse]:
+    call = channel.stream_stream(
+        f"/{service}/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    return [answer async for answer in call(iter(requests), timeout=120)]
