@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.chosen import only
 from benchmarks.picture_judges import PictureJudges, check_judges
 from benchmarks.report import Figure, Options, at_least, informative, measured, parse_options, publish
 from benchmarks.retrieval_baseline import donors_above, donors_at_share, hit_share
@@ -72,7 +73,6 @@ from benchmarks.value_runs import (
     value_suites,
 )
 from pentimento.diffusion.weights import quiet_loaders
-from pentimento.domain.errors import NotFound
 from pentimento.policies.selector_profiles import (
     ReuseKind,
     SelectorProfile,
@@ -104,14 +104,13 @@ class ReuseProfiles:
 
     @classmethod
     def read(cls, folder: Path) -> "ReuseProfiles":
-        """Return the two of the zoo's models. Raises NotFound without them."""
-        found = {(one.kind, one.model, one.reference_model): one for one in read_selector_profiles([folder]).profiles}
+        """Return the two of the zoo's models. Raises as `only`."""
+        profiles = read_selector_profiles([folder]).profiles
         chosen = []
         for kind, model in ((ReuseKind.LATENTS, HEAVY), (ReuseKind.IMAGES, LIGHT)):
-            profile = found.get((kind, model, HEAVY))
-            if profile is None:
-                raise NotFound("FILE_MISSING", f"{folder}: no profile of {kind.value} of {model} for {HEAVY}")
-            chosen.append(profile)
+            wanted = (kind, model, HEAVY)
+            found = (one for one in profiles if (one.kind, one.model, one.reference_model) == wanted)
+            chosen.append(only(found, f"profile of {kind.value} of {model} for {HEAVY} in {folder}"))
         return cls(*chosen)
 
     def of_suites(self) -> dict[str, Sequence[SelectorProfile]]:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.cache_value import ENCODER
+from benchmarks.chosen import only
 from benchmarks.report import (
     Figure,
     Interval,
@@ -37,7 +38,6 @@ from benchmarks.selector_profile import PROFILES
 from benchmarks.statistics import CONFIDENCE, binomial_interval
 from benchmarks.value_runs import HEAVY, LIGHT, SETTINGS, suite_flags
 from pentimento.diffusion.weights import quiet_loaders
-from pentimento.domain.errors import NotFound
 from pentimento.domain.generation import FromImage
 from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.online_quality import QualitySample, WatchedThreshold
@@ -120,12 +120,11 @@ def too_lenient(profile: SelectorProfile) -> SelectorProfile:
 
 
 def shipped_profile(directory: Path) -> SelectorProfile:
-    """The profile of images that the small model refines."""
-    found = (one for one in read_selector_profiles([directory]).profiles if one.kind is ReuseKind.IMAGES)
-    profile = next((one for one in found if (one.model, one.reference_model) == (LIGHT, HEAVY)), None)
-    if profile is None:
-        raise NotFound("FILE_MISSING", f"{directory}: holds no profile of images of {LIGHT} for {HEAVY}")
-    return profile
+    """Return the profile of images that the small model refines. Raises as `only`."""
+    wanted = (ReuseKind.IMAGES, LIGHT, HEAVY)
+    profiles = read_selector_profiles([directory]).profiles
+    found = (one for one in profiles if (one.kind, one.model, one.reference_model) == wanted)
+    return only(found, f"profile of images of {LIGHT} for {HEAVY} in {directory}")
 
 
 def asked(prompt: str, row: int) -> ImageRequest:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chosen import only
 from benchmarks.paper_constants import CASCADES, OVERPROVISION, STATIC_LOADS
 from benchmarks.pictures import COLOURS, panels, save
 
@@ -97,13 +98,13 @@ def plot_mixture(rows: Mapping[str, Rows], path: Path) -> None:
         axes[0].plot(rates, [row["answered_per_minute"] for row in throughput], color=colour, label=name)
         slos = [row for row in rows["modm12_13"] if row.get("policy") == name and row["fleet"] == "16 MI210"]
         axes[1].plot([row["per_minute"] for row in slos], [100 * row["over_2x"] for row in slos], color=colour)
-        over_time = next(row for row in rows["modm17"] if row.get("policy") == name)
+        over_time = only((row for row in rows["modm17"] if row.get("policy") == name), f"course of {name}")
         axes[2].step(range(len(over_time["per_minute"])), over_time["per_minute"], color=colour, where="mid")
     for printed in (10, 12, 26):
         axes[0].axhline(printed, color="black", linewidth=0.6, linestyle=":")
     axes[1].axvline(14, color="black", linewidth=0.6, linestyle=":")
     axes[1].axvline(22, color="black", linewidth=0.6, linestyle=":")
-    asked = next(row for row in rows["modm17"] if row.get("policy") == "demand")["per_minute"]
+    asked = only((row for row in rows["modm17"] if row.get("policy") == "demand"), "course of demand")["per_minute"]
     axes[2].step(range(len(asked)), asked, color="black", linewidth=0.8, linestyle=":", where="mid", label="demand")
     axes[0].set(title="answered a minute, 16 MI210s", xlabel="requests a minute (dotted: the paper's ceilings)")
     axes[1].set(title="over twice the large model's time, %", xlabel="requests a minute (dotted: the paper's limits)")

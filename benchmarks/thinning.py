@@ -25,6 +25,7 @@ from random import Random
 import numpy as np
 import torch
 
+from benchmarks.chosen import only
 from benchmarks.report import (
     Figure,
     Interval,
@@ -92,7 +93,7 @@ class Round:
 def main() -> int:
     options = parse_options("thinning", __doc__, add_options)
     rest = options.rest
-    profile = next(one for one in read_thinning_profiles([THINNING_PROFILES]) if one.model == rest["model"])
+    profile = plain_profile(rest["model"])
     found = profile.options(profile.step_count)
     costs = costs_of(read_fleet(FLEET).model(rest["model"]))
     seeds, duration_s = (range(2), 20.0) if options.quick else (range(5), 60.0)
@@ -119,6 +120,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-heavy")
     parser.add_argument("--prompts", type=int, default=128, help="of the held-out log")
     parser.add_argument("--log-seed", type=int, default=22)
+
+
+def plain_profile(model: str, directory: Path = THINNING_PROFILES) -> ThinningProfile:
+    """Return the model's profile without LoRAs and ControlNets. Raises as `only`, where there is another number."""
+    found = (one for one in read_thinning_profiles([directory]) if one.model == model and not one.adapters)
+    return only(found, f"thinning profile of {model} alone")
 
 
 def capacity_per_s(costs: ModelCosts) -> float:

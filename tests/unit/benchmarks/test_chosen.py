@@ -1,0 +1,26 @@
+"""Profiles and rows that benchmarks measure with."""
+
+import pytest
+
+from benchmarks.chosen import only
+from benchmarks.thinning import plain_profile
+from pentimento.domain.errors import FailedPrecondition, NotFound
+
+
+def test_the_one_that_is_found_is_chosen() -> None:
+    assert only(iter([7]), "number") == 7
+
+
+def test_none_and_several_are_refused_by_name() -> None:
+    with pytest.raises(NotFound, match="there is no profile of tiny"):
+        only([], "profile of tiny")
+    with pytest.raises(FailedPrecondition, match="there are 2, not one: profile of tiny"):
+        only([1, 2], "profile of tiny")
+
+
+@pytest.mark.parametrize("model", ["tiny-flow", "tiny-heavy", "tiny-light"])
+def test_thinning_is_measured_by_the_profile_without_adapters(model: str) -> None:
+    """Of `tiny-heavy` there are seven more, with LoRAs, whose files come before its own."""
+    profile = plain_profile(model)
+
+    assert (profile.model, profile.adapters) == (model, ())
