@@ -5,23 +5,30 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
+from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Route
 from pentimento.domain.image_request import Accepted, GenerateEvent, Progress, Routed
 
 # Progress messages that wait for a reader; the oldest make room.
 MAX_PENDING_PROGRESS = 16
+# Between two of those without a preview, of all images of a call together: each costs this process 0.2 ms.
+PROGRESS_INTERVAL_S = 0.1
 
 
 class Listener:
     """One client's stream. Iterate over it until it ends, then `leave`. `hears_progress`: whether it waits for routed
-    and for progress without a preview, too."""
+    and for progress without a preview, too: one in `progress_interval_s`, and the last one."""
 
     def __init__(self, audience: "Audience", hears_progress: bool = True) -> None:
         self.audience = audience
         self.hears_progress = hears_progress
         self._pending: deque[GenerateEvent] = deque()
         self._progress_count = 0
+        self.progress_interval_s = PROGRESS_INTERVAL_S
+        self._next_progress_at = 0.0
+        # The newest one that came too soon after another.
+        self._held_back: Progress | None = None
         self.ended = False
         # What it ended with, raised once everything before it was heard.
         self.error: PentimentoError | None = None
@@ -31,6 +38,27 @@ class Listener:
     def tell(self, event: GenerateEvent) -> None:
         if not self._hears(event):
             return
+        if not isinstance(event, Progress):
+            self._tell_held_back()
+            self._add(event)
+            return
+        now = self.audience.clock.monotonic()
+        if now < self._next_progress_at and not event.preview:
+            self._held_back = event
+            return
+        self._next_progress_at = now + self.progress_interval_s
+        # A preview is made for a while: what is held back may be of a later step.
+        if self._held_back is not None and _place(self._held_back) <= _place(event):
+            self._held_back = None
+        self._add(event)
+
+    def _tell_held_back(self) -> None:
+        """The last progress is told before what follows it."""
+        if self._held_back is not None:
+            self._add(self._held_back)
+            self._held_back = None
+
+    def _add(self, event: GenerateEvent) -> None:
         if isinstance(event, Progress):
             if self._progress_count == MAX_PENDING_PROGRESS:
                 self._pending.remove(next(old for old in self._pending if isinstance(old, Progress)))
@@ -41,6 +69,7 @@ class Listener:
 
     def end(self, error: PentimentoError | None) -> None:
         """Nothing follows; `error` is raised once everything before it was heard."""
+        self._tell_held_back()
         self.ended, self.error = True, error
         self.news.set()
 
@@ -71,10 +100,15 @@ class Listener:
             raise self.error
 
 
+def _place(progress: Progress) -> tuple[int, int]:
+    return progress.attempt_number, progress.step
+
+
 class Audience:
     """The listeners of one request, and what a late one has to be told first."""
 
-    def __init__(self, request_id: str, route: Route | None = None) -> None:
+    def __init__(self, request_id: str, route: Route | None = None, clock: Clock | None = None) -> None:
+        self.clock = clock or SystemClock()
         self.listeners: set[Listener] = set()
         self.request_id = request_id
         self._route = route

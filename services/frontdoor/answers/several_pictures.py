@@ -75,6 +75,7 @@ class SeveralPictures:
         self._news = asyncio.Event()
         for listener in self._listeners:
             listener.news = self._news
+            listener.progress_interval_s *= len(self._listeners)
         self._ids: list[str] = []
 
     async def accepted(self) -> Accepted:

@@ -24,7 +24,7 @@ from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.accounts import Mark
 from services.unet_worker.attempts.finishing import FinishedPicture, Finisher
-from services.unet_worker.attempts.order import ExecuteOrder
+from services.unet_worker.attempts.order import ExecuteOrder, ProgressPace
 from services.unet_worker.attempts.runner import PaintedPicture
 from services.unet_worker.attempts.starts import ResolvedStart, StartResolver
 from services.unet_worker.attempts.yielding import PlaceWatch, StepPace
@@ -43,8 +43,8 @@ TRUNCATED_NOTE = "prompt longer than the text encoder takes: its end was ignored
 
 
 class PaintingBridge:
-    """The engine's news, carried to the event loop. Progress is thinned out: every wake-up of the loop takes the
-    interpreter away from the denoising loop, and nobody reads more than a few messages a second."""
+    """The engine's news, carried to the event loop. Progress is thinned out (`progress`): every wake-up of the loop
+    takes the interpreter away from the denoising loop, and nobody reads more than a few messages a second."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class PaintingBridge:
         emit: Callable[[ExecuteEvent], None],
         finisher: Finisher,
         uploads: Uploads | None,
-        progress_interval_s: float,
+        progress: ProgressPace,
         latent_format: LatentFormat,
         pace: StepPace,
         thinned_steps: tuple[int, ...] = (),
@@ -64,9 +64,8 @@ class PaintingBridge:
         self._emit = emit
         self._finisher = finisher
         self._uploads = uploads
-        self._interval_s = progress_interval_s
+        self._progress = progress
         self._loop = asyncio.get_running_loop()
-        self._next_at = 0.0
         self._step_count = 0
         self._place = PlaceWatch(0, 0, 0.0, pace)
         self._watches_place = True
@@ -84,12 +83,12 @@ class PaintingBridge:
         self._watch_place(first_step, now)
 
     def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        if predicted_clean is not None and not self._preview_busy:
+        previewed = predicted_clean is not None and not self._preview_busy
+        if predicted_clean is not None and previewed:
             self._start_preview(step, predicted_clean)
         now = time.monotonic()
         self._watch_place(step, now)
-        if now >= self._next_at and step < self._step_count:
-            self._next_at = now + self._interval_s
+        if self._progress.sends(step, self._step_count, now, previewed=previewed):
             self._loop.call_soon_threadsafe(self._emit, StepProgress(step, self._step_count))
 
     def _watch_place(self, step: int, now: float) -> None:
@@ -286,7 +285,7 @@ class EngineModelRunner:
             emit,
             self._finisher,
             uploads,
-            order.progress_interval_s(self._progress_interval_s),
+            order.progress_pace(self._progress_interval_s),
             self._latent_format,
             self._pace,
             request.thinned_steps,

@@ -59,9 +59,26 @@ class ExecuteOrder:
     omit_progress: bool = False
     asked_steps: MidwayThinning = field(default_factory=MidwayThinning, compare=False, repr=False)
 
-    def progress_interval_s(self, least_s: float) -> float:
-        """Return the seconds from one progress message to the next; `least_s` where somebody waits for them."""
-        return max(least_s, SELDOM_S) if self.omit_progress else least_s
+    def progress_pace(self, least_s: float) -> "ProgressPace":
+        """Return which progress is sent; every `least_s` where somebody waits for it."""
+        return ProgressPace(max(least_s, SELDOM_S) if self.omit_progress else least_s, ends=not self.omit_progress)
+
+
+class ProgressPace:
+    """Chooses the progress messages of an attempt: at most one in `interval_s`, previews included, which are all sent;
+    and the last step's, where it `ends` so."""
+
+    def __init__(self, interval_s: float, *, ends: bool = True) -> None:
+        self._interval_s = interval_s
+        self._ends = ends
+        self._next_at = 0.0
+
+    def sends(self, step: int, step_count: int, now: float, *, previewed: bool = False) -> bool:
+        """Changes state: return whether a message of this step alone is sent. `previewed`: it comes with a preview."""
+        is_due = now >= self._next_at or (self._ends and step >= step_count)
+        if is_due or previewed:
+            self._next_at = now + self._interval_s
+        return is_due and not previewed
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import open_objects
 from services.unet_worker import metrics
-from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
+from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder, ProgressPace
 from services.unet_worker.attempts.runner import AttemptRunner, PaintedPicture
 from services.unet_worker.cache.donors import DonorReader, UnusableDonor
 from services.unet_worker.cache.uploads import Uploads
@@ -79,14 +79,13 @@ class JobBridge:
         first_step: int,
         emit: Callable[[ExecuteEvent], None],
         uploads: Uploads | None,
-        interval_s: float,
+        progress: ProgressPace,
     ) -> None:
         self._worker_id = worker_id
         self._emit = emit
         self._uploads = uploads
-        self._interval_s = interval_s
+        self._progress = progress
         self._loop = asyncio.get_running_loop()
-        self._next_at = 0.0
         self._size = (order.spec.width_px, order.spec.height_px)
         step_count = order.spec.num_inference_steps
         self._steps = AttemptSteps(min(first_step, step_count - 1), step_count, order.route.thinned_steps)
@@ -123,8 +122,7 @@ class JobBridge:
         is_thinned = self._steps.is_thinned_at(step)
         if self._uploads is not None and steps_left and step in self._uploads.steps and not is_thinned:
             self._uploads.add_latent(step, 1.0 - step / step_count, lambda: stand_in_latent(*self._size))
-        if now >= self._next_at and steps_left:
-            self._next_at = now + self._interval_s
+        if self._progress.sends(step, step_count, now):
             self._emit(StepProgress(step, step_count))
 
     def finished(self, job: "EmulatedJob[JobBridge]") -> None:
@@ -319,7 +317,7 @@ class EmulatedBackend:
             start.first_step,
             emit,
             uploads,
-            order.progress_interval_s(self._progress_interval_s),
+            order.progress_pace(self._progress_interval_s),
         )
         if taken_of(order.route.start, start.saved_steps) == order.route.start:
             order.asked_steps.listen(bridge.thin)

@@ -3,7 +3,9 @@ import pytest
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import FromNoise, Route
 from pentimento.domain.image_request import Accepted, GenerateEvent, Progress, Routed
+from pentimento.testing.clocks import SetClock
 from services.frontdoor.answers.audience import MAX_PENDING_PROGRESS, Audience, Listener
+from services.frontdoor.answers.several_pictures import SeveralPictures
 
 ROUTE = Route("route", FromNoise(), "tiny", "sha256:model")
 
@@ -24,17 +26,63 @@ async def test_everybody_hears_what_is_told() -> None:
 
 
 async def test_a_slow_reader_misses_old_progress_and_nothing_else() -> None:
-    audience = Audience("r1")
+    clock = SetClock()
+    audience = Audience("r1", clock=clock)
     listener = audience.join()
     audience.accepted()
 
     for step in range(100):
         audience.tell(Progress(step, 100))
+        clock.monotonic_s += 0.1
     audience.end()
 
     accepted, *progress = await heard(listener)
     assert accepted == Accepted("r1")
     assert progress == [Progress(step, 100) for step in range(100 - MAX_PENDING_PROGRESS, 100)]
+
+
+PREVIEW = b"preview"
+
+
+@pytest.mark.parametrize(
+    ("told_at_s", "heard_steps"),
+    [
+        # Thirty in a second: ten of them, and the last.
+        ({step: step / 32 for step in range(32)}, [0, 4, 8, 12, 16, 20, 24, 28, 31]),
+        ({0: 0.0, 1: 0.125, 2: 0.25}, [0, 1, 2]),
+        ({0: 0.0, 1: 0.01}, [0, 1]),
+        # Each preview goes out, and what follows it within the interval waits; what it replaces is never told.
+        ({0: 0.0, 1: 0.03, 5: 0.06, 6: 0.07, 10: 0.08, 11: 0.09}, [0, 5, 10, 11]),
+    ],
+)
+async def test_progress_is_told_ten_times_a_second_and_the_last_always(
+    told_at_s: dict[int, float], heard_steps: list[int]
+) -> None:
+    clock = SetClock()
+    audience = Audience("r1", clock=clock)
+    listener = audience.join()
+
+    for step, at_s in told_at_s.items():
+        clock.monotonic_s = at_s
+        audience.tell(Progress(step, 32, PREVIEW if step in (5, 10) and len(told_at_s) == 6 else b""))
+    audience.end()
+
+    assert [event.step for event in await heard(listener) if isinstance(event, Progress)] == heard_steps
+
+
+async def test_images_of_one_call_share_its_ten_messages_a_second() -> None:
+    clock = SetClock()
+    audiences = [Audience(f"p2-{'0' * 32}-{index}", clock=clock) for index in range(2)]
+    several = SeveralPictures([audience.join() for audience in audiences])
+
+    for step in range(32):
+        clock.monotonic_s = step / 16
+        for audience in audiences:
+            audience.tell(Progress(step, 33))
+    told = [len(list(listener.take())) for listener in several._listeners]
+
+    # Every fourth step of both: each has one in 0.2 s, and the steps come every 0.0625 s.
+    assert told == [8, 8]
 
 
 async def test_an_error_is_raised_after_what_came_before_it() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from pentimento.domain.execution import ExecuteEvent, StepProgress
+from services.unet_worker.attempts.order import ProgressPace
 from services.unet_worker.emulation.backend import JobBridge
 from tests.unit.unet_worker.orders import ORDER
 
@@ -10,7 +11,7 @@ from tests.unit.unet_worker.orders import ORDER
 def running(first_step: int = 0) -> tuple[JobBridge, list[ExecuteEvent]]:
     """Eight steps, each of them told."""
     told: list[ExecuteEvent] = []
-    bridge = JobBridge("w", ORDER, first_step, told.append, None, 0.0)
+    bridge = JobBridge("w", ORDER, first_step, told.append, None, ProgressPace(0.0))
     bridge.began()
     return bridge, told
 
@@ -35,7 +36,7 @@ async def test_it_takes_the_steps_asked_for_whenever_it_is_asked_before_the_firs
 
     assert left == 6 - asked_after
     assert (bridge.thinned_steps, bridge.steps_run) == ((4, 6), 6)
-    assert [event.step for event in told if isinstance(event, StepProgress)] == [1, 2, 3, 4, 6]
+    assert [event.step for event in told if isinstance(event, StepProgress)] == [1, 2, 3, 4, 6, 8]
 
 
 async def test_asked_behind_it_or_twice_it_goes_on() -> None:

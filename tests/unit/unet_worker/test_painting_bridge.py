@@ -6,12 +6,13 @@ from pentimento.diffusion.latents import LatentFormat
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started
 from services.unet_worker.attempts.execution import PaintingBridge
 from services.unet_worker.attempts.finishing import Finisher
+from services.unet_worker.attempts.order import ProgressPace
 from services.unet_worker.attempts.yielding import StepPace
 
 
 def bridge_to(told: "asyncio.Queue[ExecuteEvent]", pace: StepPace) -> PaintingBridge:
     finisher = Finisher.__new__(Finisher)  # Nothing is finished here.
-    return PaintingBridge("worker", told.put_nowait, finisher, None, 10.0, LatentFormat.EXACT, pace)
+    return PaintingBridge("worker", told.put_nowait, finisher, None, ProgressPace(10.0), LatentFormat.EXACT, pace)
 
 
 async def test_the_only_step_yields_before_its_end_where_it_is_known_how_long_it_takes() -> None:
