@@ -1,10 +1,13 @@
-"""What the services cost: a picture through all of them against the same picture by diffusers in one process.
+"""What the services cost: an image through all of them, beside the same by our engine in one process and by diffusers.
 
-Pairs of the same prompt, seed and steps, the order within a pair alternating, both sides timed by this client's clock
-from the call to the picture in its hands. Prompts never repeat, so no memo helps; lookups in the cache really happen
-and must miss (the gateway's threshold is a cosine of 1), and finished pictures are written to it. Each side has one
-torch thread in a process of its own. Ours includes the PNG that the client gets; theirs hands over raw pixels. The
-pixels of a pair must agree within one level of 255, or there is no figure.
+The engine in one process has the worker's steps, decoder and encoder and nothing else, so that its difference is what
+the services take: frontdoor, embedder, gateway, journal and stores. diffusers runs in inference mode and leaves out the
+encoding. Compiled is compared with compiled, and eager with eager.
+
+A round asks every side for the same prompt, seed and steps, in an order that rotates, all timed by this client's clock
+from the call to the image in its hands. Prompts never repeat, so no memo helps; lookups in the cache really happen and
+must miss (the gateway's threshold is a cosine of 1), and finished images are written to it. Each side has one torch
+thread in a process of its own. The pixels of the sides of a mode must agree within one level of 255.
 """
 
 import argparse
@@ -12,94 +15,122 @@ import asyncio
 import io
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageChops
 
-from benchmarks.diffusers_process import DiffusersProcess, PipelineOrder, diffusers_process
+from benchmarks.picture_process import PictureOrder, Side, picture_process
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.sdk import Client, ImageRequest, Picture
+from pentimento.sdk import Client, ImageRequest
 from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.models import find_model
 
 # Every lookup searches, and only the very same prompt could hit. The five shares are the default's: as many latents are
 # captured and written as in normal use.
 NEVER_A_HIT = {"PENTIMENTO_VECTORDB_GATEWAY_LATENT_THRESHOLDS": "1:0.1,1:0.2,1:0.3,1:0.4,1:0.5"}
-WARM_UP_PAIRS = 3
+COMPILE = "PENTIMENTO_UNET_WORKER_COMPILE"
+# By mode what a worker is told.
+MODES = {"compiled": "compile", "eager": "off"}
+SERVICES, ENGINE, DIFFUSERS = "services", "engine", "diffusers"
+WARM_UP_ROUNDS = 3
 STEPS = 50
 GUIDANCE_SCALE = 3.0
 COLOURS = ("red", "green", "blue", "yellow", "purple", "orange", "white", "black")
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross", "diamond", "bar")
 
+Paint = Callable[[PictureOrder], bytes]
+
 
 @dataclass(frozen=True)
-class TimedPair:
-    """Milliseconds of each side, and the largest difference of a pixel's channel in levels of 255."""
+class TimedRound:
+    """Milliseconds by mode and side, and by mode the largest difference of a pixel's channel in levels of 255."""
 
-    ours_ms: float
-    theirs_ms: float
-    pixel_difference: int
+    milliseconds: Mapping[tuple[str, str], float]
+    pixel_differences: Mapping[str, int]
 
 
 def main() -> int:
     options = parse_options("overhead", __doc__, add_options)
-    count = 8 if options.quick else options.rest["pairs"]
-    model = find_model(options.rest["model"])
-    flags = ["--model", str(model.path), "--device", "cpu", "--threads", "1"]
-    with diffusers_process(model.path) as theirs, local_suite(flags, environment=NEVER_A_HIT) as suite:
-        with Client(suite.endpoint.public) as ours:
-            for number in range(WARM_UP_PAIRS):
-                run_pair(ours, theirs, order_of(number))
-            pairs = [run_pair(ours, theirs, order_of(WARM_UP_PAIRS + number)) for number in range(count)]
-        cache = asyncio.run(cache_statistics(suite))
-    check_lookups(cache, len(pairs) + WARM_UP_PAIRS)
-    return publish(options, figures_of(pairs), notes=notes_of(options, cache))
+    count = 4 if options.quick else options.rest["rounds"]
+    model = find_model(options.rest["model"]).path
+    with ExitStack() as stack:
+        suites = {mode: stack.enter_context(suite_of(model, mode)) for mode in MODES}
+        sides = sides_of(stack, suites, model)
+        every = [run_round(sides, number) for number in range(WARM_UP_ROUNDS + count)]
+        caches = {mode: asyncio.run(cache_statistics(suite)) for mode, suite in suites.items()}
+    for cache in caches.values():
+        check_lookups(cache, len(every))
+    return publish(options, list(figures_of(every[WARM_UP_ROUNDS:])), notes=notes_of(options, caches))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pairs", type=int, default=60, help="pairs that are measured")
+    parser.add_argument("--rounds", type=int, default=60, help="rounds that are measured")
     parser.add_argument("--model", default="tiny-heavy", help="registry name or diffusers directory")
 
 
-def order_of(number: int) -> PipelineOrder:
-    """Another prompt for every number, so that nothing is remembered from before."""
+def suite_of(model: Path, mode: str) -> Any:
+    """Return a suite whose worker runs in that mode, to be entered."""
+    flags = ["--model", str(model), "--device", "cpu", "--threads", "1"]
+    return local_suite(flags, environment={**NEVER_A_HIT, COMPILE: MODES[mode]})
+
+
+def sides_of(stack: ExitStack, suites: Mapping[str, LocalSuite], model: Path) -> dict[tuple[str, str], Paint]:
+    """Return what makes an image, by mode and side."""
+    sides: dict[tuple[str, str], Paint] = {}
+    for mode, suite in suites.items():
+        client = stack.enter_context(Client(suite.endpoint.public))
+        sides[mode, SERVICES] = through_services(client)
+        for name, side in ((ENGINE, Side.ENGINE), (DIFFUSERS, Side.DIFFUSERS)):
+            process = stack.enter_context(picture_process(side, model, compiled=mode == "compiled"))
+            sides[mode, name] = process.paint
+    return sides
+
+
+def through_services(client: Client) -> Paint:
+    def paint(order: PictureOrder) -> bytes:
+        steps = {"num_inference_steps": order.steps, "guidance_scale": order.guidance_scale}
+        return client.generate(ImageRequest(order.prompt, seed=order.seed, **steps)).data  # type: ignore[arg-type]
+
+    return paint
+
+
+def order_of(number: int) -> PictureOrder:
+    """Return another prompt for every number, so that nothing is remembered from before."""
     colour, shape = COLOURS[number % len(COLOURS)], SHAPES[number // len(COLOURS) % len(SHAPES)]
-    return PipelineOrder(
-        f"a {colour} {shape}, number {number}", seed=1000 + number, steps=STEPS, guidance_scale=GUIDANCE_SCALE
-    )
+    prompt = f"a {colour} {shape}, number {number}"
+    return PictureOrder(prompt, seed=1000 + number, steps=STEPS, guidance_scale=GUIDANCE_SCALE)
 
 
-def run_pair(ours: Client, theirs: DiffusersProcess, order: PipelineOrder) -> TimedPair:
-    def paint_ours() -> Picture:
-        request = ImageRequest(
-            order.prompt, num_inference_steps=order.steps, guidance_scale=order.guidance_scale, seed=order.seed
-        )
-        return ours.generate(request)
-
-    if order.seed % 2:
-        picture, ours_ms = timed(paint_ours)
-        (width, height, pixels), theirs_ms = timed(lambda: theirs.paint(order))
-    else:
-        (width, height, pixels), theirs_ms = timed(lambda: theirs.paint(order))
-        picture, ours_ms = timed(paint_ours)
-    return TimedPair(ours_ms, theirs_ms, pixel_difference(picture.data, width, height, pixels))
-
-
-def timed(paint: Callable[[], Any]) -> tuple[Any, float]:
-    started = time.perf_counter()
-    result = paint()
-    return result, (time.perf_counter() - started) * 1000
+def run_round(sides: Mapping[tuple[str, str], Paint], number: int) -> TimedRound:
+    """Ask every side once, another one first in each round."""
+    names, order = list(sides), order_of(number)
+    first = number % len(names)
+    images: dict[tuple[str, str], bytes] = {}
+    milliseconds: dict[tuple[str, str], float] = {}
+    for name in names[first:] + names[:first]:
+        began = time.perf_counter()
+        images[name] = sides[name](order)
+        milliseconds[name] = (time.perf_counter() - began) * 1000
+    differences = {
+        mode: max(pixel_difference(images[mode, SERVICES], images[mode, side]) for side in (ENGINE, DIFFUSERS))
+        for mode in MODES
+    }
+    return TimedRound(milliseconds, differences)
 
 
-def pixel_difference(png: bytes, width: int, height: int, pixels: bytes) -> int:
-    with Image.open(io.BytesIO(png)) as image:
-        if image.size != (width, height):
-            raise RuntimeError(f"ours is {image.size}, theirs {(width, height)}: not the same picture")
-        return max(abs(a - b) for a, b in zip(image.convert("RGB").tobytes(), pixels, strict=True))
+def pixel_difference(first: bytes, second: bytes) -> int:
+    """Return by how many levels of 255 the files of two images differ at most. RuntimeError for other sizes."""
+    with Image.open(io.BytesIO(first)) as ours, Image.open(io.BytesIO(second)) as theirs:
+        if ours.size != theirs.size:
+            raise RuntimeError(f"ours is {ours.size}, theirs {theirs.size}: not the same image")
+        channels = ImageChops.difference(ours.convert("RGB"), theirs.convert("RGB")).getextrema()
+        return max(int(high) for _, high in channels)  # type: ignore[misc]
 
 
 async def cache_statistics(suite: LocalSuite) -> dict[str, int]:
@@ -108,24 +139,27 @@ async def cache_statistics(suite: LocalSuite) -> dict[str, int]:
     return {"lookups": found.lookup_count, "hits": found.hit_count, "entries": found.entry_count}
 
 
-def check_lookups(cache: dict[str, int], pictures: int) -> None:
-    if cache["lookups"] < pictures or cache["hits"]:
-        raise RuntimeError(f"every picture must look up and miss, got {cache} for {pictures} pictures")
+def check_lookups(cache: Mapping[str, int], images: int) -> None:
+    """RuntimeError unless every image looked up and missed."""
+    if cache["lookups"] < images or cache["hits"]:
+        raise RuntimeError(f"every image must look up and miss, got {cache} for {images} images")
 
 
-def figures_of(pairs: Sequence[TimedPair]) -> list[Figure]:
-    samples = [(pair.ours_ms, pair.theirs_ms) for pair in pairs]
-    worst = max(pair.pixel_difference for pair in pairs)
-    return [
-        measured("difference of the medians", samples, difference_of_medians, at_most(15, "ms")),
-        measured("ratio of the medians", samples, ratio_of_medians, at_most(1.05, "x")),
-        measured("median of the paired differences", samples, median_difference, informative("ms")),
-        measured("ours, median", [ours for ours, _ in samples], statistics.median, informative("ms")),
-        measured("diffusers, median", [theirs for _, theirs in samples], statistics.median, informative("ms")),
-        Figure(
-            "largest pixel difference", worst, at_most(1, "of 255"), [pair.pixel_difference for pair in pairs], None
-        ),
-    ]
+def figures_of(rounds: Sequence[TimedRound]) -> Iterator[Figure]:
+    """Yield what the services take beside either side of each mode, and the medians of all."""
+    for mode in MODES:
+        for side in (ENGINE, DIFFUSERS):
+            pairs = [(one.milliseconds[mode, SERVICES], one.milliseconds[mode, side]) for one in rounds]
+            name = f"{mode}: services ÷ {side}{' in one process' if side == ENGINE else ''}"
+            yield measured(name, pairs, ratio_of_medians, at_most(1.05, "x"))
+        pairs = [(one.milliseconds[mode, SERVICES], one.milliseconds[mode, ENGINE]) for one in rounds]
+        yield measured(f"{mode}: services - {ENGINE}", pairs, difference_of_medians, at_most(15, "ms"))
+    for mode in MODES:
+        for side in (SERVICES, ENGINE, DIFFUSERS):
+            of_side = [one.milliseconds[mode, side] for one in rounds]
+            yield measured(f"{mode}: {side}, median", of_side, statistics.median, informative("ms"))
+        levels = [one.pixel_differences[mode] for one in rounds]
+        yield Figure(f"{mode}: largest pixel difference", max(levels), at_most(1, "of 255"), levels, None)
 
 
 def difference_of_medians(samples: Sequence[tuple[float, float]]) -> float:
@@ -136,20 +170,16 @@ def ratio_of_medians(samples: Sequence[tuple[float, float]]) -> float:
     return statistics.median(ours for ours, _ in samples) / statistics.median(theirs for _, theirs in samples)
 
 
-def median_difference(samples: Sequence[tuple[float, float]]) -> float:
-    return statistics.median(ours - theirs for ours, theirs in samples)
-
-
-def notes_of(options: Options, cache: dict[str, int]) -> dict[str, Any]:
+def notes_of(options: Options, caches: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     return {
         "model": options.rest["model"],
         "steps": STEPS,
         "guidance_scale": GUIDANCE_SCALE,
-        "seeds": "1000 + the pair's number",
+        "seeds": "1000 + the round's number",
         "torch_threads": 1,
-        "warm_up_pairs": WARM_UP_PAIRS,
-        "cache": cache,
-        "configuration": NEVER_A_HIT,
+        "warm_up_rounds": WARM_UP_ROUNDS,
+        "cache": dict(caches),
+        "configuration": {**NEVER_A_HIT, COMPILE: "by mode"},
     }
 
 

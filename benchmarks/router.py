@@ -4,7 +4,9 @@ Held-out prompts, with combinations that no training has seen, were painted by b
 same noise. *As good* is what a reader makes of both pictures: one judge labelled what the shipped prompt head
 (`tiny-router`) was trained on; another judge, trained apart, and an encoder have labelled nothing that it saw.
 
-- AUROC for "light as good as heavy", by each reader, of the prompt-aware discriminator and of what else could route
+- AUROC for "light as good as heavy", by each reader, of the prompt-aware discriminator and of what else could route:
+  the baseline is the number of things asked for, which needs no network
+- by how much the prompt-aware discriminator is above that baseline, and above CLIPScore of the light picture
 - quality of what clients get at equal device-seconds against DiffServe's own confidence: both cascades paint every
   prompt light and the same share heavy, so that their device-seconds differ by what a score costs, which is measured
 - prompts that would be left out by themselves (`skip-light-below`), and how often that would be wrong
@@ -35,8 +37,10 @@ from benchmarks.report import (
 )
 from benchmarks.routing_data import (
     BY_PROMPT,
+    CLIP_SCORE,
     DIFFSERVE,
     PROMPT_AWARE,
+    THING_COUNT,
     PaintedPairs,
     Reading,
     WorkFolders,
@@ -79,7 +83,13 @@ def main() -> int:
     folders.check()
     pairs = held_out_pairs(rest["work"], QUICK_COUNT if options.quick else rest["prompts"])
     routed = routed_prompts(pairs, folders)
-    figures = [*auroc_figures(routed), *gain_figures(routed), *left_out_figures(routed), deferral_gap(routed)]
+    figures = [
+        *auroc_figures(routed),
+        *margin_figures(routed),
+        *gain_figures(routed),
+        *left_out_figures(routed),
+        deferral_gap(routed),
+    ]
     figures.append(score_cost(pairs))
     return publish(options, figures, notes={**HOW, "prompts": len(pairs.prompts), "threads": rest["threads"]})
 
@@ -111,6 +121,17 @@ def auroc_figures(routed: RoutedPrompts) -> Iterator[Figure]:
             rows = zip(read.light, read.heavy, confidence, strict=True)
             samples = [f"{light:.4g}:{heavy:.4g}:{sure:.4g}" for light, heavy, sure in rows]
             yield Figure(f"AUROC by {reader}: {router}", round(value, 4), target, samples, interval)
+
+
+def margin_figures(routed: RoutedPrompts) -> Iterator[Figure]:
+    """How much more the prompt-aware discriminator tells than what costs nothing to know, over the same prompts."""
+    ours = routed.confidences[PROMPT_AWARE]
+    for reader, read in routed.readings.items():
+        for baseline in (THING_COUNT, CLIP_SCORE):
+            theirs = aurocs(routed.confidences[baseline], read.as_good, routed.weights)
+            value, interval = figure_of(aurocs(ours, read.as_good, routed.weights) - theirs)
+            name = f"AUROC by {reader}: {PROMPT_AWARE} - {baseline}"
+            yield Figure(name, round(value, 4), informative(), [], interval)
 
 
 def gain_figures(routed: RoutedPrompts) -> Iterator[Figure]:

@@ -5,8 +5,8 @@ import pytest
 
 from benchmarks.cascade_quality import FeaturePairs, distance_values, judge_values, served_moments
 from benchmarks.frechet import FrechetReference, moments
-from benchmarks.router import RoutedPrompts, gain_figures, served_apart
-from benchmarks.routing_data import DIFFSERVE, PROMPT_AWARE, RANDOM, Reading
+from benchmarks.router import RoutedPrompts, gain_figures, margin_figures, served_apart
+from benchmarks.routing_data import CLIP_SCORE, DIFFSERVE, PROMPT_AWARE, RANDOM, THING_COUNT, Reading
 from benchmarks.routing_estimates import resampling_weights
 
 SOURCE = np.random.default_rng(1)
@@ -65,3 +65,17 @@ def test_a_gain_is_what_our_clients_get_less_what_theirs_get() -> None:
     ours, theirs = (served(each, READ.light, READ.heavy, 20).mean() for each in (better, worse))
     assert found.value == pytest.approx(ours - theirs, abs=1e-5)
     assert found.ok
+
+
+def test_margin_is_what_the_baselines_do_not_tell() -> None:
+    """Of two prompts light is as good as heavy for the first: one router knows, one has it wrong, one cannot tell."""
+    read = Reading(np.array([1.0, 0.0]), np.array([0.0, 1.0]))
+    knows, wrong, even = np.array([0.9, 0.1]), np.array([0.1, 0.9]), np.array([0.5, 0.5])
+    confidences = {PROMPT_AWARE: knows, THING_COUNT: even, CLIP_SCORE: wrong}
+
+    found = margin_figures(RoutedPrompts({"r": read}, confidences, np.ones((3, 2))))
+
+    assert {figure.name: figure.value for figure in found} == {
+        "AUROC by r: prompt-aware discriminator - number of things asked for": 0.5,
+        "AUROC by r: prompt-aware discriminator - CLIPScore of light": 1.0,
+    }
