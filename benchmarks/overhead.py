@@ -23,7 +23,7 @@ from typing import Any
 
 from PIL import Image, ImageChops
 
-from benchmarks.picture_process import PictureOrder, Side, picture_process
+from benchmarks.picture_process import PictureMaker, PictureOrder, picture_process
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
 from pentimento.rpc import RpcChannelSettings, open_channel
@@ -86,7 +86,7 @@ def sides_of(stack: ExitStack, suites: Mapping[str, LocalSuite], model: Path) ->
     for mode, suite in suites.items():
         client = stack.enter_context(Client(suite.endpoint.public))
         sides[mode, SERVICES] = through_services(client)
-        for name, side in ((ENGINE, Side.ENGINE), (DIFFUSERS, Side.DIFFUSERS)):
+        for name, side in ((ENGINE, PictureMaker.ENGINE), (DIFFUSERS, PictureMaker.DIFFUSERS)):
             process = stack.enter_context(picture_process(side, model, compiled=mode == "compiled"))
             sides[mode, name] = process.paint
     return sides

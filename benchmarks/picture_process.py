@@ -29,7 +29,7 @@ class PictureOrder:
     guidance_scale: float
 
 
-class Side(Enum):
+class PictureMaker(Enum):
     """What makes the images."""
 
     ENGINE = "engine"
@@ -61,7 +61,7 @@ class PictureProcess:
 
 
 @contextmanager
-def picture_process(side: Side, model: Path, *, compiled: bool) -> Iterator[PictureProcess]:
+def picture_process(side: PictureMaker, model: Path, *, compiled: bool) -> Iterator[PictureProcess]:
     """Run a process with one torch thread, as the worker has, and end it with the block."""
     command = [sys.executable, "-m", __name__, side.value, str(model), str(int(compiled))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -130,7 +130,7 @@ def diffusers_answers(model: Path, compiled: bool) -> Answer:
     return answer
 
 
-def serve(side: Side, model: Path, compiled: bool) -> None:
+def serve(side: PictureMaker, model: Path, compiled: bool) -> None:
     """Answer orders until there are no more."""
     import torch
 
@@ -138,7 +138,7 @@ def serve(side: Side, model: Path, compiled: bool) -> None:
     torch.set_num_threads(1)
     # Our line protocol owns stdout; whatever the libraries print goes to stderr.
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
-    answer = (engine_answers if side is Side.ENGINE else diffusers_answers)(model, compiled)
+    answer = (engine_answers if side is PictureMaker.ENGINE else diffusers_answers)(model, compiled)
     answers.write(b"ready\n")
     answers.flush()
     for line in sys.stdin:
@@ -148,4 +148,4 @@ def serve(side: Side, model: Path, compiled: bool) -> None:
 
 
 if __name__ == "__main__":
-    serve(Side(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1")
+    serve(PictureMaker(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1")
