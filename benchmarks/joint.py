@@ -3,42 +3,56 @@
     python -m benchmarks.joint
 
 Simulated, by the code that serves: dataplane, policies, selector and eviction are the live ones. Sixteen MI210s hold
-MoDM's models (SD 3.5 large, SDXL, SANA) with the seconds of its artefact, and play a production mix: the Azure shape
-that DiffServe plays, in the time that these models take; prompts of a made-up log with DiffusionDB's locality of which
+MoDM's models (SD 3.5 large, SDXL, SANA) with the seconds of its artefact, and serve a production mix: three shapes of
+load, the Azure shape that DiffServe plays among them; prompts of a made-up log with DiffusionDB's locality of which
 caches know the first; LoRAs as MLoRA counted them; ControlNets as popular as Katz has them, on a fifth of the requests.
 Every system has a cache of one size, the same selector and costs of adapters and loads, and plans every fifteen
 seconds. The cascade is SANA before the large model, with the deferral curve of DiffServe's artefact for SDXS.
 
 A load is the rate at the trace's peak. It is carried where at most 5 % of the requests are late, dropped, rejected or
 failed, and the mean quality of the answered ones is at least 0.95 of the heavy model's (the alpha of both papers about
-caches). For each system and trace the largest load that is carried is searched for on a grid; five traces, the same for
-all. A light picture is worth what `tiny-light` keeps of `tiny-heavy`'s CLIPScore, the easiest one all of it; a hit is
-worth 0.95, whoever refines or resumes it, as selectors are profiled for.
+caches), in the mean of all traces. The largest one is searched for on a grid, and lies on a line between the last load
+that is carried and the next.
+
+Quality and confidence are drawn apart: confidence tells quality with the AUROC that `router` measured, the plan's
+profile takes it to tell everything, and outcomes of deferrals correct the plan. Single light images and hits differ
+from their means as `router` and `selector_profile` measured. A light image keeps 0.84 in the mean, as `tiny-light` does
+of `tiny-heavy`'s CLIPScore; a hit keeps 0.95, whichever model refines or resumes it, as selectors are profiled for.
+Each of these constants is moved in turn.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
 
 import numpy as np
 
+from benchmarks.measured_quality import (
+    AUROC,
+    AUROC_BY_ENCODER,
+    AUROC_DIFFSERVE,
+    HIT_DEVIATION,
+    HIT_MEAN,
+    correlation_of,
+    own_deviation,
+)
 from benchmarks.paper_constants import (
     AZURE_SEGMENT_S,
-    AZURE_SHAPE,
     CASCADES,
     DISCRIMINATOR_S,
     MI210_SECONDS,
 )
 from benchmarks.paper_systems import IMAGE_RULES, curve
 from benchmarks.report import Figure, at_least, informative, measured, parse_options, publish
-from benchmarks.statistics import ratio_of_sums
+from benchmarks.trace_shapes import THREE
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.adapter_costs import AdapterCosts
 from pentimento.devices.profile import steady
 from pentimento.emulation.costs import from_latencies
 from pentimento.policies.cache_selection import SelectionRules
-from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.settings import ModelQuality, ServingSettings
 from pentimento.reports.figures import mean_quality
 from pentimento.simulator import Scenario, Simulation
@@ -52,8 +66,6 @@ from pentimento.workloads.times import segment_times
 # Its deferral curve alone.
 CASCADE = CASCADES[2]
 OURS = "joint"
-# A control: ours with plans that also say how much of the cache's tables hits use, which caches follow.
-PLANS_REUSE = "joint planning reuse"
 # A system of each paper about what is planned here, and the baselines of those papers.
 PAPERS = (
     "vanilla",
@@ -67,20 +79,21 @@ PAPERS = (
     "modm-only",
 )
 MOST_VIOLATIONS, LEAST_QUALITY = 0.05, 0.95
-# Requests a second at the peak, six per cent from one to the next; the search begins at about what a system carries.
-LOADS = tuple(0.05 * 1.06**number for number in range(90))
-GUESSES = {"nirvana-only": 0.25, "modm-only": 1.2, PLANS_REUSE: 1.6, OURS: 1.6}
-GUESS = 0.2
+# Requests a second at the peak, a tenth from one to the next; the search begins at about what a system carries.
+LOADS = tuple(0.05 * 1.1**number for number in range(60))
+GUESSES = {"modm-only": 0.75, OURS: 1.3}
+GUESS = 0.3
+# The strongest paper is compared on all traces. The others carry a third of it: their traces are of one seed.
+RIVAL = "modm-only"
+SEEDS, MOVED_SEEDS = 10, 2
 DEVICES, PERIOD_S, SWING, STEPS = 16, 15.0, 8.0, 50
 # Four times the large model's time: MoDM's looser SLO; its tighter one leaves no time for a cascade.
 SLO_S = 4 * MI210_SECONDS["large"]
-# DiffServe's are of two runs of its heavy model; these of one, so that a search takes minutes.
-SEGMENT_S = AZURE_SEGMENT_S * 7.5
+# DiffServe's are of two runs of its heavy model; these of two thirds of one, so that a search takes minutes.
+SEGMENT_S = AZURE_SEGMENT_S * 5
 WARM_COUNT, CAPACITY = 3_000, 10_000
-# zoo_quality: the light model's share of the heavy one's CLIPScore; the one between lies between. The spread is twice
-# what is missing: the easiest picture keeps all of it.
-QUALITY = {"large": 1.0, "sdxl": 0.92, "sana": 0.84}
-HIT_QUALITY = 0.95
+# zoo_quality: the light model's share of the heavy one's CLIPScore.
+LIGHT = 0.84
 MIX = replace(MLORA, controlnet_counts=(0.8, 0.2))
 # Seconds: Katz's on an H800 (scenarios/paces/sdxl-h800.toml), and loads of scenarios/fleets/modm-16.toml.
 ADAPTERS = AdapterCosts(8, steady(0.4, 0.2), steady(0.12), steady(0.003), 0.2)
@@ -88,72 +101,162 @@ LOAD_S = {"large": 20.0, "sdxl": 10.0, "sana": 5.0}
 
 
 @dataclass(frozen=True)
+class Constants:
+    """What is assumed of images: how well confidence tells quality, what hits keep, and what SDXL's images are worth,
+    which nobody measured: by default halfway between the other two."""
+
+    auroc: float = AUROC
+    hit: float = 0.95
+    middle: float = (1.0 + LIGHT) / 2.0
+
+    @property
+    def quality(self) -> Mapping[str, float]:
+        """Return the mean quality of images from noise, by model."""
+        return {"large": 1.0, "sdxl": self.middle, "sana": LIGHT}
+
+
+MEASURED, UNINFORMED = "as measured", "AUROC 0.5"
+CASES: Mapping[str, Constants] = {
+    MEASURED: Constants(),
+    UNINFORMED: Constants(auroc=0.5),
+    f"AUROC {AUROC_DIFFSERVE:g}": Constants(auroc=AUROC_DIFFSERVE),
+    f"AUROC {AUROC_BY_ENCODER:g}": Constants(auroc=AUROC_BY_ENCODER),
+    f"hits keep {HIT_MEAN:g}": Constants(hit=HIT_MEAN),
+    "hits keep 0.97": Constants(hit=0.97),
+    f"SDXL {LIGHT:g}, as SANA": Constants(middle=LIGHT),
+}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A shape of load, and the seed of everything that is drawn."""
+
+    shape: str
+    seed: int
+
+
+@dataclass(frozen=True)
 class LoadRun:
     """How a system fared with a load; violations are a share of the requests, quality of the heavy model's."""
 
     system: str
-    trace: int
+    trace: Trace
     peak_per_s: float
     violations: float
     quality: float
 
-    @property
-    def carried(self) -> bool:
-        """Return whether SLO and quality were kept."""
-        return self.violations <= MOST_VIOLATIONS and self.quality >= LEAST_QUALITY
+    def row(self) -> list[float]:
+        """Return load, violations and quality as JSON values."""
+        return [round(self.peak_per_s, 4), round(self.violations, 5), round(self.quality, 5)]
 
-    def row(self) -> list[object]:
-        """Return it as JSON values."""
-        return [self.system, self.trace, round(self.peak_per_s, 4), round(self.violations, 5), round(self.quality, 5)]
+
+Points = list[list[float]]
+"""Of one trace: load, violations and quality of each load that was tried, ascending."""
 
 
 def main() -> int:
     options = parse_options("joint", __doc__, add_options)
-    systems = options.rest["systems"] or (*PAPERS, PLANS_REUSE, OURS)
-    traces = range(1, 2 if options.quick else 6)
+    cases = options.rest["cases"] or tuple(CASES)
     segment_s = SEGMENT_S / 4 if options.quick else SEGMENT_S
-    runs: list[LoadRun] = []
-    most: dict[str, list[float]] = {system: [] for system in systems}
-    for trace in traces:
-        for system in systems:
-            guess = nearest(float(np.mean(most[system])) if most[system] else GUESSES.get(system, GUESS))
-            own = search(lambda peak, s=system, t=trace: play(s, t, peak, segment_s), guess)  # type: ignore[misc]
-            most[system].append(max((run.peak_per_s for run in own if run.carried), default=0.0))
-            runs += own
-            print(system, trace, [run.row()[2:] for run in own], flush=True)
+    found: dict[str, dict[str, list[Points]]] = {}
+    for case in cases:
+        found[case] = {}
+        for system in options.rest["systems"] or systems_of(case):
+            traces = traces_of(case, system, 1 if options.quick else SEEDS)
+            found[case][system] = loads_of(system, traces, segment_s, CASES[case])
+            print(case, system, round(carried(found[case][system]), 3), means(found[case][system]), flush=True)
     notes = {
-        "runs: system, trace, peak a second, violations, quality": [run.row() for run in runs],
+        "samples": "a trace each: [peak a second, violations, quality] of every load that was tried; ours, theirs",
+        "shapes": list(THREE),
         "slo_s": SLO_S,
         "segment_s": segment_s,
         "simulated": True,
     }
-    return publish(options, figures_of(most), notes=notes)
+    return publish(options, figures_of(found), notes=notes)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--systems", nargs="+", choices=(*SERVING_POLICIES, PLANS_REUSE), help="these alone")
+    parser.add_argument("--systems", nargs="+", choices=tuple(SERVING_POLICIES), help="these alone")
+    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), help="these alone")
 
 
-def figures_of(most: dict[str, list[float]]) -> list[Figure]:
-    """Return ours ÷ the best of the others, trace by trace, and the load of each system."""
+def systems_of(case: str) -> tuple[str, ...]:
+    """Return the systems that are compared."""
+    return (*PAPERS, OURS) if case == MEASURED else (RIVAL, OURS)
+
+
+def traces_of(case: str, system: str, seeds: int) -> list[Trace]:
+    """Return all traces where a target is read, else those of the first seeds."""
+    if system not in (RIVAL, OURS):
+        seeds = 1
+    elif case not in (MEASURED, UNINFORMED):
+        seeds = min(seeds, MOVED_SEEDS)
+    return [Trace(shape, seed) for seed in range(1, seeds + 1) for shape in THREE]
+
+
+def figures_of(found: Mapping[str, Mapping[str, Sequence[Points]]]) -> list[Figure]:
+    """Return ours ÷ the best other in each case, by shape too, and the load of each system."""
     figures = []
-    others = [system for system in most if system not in (OURS, PLANS_REUSE)]
-    if OURS in most and others:
-        mean = {system: float(np.mean(most[system])) for system in others}
-        best = max(others, key=lambda system: mean[system])
-        pairs = list(zip(most[OURS], most[best], strict=True))
-        if mean[best] > 0:
-            figures.append(measured(f"load of {OURS} ÷ of {best}, the best other", pairs, ratio_of_sums, at_least(1.3)))
-        strongest = [max(most[system][index] for system in others) for index in range(len(most[OURS]))]
-        if min(strongest) > 0:
-            pairs = list(zip(most[OURS], strongest, strict=True))
-            figures.append(measured("the same, ÷ the best other of each trace", pairs, ratio_of_sums, at_least(1.3)))
-    if OURS in most and PLANS_REUSE in most and np.mean(most[OURS]) > 0:
-        pairs = list(zip(most[PLANS_REUSE], most[OURS], strict=True))
-        figures.append(measured(f"load of {PLANS_REUSE} ÷ of {OURS}", pairs, ratio_of_sums, at_least(1.0)))
-    for system, loads in most.items():
-        figures.append(measured(f"{system}: load at the peak", loads, lambda x: float(np.mean(x)), informative("1/s")))
+    for case, systems in found.items():
+        others = [system for system in systems if system != OURS]
+        if OURS not in systems or not others:
+            continue
+        best = max(others, key=lambda system: carried(systems[system]))
+        target = {MEASURED: at_least(1.3), UNINFORMED: at_least(1.0)}.get(case, informative())
+        pairs = list(zip(systems[OURS], systems[best], strict=False))
+        if carried(systems[best]) > 0:
+            figures.append(measured(f"{case}: load of {OURS} ÷ of {best}", pairs, ratio, target))
+            for number, shape in enumerate(THREE) if case in (MEASURED, UNINFORMED) else ():
+                own = pairs[number :: len(THREE)]
+                figures.append(measured(f"the same, {shape}", own, ratio, informative()))
+    for case, systems in found.items():
+        for system, traces in systems.items():
+            figures.append(measured(f"{case}, {system}: load at the peak", traces, carried, informative("1/s")))
     return figures
+
+
+def ratio(pairs: Sequence[tuple[Points, Points]]) -> float:
+    """Return the load that the first of each pair carry over that of the second."""
+    other = carried([theirs for _, theirs in pairs])
+    return carried([ours for ours, _ in pairs]) / other if other > 0.0 else float("inf")
+
+
+def means(traces: Sequence[Points]) -> Points:
+    """Return load, violations and quality in the mean of traces."""
+    return [
+        [round(float(np.mean(values)), 5) for values in zip(*points, strict=True)]
+        for points in zip(*traces, strict=True)
+    ]
+
+
+def carried(traces: Sequence[Points]) -> float:
+    """Return the load that is carried in the mean of the traces: where a line between the last load that is carried and
+    the next one meets the bounds. 0 where the first one is not."""
+    points = [(load, margin(violations, quality)) for load, violations, quality in means(traces)]
+    for (load, kept), (beyond, missed) in pairwise(points):
+        if kept >= 0.0 > missed:
+            return load + (beyond - load) * kept / (kept - missed)
+    return points[-1][0] if points[-1][1] >= 0.0 else 0.0
+
+
+def margin(violations: float, quality: float) -> float:
+    """Return how far from its bound the nearer one of the two is, as a share of what may be missed; below 0 beyond."""
+    return min((MOST_VIOLATIONS - violations) / MOST_VIOLATIONS, (quality - LEAST_QUALITY) / (1.0 - LEAST_QUALITY))
+
+
+def loads_of(system: str, traces: Iterable[Trace], segment_s: float, constants: Constants) -> list[Points]:
+    """Return what each trace has become at each load of the search for the largest one that is carried."""
+    traces = list(traces)
+    tried: dict[int, list[LoadRun]] = {}
+
+    def is_carried(number: int) -> bool:
+        if number not in tried:
+            tried[number] = [play(system, trace, LOADS[number], segment_s, constants) for trace in traces]
+        runs = tried[number]
+        return margin(*(float(np.mean(of)) for of in zip(*((r.violations, r.quality) for r in runs), strict=True))) >= 0
+
+    search(is_carried, nearest(GUESSES.get(system, GUESS)))
+    return [[tried[number][index].row() for number in sorted(tried)] for index in range(len(traces))]
 
 
 def nearest(load: float) -> int:
@@ -161,56 +264,51 @@ def nearest(load: float) -> int:
     return min(range(len(LOADS)), key=lambda number: abs(LOADS[number] - load))
 
 
-def search(run: Callable[[float], LoadRun], guess: int) -> list[LoadRun]:
-    """Return the runs of a search for the largest load of the grid that is carried while the next one is not."""
-    found: dict[int, LoadRun] = {}
-
-    def carried(number: int) -> bool:
-        found.setdefault(number, run(LOADS[number])) if number not in found else None
-        return found[number].carried
-
+def search(is_carried: Callable[[int], bool], guess: int) -> None:
+    """Try loads of the grid until one that is carried is followed by one that is not."""
     low, high, step = guess, guess, 1
-    while low > 0 and not carried(low):
+    while low > 0 and not is_carried(low):
         low, high, step = max(low - step, 0), low, step * 2
     if low == high:
         high = min(low + 1, len(LOADS) - 1)
-        while high < len(LOADS) - 1 and carried(high):
+        while high < len(LOADS) - 1 and is_carried(high):
             low, high, step = high, min(high + step, len(LOADS) - 1), step * 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if carried(middle) else (low, middle)
-    carried(low)
-    return list(found.values())
+        low, high = (middle, high) if is_carried(middle) else (low, middle)
+    is_carried(low)
 
 
-def play(system: str, trace: int, peak: float, segment_s: float) -> LoadRun:
+def play(system: str, trace: Trace, peak: float, segment_s: float, constants: Constants) -> LoadRun:
     """Play a trace on a system; nothing is given up on, whatever comes."""
-    records = Simulation(scenario_of(system, peak), workload_of(trace, peak, segment_s), Random(trace)).run()
+    workload = workload_of(trace, peak, segment_s)
+    records = Simulation(scenario_of(system, peak, constants), workload, Random(trace.seed)).run()
     violated = sum(record.outcome.violation for record in records) / len(records)
     return LoadRun(system, trace, peak, violated, mean_quality(records))
 
 
-def workload_of(trace: int, peak: float, segment_s: float) -> Workload:
-    """Return the production mix at times whose rate follows the Azure shape up to `peak`."""
-    low = peak / SWING
+def workload_of(trace: Trace, peak: float, segment_s: float) -> Workload:
+    """Return the production mix at times whose rate follows the shape up to `peak`."""
+    low, seed = peak / SWING, trace.seed
     times = segment_times(
-        tuple(Segment(segment_s, low + share * (peak - low)) for share in AZURE_SHAPE), np.random.default_rng(trace)
+        tuple(Segment(segment_s, low + share * (peak - low)) for share in THREE[trace.shape]),
+        np.random.default_rng(seed),
     )
     count = WARM_COUNT + len(times)
     content = Content(
         prompts=("",) * count,
-        embeddings=synthetic_log(count, np.random.default_rng(trace)),
+        embeddings=synthetic_log(count, np.random.default_rng(seed)),
         slo_classes=(SloClass("standard", SLO_S),),
         steps=STEPS,
         first_prompt=WARM_COUNT,
         sources=("synthetic",),
     )
-    mixed = production_mix(times, np.random.default_rng(trace), content, MIX)
+    mixed = production_mix(times, np.random.default_rng(seed), content, MIX)
     # Which model paints is the systems' decision.
     return replace(mixed, arrivals=tuple(replace(arrival, model="") for arrival in mixed.arrivals))
 
 
-def settings_of(peak: float) -> ServingSettings:
+def settings_of(peak: float, constants: Constants) -> ServingSettings:
     """Return what a system knows that has been running at the low load, static ones provisioned for the peak."""
     return ServingSettings(
         heavy="large",
@@ -225,15 +323,10 @@ def settings_of(peak: float) -> ServingSettings:
         batch_sizes=(1,),
         step_count=STEPS,
         qualities=tuple(
-            ModelQuality(name, quality, spread_of(quality), HIT_QUALITY / quality) for name, quality in QUALITY.items()
+            ModelQuality(name, quality, spread_of(quality), constants.hit / quality)
+            for name, quality in constants.quality.items()
         ),
     )
-
-
-def policy_of(system: str, peak: float) -> ServingPolicy:
-    """Return the policy of a system; the control is ours with another setting."""
-    settings = replace(settings_of(peak), plans_reuse=system == PLANS_REUSE)
-    return SERVING_POLICIES[OURS if system == PLANS_REUSE else system](settings)
 
 
 def spread_of(quality: float) -> float:
@@ -241,29 +334,39 @@ def spread_of(quality: float) -> float:
     return 2 * (1.0 - quality)
 
 
-def scenario_of(system: str, peak: float) -> Scenario:
+def scenario_of(system: str, peak: float, constants: Constants = Constants()) -> Scenario:
     """Return the fleet under a system."""
     rules = SelectionRules() if system == "nirvana-only" else replace(SelectionRules(), images=IMAGE_RULES.images)
     # NIRVANA keeps five latents of a prompt.
     capacity = 5 * CAPACITY if system == "nirvana-only" else CAPACITY
     return Scenario(
         name=system,
-        models=tuple(_model(name) for name in MI210_SECONDS),
+        models=tuple(_model(name, constants) for name in MI210_SECONDS),
         devices=(SimulatedDevices(DEVICES, "large", max_batch=1),),
-        policy=policy_of(system, peak),
+        policy=SERVING_POLICIES[system](settings_of(peak, constants)),
         dataplane=DataplaneSettings(queue_limit=100_000),
         delays=Delays(score=steady(DISCRIMINATOR_S)),
         cache=CacheSettings(capacity, rules, shared=True, warm_count=WARM_COUNT),
         deferral=curve(CASCADE),
+        confidence_correlation=correlation_of(constants.auroc),
         control_period_s=PERIOD_S,
         default_model="large",
         adapters=ADAPTERS,
     )
 
 
-def _model(name: str) -> SimulatedModel:
+def _model(name: str, constants: Constants) -> SimulatedModel:
+    quality = constants.quality[name]
+    spread = spread_of(quality)
     costs = from_latencies(name, STEPS, {1: MI210_SECONDS[name]}, variation=0.02, load=steady(LOAD_S[name]))
-    return SimulatedModel(costs, QUALITY[name], spread_of(QUALITY[name]), HIT_QUALITY / QUALITY[name])
+    return SimulatedModel(
+        costs,
+        quality,
+        spread,
+        constants.hit / quality,
+        deviation=own_deviation(spread) if name != "large" else 0.0,
+        reuse_deviation=HIT_DEVIATION,
+    )
 
 
 if __name__ == "__main__":

@@ -4,27 +4,34 @@
 
 Simulated, by the code that serves: the live dataplane with late binding, the policies, sixteen A100s with the latencies
 of DiffServe's first cascade. Nothing is chosen after a run: a trace's peak is the capacity of the artefact's static
-allocation times `ABOVE`, its low a quarter of that, and its shape one of five; the arrivals and how hard each request
+allocation times `ABOVE`, its low a quarter of that, and its shape one of three; the arrivals and how hard each request
 is are the same for every system. A violation is a request that was late, dropped, rejected or failed. Prompts are those
 of a made-up log with DiffusionDB's locality, of which caches know the first ones.
 
 Quality is that of answered requests, as a share of the heavy model's: the light one has what `tiny-light` keeps of
-`tiny-heavy`'s CLIPScore on average, and all of it where its picture is easiest. A hit that is refined keeps MoDM's
-share (7.3 of the paper), whichever model refines it.
+`tiny-heavy`'s CLIPScore on average. A hit that is refined keeps MoDM's share (7.3 of the paper), whichever model
+refines it. Confidence tells the quality of a light image with the AUROC that `router` measured, while the profile of
+plans takes it to tell everything; single images differ from these means as `router` and `selector_profile` measured.
+AUROC and what hits keep are moved in turn.
+
+Joint serves with this suite's fall-back, and no paper's system does: the control that shows what the plans are worth is
+DiffServe's allocator over the same data path.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from benchmarks.paper_constants import AZURE_SHAPE, CASCADES, Cascade, Held
+from benchmarks.measured_quality import AUROC, HIT_DEVIATION, HIT_MEAN, correlation_of, own_deviation
+from benchmarks.paper_constants import CASCADES, Cascade, Held
 from benchmarks.paper_systems import IMAGE_RULES, OURS, cascade_policy, cascade_scenario, cascade_settings, curve
 from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
 from benchmarks.statistics import ratio_of_sums
+from benchmarks.trace_shapes import THREE, Shape
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.serving.settings import ModelQuality
 from pentimento.policies.thinning import ThinningMode, ThinningOption
@@ -37,15 +44,8 @@ from pentimento.workloads import Content, Segment, SloClass, Workload, fluctuati
 
 CASCADE = CASCADES[0]
 ABOVE, SWING = 1.25, 4.0
-SEGMENT_S = 6.0
-# Shares of the way from the low to the peak, of as many segments each.
-SHAPES: Mapping[str, tuple[float, ...]] = {
-    "azure": AZURE_SHAPE,
-    "rise and fall": tuple(1 - abs(1 - 2 * index / 27) for index in range(28)),
-    "steps": (0.0,) * 7 + (1.0,) * 7 + (0.0,) * 7 + (1.0,) * 7,
-    "two peaks": tuple(max(0.0, float(np.sin(4 * np.pi * index / 27))) for index in range(28)),
-    "sudden peak": (0.1,) * 10 + (1.0,) * 6 + (0.4,) * 12,
-}
+SEGMENT_S = 4.0
+SEEDS, MOVED_SEEDS = 10, 2
 BASELINES = (
     "vanilla",
     "clipper-light",
@@ -60,15 +60,16 @@ BASELINES = (
 # The papers say that late requests are dropped; this suite's front door falls back by default. A control: a paper's
 # allocator over this suite's data path.
 FALLING_BACK, OURS_SERVES_AS = " falling back", "joint"
-# Ours with plans that also say how much of the cache's tables hits use, which caches follow.
-PLANS_REUSE = "joint planning reuse"
 # Ours where the heavy model may leave out steps under load, as plans count on it.
 THINS = "joint thinning"
-CONTROLS = ("diffserve" + FALLING_BACK, PLANS_REUSE, THINS)
-OUR_OWN = (PLANS_REUSE, THINS, OURS_SERVES_AS)
+CONTROL = "diffserve" + FALLING_BACK
+CONTROLS = (CONTROL, THINS)
+OUR_OWN = (THINS, OURS_SERVES_AS)
 SYSTEMS = (*BASELINES, *CONTROLS, OURS_SERVES_AS)
 # Whose violations are compared with those of ours, and by how much they must be more.
 FEWER = {"static-cascade": 1.4, "proteus": 1.7, "clipper-heavy": 26.0}
+# All traces are played by these; the others' are of one seed.
+COMPARED = (*FEWER, "diffserve", CONTROL, OURS_SERVES_AS)
 # The allocators of the papers.
 PAPERS = ("diffserve", "modm-only")
 # zoo_quality: the light model's share of the heavy one's CLIPScore; the easiest picture keeps all of it.
@@ -79,11 +80,35 @@ REFINED, RESUMED = 0.997, 0.951
 WARM_COUNT, CAPACITY = 3_000, 10_000
 # In the heavy model's place what `tiny-heavy` bears of its 50 steps, and keeps on unseen prompts (benchmarks.thinning).
 THINNED = (ThinningOption(3, 12, 0.997),)
+
+
 # What the joint problem weighs, and by what answers are judged. A hit's picture is as good whoever refines it.
-QUALITIES = (
-    ModelQuality("light", LIGHT_QUALITY, LIGHT_SPREAD, REFINED / LIGHT_QUALITY),
-    ModelQuality("heavy", 1.0, reuse=REFINED),
-)
+def qualities(hit: float) -> tuple[ModelQuality, ...]:
+    """Return what the joint problem weighs; a refined hit keeps `hit`."""
+    return (
+        ModelQuality("light", LIGHT_QUALITY, LIGHT_SPREAD, hit / LIGHT_QUALITY),
+        ModelQuality("heavy", 1.0, reuse=hit),
+    )
+
+
+QUALITIES = qualities(REFINED)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What is assumed of images: how well confidence tells quality, and what refined hits keep."""
+
+    auroc: float = AUROC
+    hit: float = REFINED
+
+
+MEASURED = "as measured"
+CASES: Mapping[str, Constants] = {
+    MEASURED: Constants(),
+    "AUROC 0.5": Constants(auroc=0.5),
+    "AUROC 1": Constants(auroc=1.0),
+    f"hits keep {HIT_MEAN:g}": Constants(hit=HIT_MEAN),
+}
 
 
 @dataclass(frozen=True)
@@ -95,26 +120,49 @@ class TraceRun:
     violations: float
     quality: float
     request_count: int
+    seed: int = 1
 
     def row(self) -> list[object]:
         """Return it as JSON values."""
-        return [self.system, self.trace, round(self.violations, 5), round(self.quality, 5), self.request_count]
+        return [
+            self.system,
+            self.trace,
+            self.seed,
+            round(self.violations, 5),
+            round(self.quality, 5),
+            self.request_count,
+        ]
 
 
 def main() -> int:
     options = parse_options("slo_trace", __doc__, add_options)
-    names = list(SHAPES)[: 2 if options.quick else None]
     systems = options.rest["systems"] or SYSTEMS
     peak = ABOVE * static_capacity_per_s(CASCADE)
-    runs = []
-    for seed, name in enumerate(names, start=1):
-        workload = trace_load(SHAPES[name], peak / SWING, peak, 1.5 if options.quick else SEGMENT_S, seed)
-        for system in systems:
-            runs.append(run_of(system, name, workload, peak, seed))
-            print(runs[-1].row(), flush=True)
+    segment_s = SEGMENT_S / 4 if options.quick else SEGMENT_S
+    figures: list[Figure] = []
+    for case, constants in CASES.items():
+        played = systems if case == MEASURED else [one for one in (CONTROL, OURS_SERVES_AS) if one in systems]
+        seeds = 1 if options.quick else SEEDS if case == MEASURED else MOVED_SEEDS
+        runs = list(runs_of(played, seeds, segment_s, peak, constants))
+        found = figures_of(runs, systems[-1]) if case == MEASURED else beside_control(runs)
+        figures += [replace(figure, name=f"{case}: {figure.name}") if case != MEASURED else figure for figure in found]
     notes: dict[str, Any] = {"peak a second": peak, "static cascade's capacity": peak / ABOVE, "slo_s": CASCADE.slo_s}
-    notes |= {"segment_s": SEGMENT_S, "shapes": {name: list(SHAPES[name]) for name in names}, "simulated": True}
-    return publish(options, figures_of(runs, systems[-1]), notes=notes)
+    notes |= {"segment_s": segment_s, "shapes": {name: list(shape) for name, shape in THREE.items()}, "simulated": True}
+    return publish(options, figures, notes=notes)
+
+
+def runs_of(
+    systems: Sequence[str], seeds: int, segment_s: float, peak: float, constants: Constants
+) -> Iterator[TraceRun]:
+    """Yield the runs of all systems, trace by trace."""
+    for seed in range(1, seeds + 1):
+        for name, shape in THREE.items():
+            workload = trace_load(shape, peak / SWING, peak, segment_s, seed)
+            for system in systems:
+                if seed == 1 or system in COMPARED:
+                    run = run_of(system, name, workload, peak, seed, constants)
+                    print(run.row(), flush=True)
+                    yield run
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +178,7 @@ def static_capacity_per_s(cascade: Cascade) -> float:
     return min(light, heavy / curve(cascade).share(held.threshold))
 
 
-def trace_load(shape: Sequence[float], low: float, peak: float, segment_s: float, seed: int) -> Workload:
+def trace_load(shape: Shape, low: float, peak: float, segment_s: float, seed: int) -> Workload:
     """Return Poisson arrivals whose rate (a second) follows the shape, of prompts after those that caches know."""
     segments = tuple(Segment(segment_s, low + share * (peak - low)) for share in shape)
     expected = sum(segment.duration_s * segment.rate for segment in segments)
@@ -146,21 +194,21 @@ def trace_load(shape: Sequence[float], low: float, peak: float, segment_s: float
     return fluctuating(np.random.default_rng(seed), content, segments)
 
 
-def scenario_of(system: str, peak: float) -> Scenario:
+def scenario_of(system: str, peak: float, constants: Constants = Constants()) -> Scenario:
     """Return the fleet under a system that has been running at the low load, static ones provisioned for the peak."""
-    plans_reuse, thins = system == PLANS_REUSE, system == THINS
-    name = OURS_SERVES_AS if plans_reuse or thins else system.removesuffix(FALLING_BACK)
-    settings = replace(
-        cascade_settings(CASCADE, peak / SWING), peak_per_s=peak, qualities=QUALITIES, plans_reuse=plans_reuse
-    )
+    thins = system == THINS
+    name = OURS_SERVES_AS if thins else system.removesuffix(FALLING_BACK)
+    settings = replace(cascade_settings(CASCADE, peak / SWING), peak_per_s=peak, qualities=qualities(constants.hit))
     plain = cascade_scenario(CASCADE, cascade_policy(name, CASCADE, settings), path=OURS)
-    judged = {known.model: known for known in QUALITIES}
+    judged = {known.model: known for known in qualities(constants.hit)}
     models = tuple(
         replace(
             model,
             quality=judged[model.name].quality,
             quality_spread=judged[model.name].spread,
             reuse_quality=RESUMED if system == "nirvana-only" else judged[model.name].reuse,
+            deviation=own_deviation(LIGHT_SPREAD) if model.name == "light" else 0.0,
+            reuse_deviation=HIT_DEVIATION,
             thinning=THINNED if thins and model.name == "heavy" else (),
         )
         for model in plain.models
@@ -171,7 +219,8 @@ def scenario_of(system: str, peak: float) -> Scenario:
     cache = CacheSettings(capacity, rules, shared=True, warm_count=WARM_COUNT)
     thinning = ThinningMode.LOAD if thins else ThinningMode.OFF
     dataplane = replace(plain.dataplane, fall_back=falls_back(system), thinning=thinning)
-    return replace(plain, models=models, cache=cache, dataplane=dataplane)
+    correlation = correlation_of(constants.auroc)
+    return replace(plain, models=models, cache=cache, dataplane=dataplane, confidence_correlation=correlation)
 
 
 def falls_back(system: str) -> bool:
@@ -180,11 +229,13 @@ def falls_back(system: str) -> bool:
     return system in (OURS_SERVES_AS, *CONTROLS)
 
 
-def run_of(system: str, trace: str, workload: Workload, peak: float, seed: int) -> TraceRun:
+def run_of(
+    system: str, trace: str, workload: Workload, peak: float, seed: int, constants: Constants = Constants()
+) -> TraceRun:
     """Play a trace on a system."""
-    records: list[RequestRecord] = Simulation(scenario_of(system, peak), workload, Random(seed)).run()
+    records: list[RequestRecord] = Simulation(scenario_of(system, peak, constants), workload, Random(seed)).run()
     violated = sum(record.outcome.violation for record in records)
-    return TraceRun(system, trace, violated / len(records), mean_quality(records), len(records))
+    return TraceRun(system, trace, violated / len(records), mean_quality(records), len(records), seed)
 
 
 def figures_of(runs: Sequence[TraceRun], ours: str) -> list[Figure]:
@@ -196,16 +247,36 @@ def figures_of(runs: Sequence[TraceRun], ours: str) -> list[Figure]:
     found.append(Figure(f"systems that dominate {ours}", len(better), at_most(0), better, None))
     for paper in PAPERS:
         if paper in means and paper != ours:
-            pairs = list(zip(by_system[ours], by_system[paper], strict=True))
+            pairs = list(zip(by_system[ours], by_system[paper], strict=False))
             rows: list[Any] = [[*own.row(), *other.row()] for own, other in pairs]
             less = means[paper][0] - means[ours][0]
             found.append(Figure(f"violations of {paper} − those of {ours}", less, at_least(0.0), rows, None))
             gained = means[ours][1] - means[paper][1]
             found.append(Figure(f"quality of {ours} − that of {paper}", gained, at_least(0.0), rows, None))
+    if ours in by_system and CONTROL in by_system:
+        found += beside_control(runs)
     for name, of in by_system.items():
         found.append(measured(f"{name}: violations", [r.violations for r in of], mean, informative()))
         found.append(measured(f"{name}: quality of answered requests", [r.quality for r in of], mean, informative()))
     return found
+
+
+def beside_control(runs: Sequence[TraceRun]) -> list[Figure]:
+    """Return violations and quality of ours less those of the control."""
+    ours, control = ([run for run in runs if run.system == name] for name in (OURS_SERVES_AS, CONTROL))
+    pairs = [
+        [[own.violations, other.violations], [own.quality, other.quality]]
+        for own, other in zip(ours, control, strict=True)
+    ]
+    return [
+        measured(f"{what} of {OURS_SERVES_AS} − of {CONTROL}", [pair[number] for pair in pairs], gap, informative())
+        for number, what in enumerate(("violations", "quality"))
+    ]
+
+
+def gap(pairs: Sequence[Sequence[float]]) -> float:
+    """Return the mean of ours less theirs."""
+    return float(np.mean([ours - theirs for ours, theirs in pairs]))
 
 
 def fewer(by_system: Mapping[str, Sequence[TraceRun]], name: str, ours: str, factor: float) -> Figure:
@@ -213,7 +284,7 @@ def fewer(by_system: Mapping[str, Sequence[TraceRun]], name: str, ours: str, fac
     of it."""
     pairs = [
         (other.violations, max(own.violations, 1 / own.request_count))
-        for other, own in zip(by_system[name], by_system[ours], strict=True)
+        for other, own in zip(by_system[name], by_system[ours], strict=False)
     ]
     return measured(f"violations of {name} ÷ those of {ours}", pairs, ratio_of_sums, at_least(factor))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from benchmarks import joint, slo_trace
+from benchmarks.trace_shapes import SHAPES
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator
 from pentimento.rpc.full_collections import NEVER
 from pentimento.simulator import Scenario, Simulation
@@ -57,12 +58,12 @@ def looks_ms(quick: bool, reading: LookReading) -> list[float]:
     three models, hits and loads in those of `joint`."""
     peak = slo_trace.ABOVE * slo_trace.static_capacity_per_s(slo_trace.CASCADE)
     found: list[float] = []
-    for seed, name in enumerate(list(slo_trace.SHAPES)[: 1 if quick else None], start=1):
+    for seed, name in enumerate(list(SHAPES)[: 1 if quick else None], start=1):
         segment_s = 0.5 if quick else 4.0
-        load = slo_trace.trace_load(slo_trace.SHAPES[name], peak / slo_trace.SWING, peak, segment_s, seed)
+        load = slo_trace.trace_load(SHAPES[name], peak / slo_trace.SWING, peak, segment_s, seed)
         found += _timed(slo_trace.scenario_of(SYSTEM, peak), load, seed, reading)
     for seed, rate in enumerate(PEAKS_PER_S[: 1 if quick else None], start=1):
-        load = joint.workload_of(seed, rate, joint.SEGMENT_S / (32 if quick else 3))
+        load = joint.workload_of(joint.Trace("azure", seed), rate, joint.SEGMENT_S / (32 if quick else 3))
         found += _timed(joint.scenario_of(SYSTEM, rate), load, seed, reading)
     return found
 

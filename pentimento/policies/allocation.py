@@ -24,6 +24,7 @@ from pentimento.domain.fleet import (
     WorkerPair,
 )
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.models import DeviceCost
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.policies.plan_checks import check_plan
@@ -43,8 +44,8 @@ class ModelDemand:
     """The demand for a model over a period. What is asked of a model: arrivals per second, requests waiting, how they
     start (step 0 is noise), the share of the scored ones that a cascade sent on, and how many broke their SLO (late or
     dropped) since the last look. `mean_queue_length`: requests waiting on average since then; None where only the
-    newest count is known. `sent_on_per_s`: those that went on to a cascade's next stage, scored or not. `confidences`
-    and `thinnable` as in `PoolDemand`; `adapters`: requests that asked for each."""
+    newest count is known. `sent_on_per_s`: those that went on to a cascade's next stage, scored or not. `confidences`,
+    `thinnable`, `compared` and `hits` as in `PoolDemand`; `adapters`: requests that asked for each."""
 
     model: str
     arrivals_per_s: float
@@ -57,6 +58,8 @@ class ModelDemand:
     confidences: tuple[int, ...] = ()
     adapters: tuple[AdapterDemand, ...] = ()
     thinnable: ThinnableSteps = NO_STEPS
+    compared: tuple[KeptQuality, ...] = ()
+    hits: KeptQuality = NOTHING_KEPT
 
 
 @dataclass(frozen=True)

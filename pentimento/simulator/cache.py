@@ -30,7 +30,6 @@ from pentimento.policies.eviction import make_room, open_eviction
 from pentimento.policies.followed_cache import CacheChoice, cache_in_force
 from pentimento.policies.selector_profiles import biased
 from pentimento.policies.serving.entry import scaled_start_step
-from pentimento.policies.serving.joint_reuse import quality_kept
 from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import StartKind
 
@@ -161,7 +160,7 @@ class SimulatedCache:
         """Changes state: hits are chosen as that plan says from now on, by the gateway's own rules."""
         now, own = cache_in_force(CacheChoice(), plan), self._settings.rules
         self._rules = replace(own, latents=biased(own.latents, now.bias), images=biased(own.images, now.bias))
-        self._alpha, self._kept = now.alpha, quality_kept(now.bias, self._settings.bias_loss)
+        self._alpha, self._kept = now.alpha, _quality_kept(now.bias, self._settings.bias_loss)
 
     def lookup(
         self, tenant: str, model: str, row: int, step_count: int, latents: bool = True, images: bool = True
@@ -269,3 +268,8 @@ class SimulatedCache:
         if not entry.steps:
             # All K are holes: the prompt leaves the index.
             del self._entries[scope][row]
+
+
+def _quality_kept(bias: int, loss: float) -> float:
+    """Return the share (0..1) of a hit's quality that remains `bias` rows beyond its table; a row costs `loss`."""
+    return max(0.0, 1.0 - loss * max(bias, 0))

@@ -7,8 +7,9 @@ from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import AttemptKey
 from pentimento.dataplane.pools import Pool
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import Capability, Plan, Replica, ReplicaKind, StartShare
+from pentimento.domain.fleet import CONFIDENCE_BINS, Capability, Plan, Replica, ReplicaKind, StartShare
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.emulation.device import EmulatedDevice
 from pentimento.policies.allocation import (
@@ -61,6 +62,7 @@ class SimulatedController:
         self._reported: dict[str, _PoolCounts] = {}
         self._starts: dict[str, Counter[StartShare]] = {}
         self._late: Counter[str] = Counter()
+        self._compared: dict[str, list[KeptQuality]] = {}
         self._queues: Counter[str] = Counter()
         self._looks = 0
         self._last_s = 0.0
@@ -78,6 +80,11 @@ class SimulatedController:
     def count_late(self, pool: str) -> None:
         """Changes state: a picture of that pool came after its SLO, which need not be the dataplane's deadline."""
         self._late[pool] += 1
+
+    def count_compared(self, pool: str, confidence: float, kept: float) -> None:
+        """Changes state: a light image of that pool was compared with the heavy model's."""
+        parts = self._compared.setdefault(pool, [NOTHING_KEPT] * CONFIDENCE_BINS)
+        parts[min(int(confidence * CONFIDENCE_BINS), CONFIDENCE_BINS - 1)] += KeptQuality.of(kept)
 
     def look(self, dataplane: Dataplane) -> None:
         """Changes state: notes how many wait, for the average that the next plan goes by."""
@@ -144,6 +151,7 @@ class SimulatedController:
                 for count, told in zip(confidences, before.confidences or (0,) * len(confidences), strict=True)
             ),
             thinnable=now.thinnable.since(before.thinnable),
+            compared=tuple(self._compared.pop(pool.name, ())),
         )
 
     def _waiting_at_workers(self) -> Counter[str]:

@@ -3,7 +3,8 @@
 from random import Random
 
 from pentimento.dataplane import effects
-from pentimento.reports import Outcome, RequestRecord
+from pentimento.domain.kept_quality import MOST_KEPT
+from pentimento.reports import Outcome, RequestRecord, StartKind
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.controller import SimulatedController
 from pentimento.simulator.fleet import SimulatedFleet
@@ -58,8 +59,18 @@ class Endings:
         late = ended_s > request.arrival.at_s + request.arrival.deadline_s
         if late:
             self._controller.count_late(painted.pool)
+        self._compare(request, effect.picture_token)
         self._delivered = (request, painted)
         self._end(effect.request_id, Outcome.LATE if late else Outcome.COMPLETED, ended_s, painted)
+
+    def _compare(self, request: SimulatedRequest, token: int) -> None:
+        """Tell the controller what a deferred light image kept of the quality of the image that was delivered."""
+        light, better = request.painted.get(request.scored_token), request.painted[token]
+        if light is None or light is better or light.start.kind is not StartKind.NOISE or request.confidence is None:
+            return
+        kept, whole = (self._fleet.quality_of(request, one) for one in (light, better))
+        if kept is not None and whole:
+            self._controller.count_compared(light.pool, request.confidence, min(kept / whole, MOST_KEPT))
 
     def deliver_end(self, effect: effects.DeliverEnd) -> None:
         """Changes state: the request ends without a picture."""

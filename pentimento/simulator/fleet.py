@@ -134,8 +134,12 @@ class SimulatedFleet:
         model = self._scenario.model(name)
         if model.quality is None:
             return None
+        if painted.start.kind is not StartKind.NOISE:
+            # What confidence tells was measured of images from noise.
+            mean = model.quality * model.reuse_quality * painted.start.kept
+            return mean + model.reuse_deviation * request.chance.hit
         quality = (model.quality + model.quality_spread * (request.draw - 0.5)) * painted.thinned_share
-        return quality if painted.start.kind is StartKind.NOISE else quality * model.reuse_quality * painted.start.kept
+        return quality + model.deviation * request.chance.light
 
     def _add(
         self, kind: str, devices: SimulatedDevices, agenda: Agenda, listener: DeviceListener[AttemptKey], random: Random

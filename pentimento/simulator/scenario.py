@@ -20,12 +20,15 @@ from pentimento.simulator.cache import CacheSettings
 class SimulatedModel:
     """`quality` is the mean of a run from noise. `quality_spread`: the most confident light pictures are better than
     the mean by half of it, the least confident worse. `reuse_quality`: the share that a start from the cache keeps.
-    `thinning`: how pictures from noise with the model's own number of steps may be thinned."""
+    `deviation`, `reuse_deviation`: standard deviations of a single image's quality around these means. `thinning`: how
+    pictures from noise with the model's own number of steps may be thinned."""
 
     costs: ModelCosts
     quality: float | None = None
     quality_spread: float = 0.0
     reuse_quality: float = 1.0
+    deviation: float = 0.0
+    reuse_deviation: float = 0.0
     thinning: tuple[ThinningOption, ...] = ()
 
     @property
@@ -78,6 +81,8 @@ class Outage:
 @dataclass(frozen=True)
 class Scenario:
     """`deferral` is the true f(t) of the cascade: confidences are drawn from it. What the policy believes is its own.
+    `confidence_correlation` (0..1) of the normal scores of a light image's quality and confidence: 1 where confidence
+    tells the quality exactly, 0 where it tells nothing.
 
     `closed_loop`: so many requests are under way at any time, each coming when another ends and not at its own time; 0
     for arrivals as the workload has them. `answers_late`: a request whose SLO is broken is still painted (the servers
@@ -96,6 +101,7 @@ class Scenario:
     delays: Delays = Delays()
     cache: CacheSettings = field(default_factory=CacheSettings)
     deferral: DeferralCurve = field(default_factory=DeferralCurve)
+    confidence_correlation: float = 1.0
     control_period_s: float = 5.0
     answers_late: bool = False
     closed_loop: int = 0
@@ -113,6 +119,8 @@ class Scenario:
             raise InvalidArgument.of("models", "must have names of their own")
         if not self.devices:
             raise InvalidArgument.of("devices", "must be at least one")
+        if not 0.0 <= self.confidence_correlation <= 1.0:
+            raise InvalidArgument.of("confidence_correlation", f"must be 0 to 1, got {self.confidence_correlation:g}")
         for devices in self.devices:
             if strangers := {devices.resident, *devices.models} - known:
                 raise InvalidArgument.of("devices", f"must name models of the scenario, got {sorted(strangers)}")

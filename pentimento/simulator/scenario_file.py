@@ -195,7 +195,6 @@ def _serving_settings(table: TomlTable, fleet: EmulatedFleet) -> ServingSettings
         step_count=fleet.model(heavy).steps,
         hysteresis=asked.number("hysteresis", default.hysteresis, maximum=0.9),
         run_price=asked.number("run_price", default.run_price, maximum=1.0),
-        plans_reuse=asked.flag("plans_reuse", default.plans_reuse),
     )
 
 

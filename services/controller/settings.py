@@ -86,10 +86,6 @@ class PolicySettings:
         " least confident (0..1), and what a start from the cache keeps of it (0..2); of models not named --fleet's,"
         " else 1 for heavy and 0.9 for others, without spread, all kept",
     )
-    plan_reuse: bool = setting(
-        _DEFAULT.plans_reuse,
-        help="the joint policy's plans say how much of the cache's tables hits use: gateways need --follow-plan",
-    )
 
     def serving(self) -> ServingSettings:
         """ValueError for a curve that is none; what is wrong with the fleet's file as `read_fleet` says it."""
@@ -110,7 +106,6 @@ class PolicySettings:
             batch_sizes=self.batch_sizes,
             hysteresis=self.hysteresis,
             run_price=self.run_price,
-            plans_reuse=self.plan_reuse,
         )
         own = self._qualities({serving.heavy, serving.light, *serving.small_models})
         others = tuple(one for one in of_fleet.qualities if one.model not in own)

@@ -6,26 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import CachePlan, Replica
+from pentimento.domain.fleet import Replica
 from pentimento.domain.reasons import Reason
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.entry import NOISE
-from pentimento.policies.serving.joint_backlog import backlog_routes, backlogs, beside_others, with_backlogs
+from pentimento.policies.serving.joint_backlog import MAY_WAIT, backlog_routes, backlogs, beside_others, with_backlogs
 from pentimento.policies.serving.joint_choices import least_s
 from pentimento.policies.serving.joint_demand import ROOMS, JointDemand, as_planned_for, observed_demand
 from pentimento.policies.serving.joint_plan import decision_of, planned_models, slot_names
 from pentimento.policies.serving.joint_problem import Component, JointProblem, JointSolution
 from pentimento.policies.serving.joint_program import JointProgram
-from pentimento.policies.serving.joint_reuse import (
-    OWN,
-    as_reused,
-    known_under,
-    level_of,
-    quality_kept,
-    settings_under,
-    steps_away,
-)
 from pentimento.policies.serving.joint_routes import PlannedRoute, components_of, kind_of, kinds_of, routes_of
+from pentimento.policies.serving.joint_single import single_plans
+from pentimento.policies.serving.learnt_quality import LearntQuality
 from pentimento.policies.serving.one_left import with_pools_of
 from pentimento.policies.serving.settings import ServingSettings
 
@@ -33,8 +26,6 @@ from pentimento.policies.serving.settings import ServingSettings
 # the share served, than a plan without; whatever it takes, by `_WON_FREELY`.
 _WON_A_SECOND = 0.0005
 _WON_FREELY = 0.001
-# One in which hits use more or less of the cache's tables.
-_WON_BY_REUSE = 0.01
 _SERVED = 0.99
 _LOADS_IN_DWELL = 6.0
 # Where fewer are served a load may be made that takes longer than it is paid for within, and is then paid for within
@@ -42,15 +33,14 @@ _LOADS_IN_DWELL = 6.0
 _MANY_SERVED, _LOADS_OF_PATIENCE = 0.5, 2.0
 # Requests a second of every start that are planned for whatever is seen, so that each has a way to go.
 _FLOOR_PER_S = 1e-3
-# Seconds after a change of how much hits use of the cache's tables before they are to use less.
-_REUSE_DWELL_S = 30.0
 
 
 @dataclass(frozen=True)
 class _Look:
-    """What one plan is made from."""
+    """What one plan is made from. `settings`: with the qualities that were learnt."""
 
     context: AllocationContext
+    settings: ServingSettings
     kinds: Mapping[str, Sequence[Replica]]
     components: Sequence[Component]
     demand: JointDemand
@@ -60,18 +50,12 @@ class _Look:
 
 @dataclass(frozen=True)
 class _Planned:
-    """What is best where hits use as much of the cache's tables as `level` says, and whether that serves everybody in
-    the best way."""
+    """The best plan, and whether it serves everybody in the best way."""
 
-    level: CachePlan
     routes: Mapping[str, PlannedRoute]
     problem: JointProblem
     solution: JointSolution
     is_enough: bool
-
-    def is_above(self, objective: float) -> bool:
-        """Return whether it is worth more than that."""
-        return self.solution.objective > objective
 
 
 @dataclass(frozen=True)
@@ -86,9 +70,10 @@ class JointAllocator:
     where devices can, before quality is won. What cannot be carried in time is not admitted, the worst routes first;
     nobody is refused before anybody came. Where no picture from noise can keep the SLO, what the quickest way takes is
     planned for in its place; `notes` say so. `settings.run_price` is what a whole run of the heavy model must be worth.
-    Models without a profile are not planned; `notes` say so.
-    With `settings.plans_reuse` plans say how much of the cache's tables hits use; caches must follow plans then.
-    The search ends `gap` (a share) below the best, or after `most_relaxations`: no clock decides which plan it is.
+    Models without a profile are not planned; `notes` say so. Qualities of light images and hits are estimated from
+    comparisons with the heavy model's images, with the settings' as the prior (`learnt_quality`). The search ends `gap`
+    (a share) below the best, or after `most_relaxations`: no clock decides which plan it is. Where it ends without a
+    proof, the plans of single papers are searched too, and the best plan counts.
     """
 
     settings: ServingSettings
@@ -99,21 +84,19 @@ class JointAllocator:
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         demand, kinds = observed_demand(context, self.settings), kinds_of(context)
+        learnt = self._learnt(context, demand)
         if not kinds:
-            return AllocationDecision(memory=demand.values())
+            return AllocationDecision(memory=(*demand.values(), *learnt.values()))
         components, notes = components_of(context, self.settings, kinds)
         if not components:
             raise FailedPrecondition(Reason.PROFILE_MISSING, "; ".join(notes) or "no worker can hold any of the models")
         may_load = context.now_s - demand.moved_at_s >= self._dwell_s(components)
-        before = level_of(context.last.cache) if self.settings.plans_reuse else OWN
         waiting = backlogs(context, components, self.settings.slo_s)
-        look = _Look(context, kinds, components, demand, waiting, may_load)
-        chosen = self._chosen(look, before)
+        look = _Look(context, learnt.applied(self.settings), kinds, components, demand, waiting, may_load)
+        chosen = self._planned(look)
         solution, is_enough = beside_others(chosen.solution), chosen.is_enough
         decision = decision_of(context, kinds, chosen.problem, solution, chosen.routes, may_load and is_enough)
         demand = replace(demand, moved_at_s=self._moved_at_s(context, decision, demand))
-        if chosen.level != before:
-            demand = replace(known_under(demand, before, chosen.level), reused_at_s=context.now_s)
         if not any(seen.arrivals_per_s > 0.0 for seen in context.demand):
             # What hits there will be is not known before anybody came, and so not what can be carried.
             decision = replace(decision, admission_rate=1.0)
@@ -121,48 +104,26 @@ class JointAllocator:
             notes.append(f"no picture can be painted within {self.settings.slo_s:g} s; {kept_s:.3g} s are planned for")
         models = (model for model in (self.settings.heavy, self.settings.light, *self.settings.small_models) if model)
         decision = with_pools_of(decision, models, slot_names)
-        return replace(decision, memory=demand.values(), notes=tuple(notes), cache=chosen.level)
+        return replace(decision, memory=(*demand.values(), *learnt.values()), notes=tuple(notes))
 
-    def _chosen(self, look: _Look, before: CachePlan) -> _Planned:
-        """The best plan: with as much reuse as before, or a step more or less of it where that wins what a load must
-        win. Less of it not within `_REUSE_DWELL_S` of the last change: load that came back finds it there."""
-        best = self._planned(look, before, before)
-        if not self.settings.plans_reuse:
-            return best
-        may_less = look.context.now_s - look.demand.reused_at_s >= _REUSE_DWELL_S
-        for level in steps_away(before, may_less):
-            enough = best.solution.objective + _WON_BY_REUSE * best.problem.wanted
-            routes, problem = self._weighed(look, before, level)
-            if problem.bound > enough and (found := self._solved(look, level, routes, problem)).is_above(enough):
-                best = found
-        return best
+    def _learnt(self, context: AllocationContext, demand: JointDemand) -> LearntQuality:
+        before = context.last.memory[len(demand.values()) :]
+        curve = self.settings.deferral.bent(demand.bend)
+        return LearntQuality.of(before, self.settings).seen(context, self.settings, curve)
 
-    def _planned(self, look: _Look, before: CachePlan, level: CachePlan) -> _Planned:
-        return self._solved(look, level, *self._weighed(look, before, level))
-
-    def _weighed(
-        self, look: _Look, before: CachePlan, level: CachePlan
-    ) -> tuple[dict[str, PlannedRoute], JointProblem]:
-        """The routes by name, and the problem, if hits use as much of the tables as a level says."""
-        settings = settings_under(self.settings, level)
-        demand = as_reused(known_under(look.demand, before, level), level)
-        kept = quality_kept(level.bias, settings.bias_loss)
-        routes = routes_of(look.context, settings, look.components, demand, kept)
-        planned = as_planned_for(look.context, settings, demand)
+    def _planned(self, look: _Look) -> _Planned:
+        routes = routes_of(look.context, look.settings, look.components, look.demand)
+        planned = as_planned_for(look.context, look.settings, look.demand)
         problem = self._problem(look.context, look.kinds, look.components, routes, planned)
-        late = backlog_routes(look.backlogs)
-        return {one.route.name: one for one in (*routes, *late)}, with_backlogs(problem, look.backlogs)
-
-    def _solved(
-        self, look: _Look, level: CachePlan, routes: dict[str, PlannedRoute], problem: JointProblem
-    ) -> _Planned:
+        problem = with_backlogs(problem, look.backlogs)
         solution, is_enough = self._solve(problem, look.may_load)
         patient = replace(problem, horizon_s=_LOADS_OF_PATIENCE * _longest_load_s(problem.components))
         if solution.served_share < _MANY_SERVED and patient.horizon_s > problem.horizon_s:
             # Within the horizon no load of theirs pays, and so they would be refused for as long as they come.
             problem = patient
             solution, is_enough = self._solve(problem, look.may_load)
-        return _Planned(level, routes, problem, solution, is_enough)
+        late = backlog_routes(look.backlogs)
+        return _Planned({one.route.name: one for one in (*routes, *late)}, problem, solution, is_enough)
 
     def _problem(
         self,
@@ -178,7 +139,7 @@ class JointAllocator:
         beyond = 1.0 if has_room else self.settings.overprovision
         wanted = {start: rate * beyond for start, rate in demand.by_start(ahead_s).items()}
         problem = JointProblem(
-            {start: max(rate, _FLOOR_PER_S) for start, rate in wanted.items()} | demand.surges(sum(wanted.values())),
+            {start: max(rate, _FLOOR_PER_S) for start, rate in wanted.items()},
             {kind: len(workers) for kind, workers in kinds.items()},
             components,
             [planned.route for planned in routes],
@@ -189,7 +150,11 @@ class JointAllocator:
             second_price=self._second_price(components),
         )
         # An SLO that no picture can keep is no reason to paint none: deadlines are the clients' own.
-        return replace(problem, slo_s=max(problem.slo_s, least_s(problem, NOISE)))
+        quickest_s, planned = least_s(problem, NOISE), sum(wanted.values())
+        # Who may wait while devices load another model needs no room now.
+        borne = MAY_WAIT * max(problem.slo_s - quickest_s, 0.0) / (self.horizon_s + ahead_s) * planned
+        surges = demand.surges(planned, borne)
+        return replace(problem, slo_s=max(problem.slo_s, quickest_s), demand={**problem.demand, **surges})
 
     def _second_price(self, components: Sequence[Component]) -> float:
         """What a second of a device must add to the quality of a request: the price of a heavy run is that of its
@@ -216,9 +181,18 @@ class JointAllocator:
             return stays, False
         above = stays.objective + won if stays is not None else -math.inf
         solution = program.search(self.gap, self.most_relaxations, may_load=True, above=above) or stays
+        if solution is None or not solution.is_optimal:
+            solution = self._best_single(problem, solution)
         if solution is None:
             raise FailedPrecondition("NO_PLAN", f"no plan was found in {self.most_relaxations} steps of the search")
         return solution, False
+
+    def _best_single(self, problem: JointProblem, found: JointSolution | None) -> JointSolution | None:
+        """Return the best of a search that was not ended and of the plans of single papers."""
+        singles = single_plans(problem, self.settings.heavy, self.settings.light).values()
+        searches = (JointProgram(one).search(self.gap, self.most_relaxations, may_load=True) for one in singles)
+        others = [other for other in searches if other is not None]
+        return max([*([found] if found is not None else []), *others], key=lambda one: one.objective, default=None)
 
     def _moved_at_s(self, context: AllocationContext, decision: AllocationDecision, demand: JointDemand) -> float:
         before = {assignment.worker_id: assignment.model for assignment in context.last.assignments}

@@ -17,7 +17,7 @@ BACKLOG_WORTH = 1.0
 # What their routes' names begin with.
 _BACKLOG = "backlog of "
 # Of the time that the SLO leaves beside a run, requests may wait so much.
-_MAY_WAIT = 0.5
+MAY_WAIT = 0.5
 
 
 def backlogs(context: AllocationContext, components: Iterable[Component], slo_s: float) -> dict[str, float]:
@@ -82,4 +82,4 @@ def _begun_in_time(context: AllocationContext, kinds: Mapping[str, str], compone
         if one.model == component.name and (of_kind := component.costs.get(kinds.get(one.worker_id, "")))
     ]
     longest_s = max((cost.latency_s for cost in costs), default=0.0)
-    return _MAY_WAIT * max(slo_s - longest_s, 0.0) * sum(cost.throughput for cost in costs)
+    return MAY_WAIT * max(slo_s - longest_s, 0.0) * sum(cost.throughput for cost in costs)

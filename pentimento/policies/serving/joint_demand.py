@@ -6,7 +6,7 @@ takes `load_s` to load is planned for the demand of then, where that is the larg
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from pentimento.policies.allocation import AllocationContext
 from pentimento.policies.serving.demand import SHARED_COUNT, demand_of, settled_weight, share_weight
@@ -33,10 +33,9 @@ _FORGOTTEN_S = 300.0
 class JointDemand:
     """Requests a second, averaged, and their change a second; the shares of hits, and the share of the steps that they
     save; the exponent of the deferral curve; when that was, and when devices last changed their models (seconds); the
-    highest rate of late; when plans last changed how much hits use of the cache's tables (seconds); the share of the
-    heavy model's steps from noise that may be left out under load, and the share of quality that is lost then; of how
-    many requests the shares of hits are averages, up to as many as such an average is of; the mark of the curve that
-    is bent, 0 where nobody has said."""
+    highest rate of late; the share of the heavy model's steps from noise that may be left out under load, and the share
+    of quality that is lost then; of how many requests the shares of hits are averages, up to as many as such an average
+    is of; the mark of the curve that is bent, 0 where it is not known."""
 
     rate: float = 0.0
     trend: float = 0.0
@@ -48,7 +47,6 @@ class JointDemand:
     bend: float = 1.0
     moved_at_s: float = -math.inf
     highest: float = 0.0
-    reused_at_s: float = -math.inf
     spare_share: float = 0.0
     lost_share: float = 0.0
     latent_told: float = SHARED_COUNT
@@ -57,8 +55,8 @@ class JointDemand:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "JointDemand | None":
-        """Return what an allocator remembers; None where it remembers nothing."""
-        return cls(*values) if values else None
+        """Return what an allocator remembers; None where it remembers nothing. What follows is not of demand."""
+        return cls(*values[: len(fields(cls))]) if values else None
 
     def values(self) -> tuple[float, ...]:
         """Return the form in which an allocator remembers it."""
@@ -73,7 +71,6 @@ class JointDemand:
             self.bend,
             self.moved_at_s,
             self.highest,
-            self.reused_at_s,
             self.spare_share,
             self.lost_share,
             self.latent_told,
@@ -86,11 +83,13 @@ class JointDemand:
         more than those of now."""
         return min(max(self.rate, self.rate + self.trend * ahead_s), _MOST_GROWTH * self.rate)
 
-    def surges(self, planned: float) -> dict[str, float]:
+    def surges(self, planned: float, borne: float = 0.0) -> dict[str, float]:
         """Return the requests a second beyond those that are planned for that may come before the next plan: those of
-        chance, and those of a load that jumps, to what it was lately or to a multiple of what it is."""
+        chance, and those of a load that jumps, to what it was lately or to a multiple of what it is. `borne`: so many
+        can wait until another plan has devices for them."""
         near = _CHANCE * planned
-        return {NEAR: near, FAR: max(self.highest, _JUMP * self.rate, planned + near) - planned - near}
+        far = max(self.highest, _JUMP * self.rate, planned + near) - planned - near
+        return {NEAR: max(near - borne, 0.0), FAR: max(far - max(borne - near, 0.0), 0.0)}
 
     def by_start(self, ahead_s: float) -> dict[str, float]:
         """Return the same by kind of start."""
@@ -159,9 +158,6 @@ def _with_thinnable(context: AllocationContext, settings: ServingSettings, known
 
 
 def _with_starts(context: AllocationContext, settings: ServingSettings, known: JointDemand) -> JointDemand:
-    if context.last.cache.alpha is not None:
-        # A plan that has nobody start from the cache hears nothing of who could.
-        return known
     shares, saved = {LATENT: known.latent_share, IMAGE: known.image_share}, {}
     counts = {LATENT: known.latent_told, IMAGE: known.image_told}
     for kind, before in ((LATENT, known.latent_saved), (IMAGE, known.image_saved)):

@@ -102,10 +102,8 @@ def routes_of(
     settings: ServingSettings,
     components: Sequence[Component],
     demand: JointDemand,
-    kept: float = 1.0,
 ) -> list[PlannedRoute]:
-    """Return every way in which these components can paint, for each kind of start. `kept` (0..1): of the quality of
-    hits that are painted as if they had come from noise."""
+    """Return every way in which these components can paint, for each kind of start."""
     there = {component.name for component in components}
     image_left = _left(context, settings.heavy, demand.image_saved)
     refined = refines(context, settings, demand.image_saved)
@@ -117,8 +115,6 @@ def routes_of(
     }
     # Whoever is sent on starts from the light picture, but for those hits: nothing was measured of them.
     sent_on_left = hits * image_left + (1.0 - hits) * _left(context, settings.heavy, settings.reuse_share)
-    if hits and kept < 1.0:
-        settings = _less_by_heavy(settings, 1.0 - hits * (1.0 - kept))
     curve = settings.deferral.bent(demand.bend)
     heavy, smalls = settings.heavy, [name for name in settings.small_models if name in there]
     found = []
@@ -127,17 +123,16 @@ def routes_of(
         found += [_alone(settings, heavy, IMAGE, image_left)] if refined or settings.light not in there else []
     if settings.light in there:
         found.append(_alone(settings, settings.light, NOISE, 1.0))
-        found += _cascades(settings, NOISE, curve, heavy_left=sent_on_left) if heavy in there else ()
+        found += _cascades(settings, curve, sent_on_left) if heavy in there else ()
     if not refined and settings.light in there:
         # Such requests go as if they had come from noise.
         found.append(_alone(settings, settings.light, IMAGE, 1.0))
+    if heavy in there:
+        found += [_alone(settings, small, NOISE, 1.0) for small in smalls if small != settings.light]
     for small in smalls:
         if not starts_from_images(context, settings, small, demand.image_saved):
             continue
-        share, kept = _left(context, small, demand.image_saved), settings.quality_of(small).reuse
-        found.append(_alone(settings, small, IMAGE, share))
-        if heavy in there and small == settings.light:
-            found += _cascades(settings, IMAGE, curve, share, kept)
+        found.append(_alone(settings, small, IMAGE, _left(context, small, demand.image_saved)))
     if heavy not in there:
         found += [_alone(settings, small, start, 1.0) for small in smalls[:1] for start in (NOISE, LATENT)]
     found += list(_thinned(settings, found, demand.spare_share * (1.0 - hits), demand.lost_share))
@@ -167,12 +162,6 @@ def _thinned(
             yield replace(planned, route=route, left_out=spare)
 
 
-def _less_by_heavy(settings: ServingSettings, share: float) -> ServingSettings:
-    known = settings.quality_of(settings.heavy)
-    others = tuple(one for one in settings.qualities if one.model != settings.heavy)
-    return replace(settings, qualities=(*others, replace(known, quality=known.quality * share)))
-
-
 def quickest_routes(components: Sequence[Component], routes: Iterable[PaintingRoute]) -> dict[str, PaintingRoute]:
     """Return the way of each start, by one model, that takes the least of a device's time."""
     most = {
@@ -200,32 +189,24 @@ def _alone(settings: ServingSettings, model: str, start: str, share: float) -> P
     return PlannedRoute(route, model)
 
 
-def _cascades(
-    settings: ServingSettings,
-    start: str,
-    curve: DeferralCurve,
-    share: float = 1.0,
-    kept: float = 1.0,
-    heavy_left: float = 1.0,
-) -> Iterator[PlannedRoute]:
-    """One for each of some thresholds: no picture that is refused there was worth the discriminator's time at 0, and
-    where all are sent on the heavy model alone does as well. A mean request takes `share` of a whole run of the light
-    model, and `heavy_left` of one of the heavy model; of its quality a light picture has `kept`."""
+def _cascades(settings: ServingSettings, curve: DeferralCurve, heavy_left: float) -> Iterator[PlannedRoute]:
+    """Yield a cascade from noise for each of some thresholds: at 0 no image is deferred, and where all are deferred the
+    heavy model alone does as well. A deferred request takes `heavy_left` of a whole run of the heavy model.
+
+    Hits have none: discriminators were measured on images from noise, and a deferred hit starts from the cache again.
+    """
     light, own, heavy = settings.light, settings.quality_of(settings.light), settings.quality_of(settings.heavy)
-    handover = settings.handover
-    if handover is not None and start != NOISE:
-        handover = replace(handover, reuse_share=0.0)
     for number in range(1, _THRESHOLD_COUNT - 1):
         deferred = number / (_THRESHOLD_COUNT - 1)
         threshold = min(curve.confidence(deferred), 1.0)
-        quality = _cascade_quality(own, heavy, deferred, kept)
-        uses = (Use(light, share, share), Use(settings.heavy, deferred * heavy_left))
-        route = PaintingRoute(f"{start}:{light}>{settings.heavy}@{number}", start, uses, quality)
+        quality = _cascade_quality(own, heavy, deferred)
+        uses = (Use(light, 1.0, 1.0), Use(settings.heavy, deferred * heavy_left))
+        route = PaintingRoute(f"{NOISE}:{light}>{settings.heavy}@{number}", NOISE, uses, quality)
         if threshold > 0.0:
-            yield PlannedRoute(route, light, settings.heavy, threshold, handover)
+            yield PlannedRoute(route, light, settings.heavy, threshold, settings.handover)
 
 
-def _cascade_quality(light: ModelQuality, heavy: ModelQuality, deferred: float, kept: float) -> float:
+def _cascade_quality(light: ModelQuality, heavy: ModelQuality, deferred: float) -> float:
     """The light pictures that stay are the most confident ones, the better the fewer they are."""
     stays = light.quality + light.spread * deferred / 2.0
-    return (1.0 - deferred) * stays * kept + deferred * heavy.quality
+    return (1.0 - deferred) * stays + deferred * heavy.quality

@@ -121,8 +121,7 @@ class ServingSettings:
     its average (DiffServe's artefact: centre of mass 2.1, so 1 / 3.1). `step_count` is T. `hysteresis` is the share of
     its throughput that a smaller model must be able to spare before MoDM goes back to the better one. `run_price` is
     the quality (of one request, 0..1) for which the joint policy has a device do a whole run of the heavy model; a
-    smaller gain is not worth its time. `plans_reuse`: whether the joint policy says in its plans how much of the
-    cache's tables hits use; `bias_loss` is the share of a hit's quality that it takes a row beyond its table to cost.
+    smaller gain is not worth its time.
     `qualities` are what the joint problem weighs; models that they do not name count as 1 (heavy) and 0.9 (all others).
     """
 
@@ -143,8 +142,6 @@ class ServingSettings:
     step_count: int = 50
     hysteresis: float = 0.1
     run_price: float = 0.002
-    plans_reuse: bool = False
-    bias_loss: float = 0.05
     qualities: tuple[ModelQuality, ...] = ()
 
     def handing_over(self, handover: Handover) -> "ServingSettings":

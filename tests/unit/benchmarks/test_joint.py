@@ -1,21 +1,46 @@
+"""What joint makes of runs that are known."""
+
 import pytest
 
-from benchmarks.joint import LOADS, LoadRun, search
+from benchmarks.joint import carried, margin, search
+from benchmarks.measured_quality import correlation_of, own_deviation
 
 
-@pytest.mark.parametrize("most", [0, 1, 7, 40, 80])
-@pytest.mark.parametrize("guess", [0, 8, 60, 89])
-def test_a_search_ends_at_the_largest_load_that_is_carried(most: int, guess: int) -> None:
-    def run(peak: float) -> LoadRun:
-        return LoadRun("system", 1, peak, 0.0 if peak <= LOADS[most] else 1.0, 1.0)
+@pytest.mark.parametrize("most", [0, 1, 7, 40])
+@pytest.mark.parametrize("guess", [0, 8, 59])
+def test_search_tries_last_carried_load_and_next(most: int, guess: int) -> None:
+    tried: list[int] = []
 
-    runs = search(run, guess)
+    def is_carried(number: int) -> bool:
+        tried.append(number)
+        return number <= most
 
-    assert max(one.peak_per_s for one in runs if one.carried) == LOADS[most]
-    assert min(one.peak_per_s for one in runs if not one.carried) == LOADS[most + 1]
-    assert len(runs) == len({one.peak_per_s for one in runs}) <= 16
+    search(is_carried, guess)
+
+    assert {most, most + 1} <= set(tried)
+    assert len(set(tried)) <= 16
 
 
-@pytest.mark.parametrize(("violations", "quality", "carried"), [(0.05, 0.95, True), (0.051, 1.0, False), (0, 0.949, 0)])
-def test_a_load_is_carried_where_slo_and_quality_are_kept(violations: float, quality: float, carried: bool) -> None:
-    assert LoadRun("system", 1, 1.0, violations, quality).carried == carried
+@pytest.mark.parametrize(
+    ("violations", "quality", "expected"), [(0.05, 0.95, 0.0), (0.0, 0.975, 0.5), (0.1, 1.0, -1.0), (0.0, 0.945, -0.1)]
+)
+def test_margin_is_that_of_nearer_bound(violations: float, quality: float, expected: float) -> None:
+    assert margin(violations, quality) == pytest.approx(expected)
+
+
+def test_carried_load_is_where_mean_of_traces_meets_bound() -> None:
+    """At 1 the mean quality is 0.96, at 2 it is 0.94: half of the way."""
+    traces = [[[1.0, 0.0, 0.97], [2.0, 0.0, 0.94]], [[1.0, 0.0, 0.95], [2.0, 0.0, 0.94]]]
+
+    assert carried(traces) == pytest.approx(1.5)
+    assert carried([[[1.0, 0.0, 0.9]]]) == 0.0
+
+
+def test_correlation_grows_with_auroc_from_nothing() -> None:
+    assert [correlation_of(auroc) for auroc in (0.5, 0.7, 0.84)] == pytest.approx([0.0, 0.422, 0.703], abs=0.01)
+
+
+def test_own_deviation_is_what_spread_leaves() -> None:
+    """A uniform spread of 0.6 has a standard deviation of 0.1732, so that 0.1 is left of 0.2."""
+    assert own_deviation(0.6, 0.2) == pytest.approx(0.1)
+    assert own_deviation(0.32, 0.05) == 0.0

@@ -14,7 +14,6 @@ from benchmarks.slo_trace import (
     static_capacity_per_s,
     trace_load,
 )
-from pentimento.policies.serving.joint import JointAllocator
 from pentimento.policies.thinning import ThinningMode, ThinningOption
 
 
@@ -47,11 +46,20 @@ def test_violations_are_compared_by_trace_and_whoever_dominates_is_named() -> No
 
 
 def test_joint_with_more_of_ours_is_nobody_else() -> None:
-    runs = [*runs_of("joint thinning", 0.01, 0.97), *runs_of("joint planning reuse", 0.01, 0.97)]
+    runs = [*runs_of("joint thinning", 0.01, 0.97)]
 
     figures = {figure.name: figure for figure in figures_of([*runs, *runs_of("joint", 0.02, 0.96)], "joint")}
 
     assert figures["systems that dominate joint"].samples == []
+
+
+def test_ours_is_compared_with_control_over_same_data_path() -> None:
+    runs = [*runs_of("diffserve falling back", 0.04, 0.9), *runs_of("joint", 0.01, 0.92)]
+
+    figures = {figure.name: figure for figure in figures_of(runs, "joint")}
+
+    assert figures["violations of joint − of diffserve falling back"].value == pytest.approx(-0.03)
+    assert figures["quality of joint − of diffserve falling back"].value == pytest.approx(0.02)
 
 
 def test_no_violation_counts_as_one_request_of_a_trace() -> None:
@@ -72,17 +80,8 @@ def test_rates_swing_from_the_low_to_the_peak() -> None:
 def test_a_light_picture_stands_in_as_this_suite_serves_and_not_in_the_papers_systems() -> None:
     falling = [system for system in SYSTEMS if scenario_of(system, 60.0).dataplane.fall_back]
 
-    assert falling == ["diffserve falling back", "joint planning reuse", "joint thinning", "joint"]
+    assert falling == ["diffserve falling back", "joint thinning", "joint"]
     assert scenario_of("diffserve falling back", 60.0).policy.name == "diffserve"
-
-
-def test_the_control_plans_reuse_and_nothing_else_is_different() -> None:
-    plain, control = (scenario_of(system, 60.0) for system in ("joint", "joint planning reuse"))
-
-    assert replace(control, policy=plain.policy) == plain
-    own = plain.policy.allocator
-    assert isinstance(own, JointAllocator)
-    assert control.policy.allocator == replace(own, settings=replace(own.settings, plans_reuse=True))
 
 
 def test_in_the_control_that_thins_the_heavy_model_may_leave_out_steps_and_nothing_else_is_different() -> None:

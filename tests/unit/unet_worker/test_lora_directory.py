@@ -17,7 +17,10 @@ BASE = BaseLayers("stable_diffusion", "unet", {"unet": {"proj": (6, 8)}})
 
 def write_lora(path: Path, number: float = 1.0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    factors = {"unet.proj.lora_A.weight": torch.full((2, 8), float(number)), "unet.proj.lora_B.weight": torch.ones(6, 2)}
+    factors = {
+        "unet.proj.lora_A.weight": torch.full((2, 8), float(number)),
+        "unet.proj.lora_B.weight": torch.ones(6, 2),
+    }
     return write_tensors(path, factors)
 
 

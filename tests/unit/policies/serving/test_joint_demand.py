@@ -239,6 +239,14 @@ def test_room_is_for_chance_and_for_a_jump_or_for_what_came_lately() -> None:
     assert calm.surges(40.0) == {NEAR: pytest.approx(8.0), FAR: 0.0}
 
 
+def test_no_room_is_kept_for_requests_that_can_wait() -> None:
+    """Of two a second by chance and eighteen of a jump."""
+    calm = JointDemand(rate=10.0, highest=10.0)
+
+    assert calm.surges(10.0, borne=0.5) == {NEAR: pytest.approx(1.5), FAR: pytest.approx(18.0)}
+    assert calm.surges(10.0, borne=5.0) == {NEAR: 0.0, FAR: pytest.approx(15.0)}
+
+
 def test_the_highest_rate_is_forgotten_by_half_in_five_minutes() -> None:
     after = look(300.0, ModelDemand("heavy", 1.0), before=JointDemand(rate=1.0, highest=40.0))
 

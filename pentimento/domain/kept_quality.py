@@ -1,0 +1,25 @@
+"""What images kept of the heavy model's quality, added up over comparisons of two images of one request."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KeptQuality:
+    """`count` images, and the sums of the shares of the heavy model's quality that they kept and of their squares."""
+
+    count: int = 0
+    kept: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def of(cls, share: float) -> "KeptQuality":
+        """Return the comparison of one image that kept that share."""
+        return cls(1, share, share * share)
+
+    def __add__(self, other: "KeptQuality") -> "KeptQuality":
+        return KeptQuality(self.count + other.count, self.kept + other.kept, self.squares + other.squares)
+
+
+NOTHING_KEPT = KeptQuality()
+# The largest share that one comparison can show: scores near 0 say nothing of how much better an image is.
+MOST_KEPT = 2.0

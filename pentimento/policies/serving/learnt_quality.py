@@ -1,0 +1,130 @@
+"""The quality of light images and of hits, learnt from comparisons with the heavy model's image of the same request.
+
+Comparisons come from deferrals (both models answered the request) and from shadows (the heavy model answered it again
+while idle). The quality of a light image is a straight line over the quantile of its confidence:
+
+    share kept = mean + spread * (quantile - 1/2)
+
+The profile is the prior and counts as `PRIOR_COUNT` images, evenly spread over the quantiles. A deferral is compared
+whatever its quality, so a line over the confidences that were deferred holds for those that were not. Plans use the
+lower confidence bound of the spread: a discriminator whose confidence says nothing of quality gains nothing.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields, replace
+
+from pentimento.domain.kept_quality import KeptQuality
+from pentimento.policies.allocation import AllocationContext
+from pentimento.policies.serving.demand import demand_of
+from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
+
+# Images that a profile counts as, and the standard deviation of the share that a single image keeps (benchmark router:
+# 0.17 to 0.19) before any was compared.
+PRIOR_COUNT = 50.0
+PRIOR_DEVIATION = 0.2
+# Standard errors between the spread and its lower bound.
+BOUND_ERRORS = 1.0
+# Evidence counts half after this many seconds, so that a discriminator is tried again.
+HALF_LIFE_S = 3_600.0
+# Variance of the quantile, which is uniform.
+_UNIFORM_VARIANCE = 1.0 / 12.0
+# One part whose quantile is 1/2: hits have no confidence.
+_EVEN = DeferralCurve()
+
+
+@dataclass(frozen=True)
+class LearntLine:
+    """Sums over compared images: their number, `x` the quantile of the confidence less 1/2, `y` the share kept."""
+
+    n: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+    yy: float = 0.0
+
+    def seen(self, compared: Sequence[KeptQuality], curve: DeferralCurve) -> "LearntLine":
+        """Return the sums with comparisons by equal parts of confidence."""
+        line, size = self, max(len(compared), 1)
+        for part, one in enumerate(compared):
+            x = (curve.share(part / size) + curve.share((part + 1) / size) - 1.0) / 2.0
+            line = LearntLine(
+                line.n + one.count,
+                line.x + x * one.count,
+                line.y + one.kept,
+                line.xx + x * x * one.count,
+                line.xy + x * one.kept,
+                line.yy + one.squares,
+            )
+        return line
+
+    def faded(self, share: float) -> "LearntLine":
+        """Return the sums as if so large a share (0..1) of the images had been compared."""
+        return LearntLine(*(share * value for value in astuple(self)))
+
+    def estimate(self, mean: float, spread: float) -> tuple[float, float]:
+        """Return the mean share kept and the lower bound of the spread, from a profile's mean and spread."""
+        prior_xx = PRIOR_COUNT * _UNIFORM_VARIANCE
+        n, xx = PRIOR_COUNT + self.n, prior_xx + self.xx
+        y, xy = PRIOR_COUNT * mean + self.y, prior_xx * spread + self.xy
+        determinant = n * xx - self.x * self.x
+        level, slope = (y * xx - xy * self.x) / determinant, (n * xy - self.x * y) / determinant
+        error = math.sqrt(self._variance(level, slope) * n / determinant)
+        return level, max(0.0, slope - BOUND_ERRORS * error)
+
+    def _variance(self, level: float, slope: float) -> float:
+        """The variance of a single image around the line."""
+        missed = self.yy - 2.0 * (level * self.y + slope * self.xy)
+        missed += level * level * self.n + 2.0 * level * slope * self.x + slope * slope * self.xx
+        return (PRIOR_COUNT * PRIOR_DEVIATION**2 + max(missed, 0.0)) / (PRIOR_COUNT + self.n)
+
+
+@dataclass(frozen=True)
+class LearntQuality:
+    """What is known at `at_s` of light images, and of the hits of each model: lines without an x."""
+
+    models: tuple[str, ...]
+    at_s: float = 0.0
+    light: LearntLine = LearntLine()
+    hits: tuple[LearntLine, ...] = ()
+
+    @classmethod
+    def of(cls, values: Sequence[float], settings: ServingSettings) -> "LearntQuality":
+        """Read what an allocator with these settings remembers; nothing where it remembers something else."""
+        models = tuple(dict.fromkeys(one for one in (settings.heavy, settings.light, *settings.small_models) if one))
+        size = len(fields(LearntLine))
+        if len(values) != 1 + size * (1 + len(models)):
+            return cls(models, hits=(LearntLine(),) * len(models))
+        at_s, *sums = values
+        light, *hits = (LearntLine(*sums[begin : begin + size]) for begin in range(0, len(sums), size))
+        return cls(models, at_s, light, tuple(hits))
+
+    def values(self) -> tuple[float, ...]:
+        """Return the form in which an allocator remembers it."""
+        return (self.at_s, *(value for line in (self.light, *self.hits) for value in astuple(line)))
+
+    def seen(self, context: AllocationContext, settings: ServingSettings, curve: DeferralCurve) -> "LearntQuality":
+        """Return what is known after this look. `curve`: f(t) as it is observed now."""
+        kept = 0.5 ** ((context.now_s - self.at_s) / HALF_LIFE_S)
+        compared = demand_of(context, settings.light).compared if settings.light else ()
+        hits = tuple(
+            line.faded(kept).seen((demand_of(context, model).hits,), _EVEN)
+            for model, line in zip(self.models, self.hits, strict=True)
+        )
+        return replace(self, at_s=context.now_s, light=self.light.faded(kept).seen(compared, curve), hits=hits)
+
+    def applied(self, settings: ServingSettings) -> ServingSettings:
+        """Return the settings with the qualities as they are estimated."""
+        best = settings.quality_of(settings.heavy).quality
+        if best <= 0.0:
+            return settings
+        return replace(settings, qualities=tuple(self._learnt(settings, model, best) for model in self.models))
+
+    def _learnt(self, settings: ServingSettings, model: str, best: float) -> ModelQuality:
+        known = settings.quality_of(model)
+        hit, _ = self.hits[self.models.index(model)].estimate(known.quality * known.reuse / best, 0.0)
+        if model == settings.light:
+            mean, spread = self.light.estimate(known.quality / best, known.spread / best)
+            known = replace(known, quality=min(max(mean * best, 0.0), 1.0), spread=min(spread * best, 1.0))
+        return replace(known, reuse=max(hit, 0.0) * best / known.quality) if known.quality > 0.0 else known
