@@ -134,7 +134,7 @@ def test_a_saved_picture_is_painted_again(suite: LocalSuite, tmp_path: Path) -> 
     done = run(suite, "replay", str(first))
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1] == f"the same bytes as {first}"
+    assert done.stdout.splitlines()[-1] == f"the same pixels as {first}, and the same bytes"
     assert without_provenance(again.read_bytes()) == without_provenance(first.read_bytes())
     asked = read_provenance(first.read_bytes())["request_id"]
     assert read_provenance(again.read_bytes())["route"]["replay_of"] == asked
@@ -151,7 +151,7 @@ def test_a_picture_is_pinned_and_replayed_with_what_it_was_painted_from(suite: L
 
     assert (pinned.returncode, pinned.stderr) == (0, "")
     assert pinned.stdout.startswith(f"{second} can be replayed until 20") and pinned.stdout.endswith("bytes pinned)\n")
-    assert (again.returncode, again.stdout.splitlines()[-1]) == (0, f"the same bytes as {second}")
+    assert (again.returncode, again.stdout.splitlines()[-1]) == (0, f"the same pixels as {second}, and the same bytes")
     assert (unpinned.returncode, unpinned.stdout) == (0, f"{second} is not pinned any more\n")
     too_long = run(suite, "pin", str(second), "--for", "9999d")
     assert (too_long.returncode, too_long.stderr.startswith("pentimento: duration_ms: must be between 1 and")) == (

@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from PIL import Image
 from pentimento.cli import cli
 from pentimento.cli.durations import duration_ms
 from pentimento.cli.pin import told
-from pentimento.cli.replay import request_of
+from pentimento.cli.replay import have_same_pixels, request_of, verdict
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import PinnedPicture, ReplayRequest
 from pentimento.pictures.png_chunks import HEADER_END, png_chunk
@@ -121,3 +122,44 @@ def test_what_is_pinned_is_told() -> None:
     told_of = told(Path("a.png"), PinnedPicture("r-1", 1_700_000_000_000, 5000, inputs_kept=False))
 
     assert told_of.startswith("a.png can be replayed until 2023-11-14 22:13 UTC (5000 bytes pinned; a replay needs")
+
+
+def png_of(colour: tuple[int, int, int], level: int = 6, size: int = 8) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (size, size), colour).save(buffer, "PNG", compress_level=level)
+    return buffer.getvalue()
+
+
+def test_images_compressed_differently_have_same_pixels() -> None:
+    red, recompressed = png_of((255, 0, 0)), png_of((255, 0, 0), level=0)
+
+    assert red != recompressed
+    assert have_same_pixels(red, recompressed)
+    assert not have_same_pixels(red, png_of((254, 0, 0)))
+    assert not have_same_pixels(red, png_of((255, 0, 0), size=9))
+    assert not have_same_pixels(red, b"no image")
+
+
+@pytest.mark.parametrize(
+    ("same_pixels", "same_bytes", "replay_equal", "said"),
+    [
+        (True, True, True, "the same pixels as a.png, and the same bytes"),
+        (True, False, False, "the same pixels as a.png; the file differs"),
+        (
+            False,
+            False,
+            True,
+            "the same image as the first time, but other pixels than a.png: the file was changed",
+        ),
+        (
+            False,
+            False,
+            False,
+            "other pixels than a.png: it was generated among others, on another device or by another build",
+        ),
+    ],
+)
+def test_verdict_promises_pixels(same_pixels: bool, same_bytes: bool, replay_equal: bool, said: str) -> None:
+    painted: Any = SimpleNamespace(provenance=SimpleNamespace(replay_equal=replay_equal))
+
+    assert verdict(Path("a.png"), painted, same_pixels=same_pixels, same_bytes=same_bytes) == said
