@@ -6,7 +6,7 @@ _STARTS = ("noise", "latent", "image")
 
 
 def plain_pool(pool: str, models: Mapping[str, str]) -> str:
-    """Return what a pool is called: its model, with a number where the model has several. `models` are those of the
+    """Return the title of a pool: its model, with a number where the model has several. `models` are those of the
     plan's pools, by pool."""
     model = models.get(pool, pool)
     number = pool.removeprefix(f"{model}.")
@@ -14,8 +14,8 @@ def plain_pool(pool: str, models: Mapping[str, str]) -> str:
 
 
 def plain_cascade(name: str) -> str:
-    """Return what a cascade is called: `light>heavy` is light → heavy, `noise:light>heavy#1` the second one of these
-    that requests from noise take, and `image:light~heavy` one whose first images are not scored."""
+    """Return the title of a cascade: `light>heavy` is light → heavy, `noise:light>heavy#1` the second threshold for
+    requests from noise, and `image:light~heavy` a way without a score of the light image."""
     start, colon, way = name.partition(":")
     if not colon or start not in _STARTS:
         start, way = "", name
@@ -27,6 +27,6 @@ def plain_cascade(name: str) -> str:
 
 
 def plain_stage(stage: str, models: Mapping[str, str]) -> str:
-    """Return what a cascade's stage is called that is named `CASCADE POOL`."""
+    """Return the title of a cascade's stage, given as `CASCADE POOL`."""
     cascade, _, pool = stage.rpartition(" ")
     return f"{plain_cascade(cascade)}, at {plain_pool(pool, models)}" if cascade else stage

@@ -1,4 +1,4 @@
-"""`pentimento adapters register`: the entry of a LoRA or a ControlNet in the registry beside its directory."""
+"""`pentimento adapters register`: the entry of a LoRA or a ControlNet in the registry next to its directory."""
 
 import json
 import os
@@ -26,7 +26,7 @@ REGISTRY = "registry.json"
 @click.option("--base-digest", default="", help="of the one model that it changes")
 @json_option
 def register(directory: Path, name: str, family: str, licence: str, base_digest: str, as_json: bool) -> None:
-    """Writes what DIRECTORY holds, a LoRA or a ControlNet, into registry.json beside it: its digest, measured now, and
+    """Writes what DIRECTORY holds, a LoRA or a ControlNet, into registry.json next to it: its digest, measured now, and
     what the options say. `pentimento up --loras` and `--controlnets` read it at their start."""
     directory = directory.resolve()
     entry = entry_of(directory, name, family, licence, base_digest)
@@ -54,7 +54,7 @@ def entry_of(directory: Path, name: str, family: str, licence: str, base_digest:
 
 
 def describe(directory: Path) -> dict[str, str]:
-    """Return kind, digest and family, as a worker sees them. Raises FailedPrecondition with what is wrong."""
+    """Return kind, digest and family, as a worker sees them. Raises FailedPrecondition for unsound files."""
     command = [sys.executable, "-P", "-m", "services.unet_worker.describe_adapter", "--adapter", str(directory)]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": source_path()}, capture_output=True, text=True, check=False
@@ -85,7 +85,7 @@ def write_entry(registry: Path, entry: dict[str, Any]) -> list[str]:
 
 
 def words(entry: dict[str, Any], registry: Path, unnamed: list[str]) -> str:
-    """Say what was registered, how it is served, and what is not."""
+    """Return the lines that name the entry, the command that serves it, and the adapters that no entry names."""
     served = f"--controlnets {registry}" if entry["kind"] == "controlnet" else f"--loras {registry.parent}"
     line = f"{entry['name']}: {entry['kind']} for {entry['family']}, {entry['digest']}, in {registry}"
     left = f"\nnot in the registry, so not served: {', '.join(unnamed)}" if unnamed else ""

@@ -27,6 +27,9 @@ def scale(service: str, count: int, timeout_s: float, as_json: bool, state_dir: 
     models unet_worker/MODEL). New ones start at once; those that leave take nothing more and finish what they have."""
     suite, files = running_suite(state_dir), ReplicaFiles(state_dir.resolve())
     groups = files.there()
+    if not state_dir.is_dir():
+        message = f"{state_dir} was removed while its suite runs: stop the suite and start it again"
+        raise FailedPrecondition("STATE_REMOVED", message)
     if service not in groups:
         raise InvalidArgument.of("service", f"must be one of {', '.join(groups)}, got {service!r}")
     files.want(service, count)

@@ -1,4 +1,4 @@
-"""What `pentimento up` prints once a suite serves: where it is, what it serves, what it still lacks."""
+"""The lines that `pentimento up` prints once a suite serves: its addresses, its models, the profiles that it lacks."""
 
 import shlex
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The name that a model has by its directory, wherever one is served, measured or registered; a single file is none."""
+"""Names of models, which come from their directories. A single file is no model, and gets advice instead."""
 
 import hashlib
 import re
@@ -11,8 +11,8 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@-]+", re.ASCII)
 
 
 def derived_name(directory: str) -> str:
-    """Return the name of a model whose directory is called so: the same where it can be a name, else with a hyphen in
-    place of what cannot be in one. A name that would be too long, or empty, ends in a digest of the directory's."""
+    """Return the name of the model in a directory of that name: the same where it is valid, else with hyphens for the
+    characters that no name has. A name that would be too long or empty ends in a digest."""
     plain = unicodedata.normalize("NFKD", directory).encode("ascii", "ignore").decode()
     name = _NOT_IN_NAMES.sub("-", plain).lstrip("._@-").rstrip("-")
     if name and len(name) <= MAX_MODEL_NAME_LENGTH:

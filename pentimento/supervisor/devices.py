@@ -1,4 +1,4 @@
-"""Which GPU each process of a suite runs on.
+"""Places the processes of a suite on GPUs.
 
 A process with a GPU of its own sees no other one (`CUDA_VISIBLE_DEVICES`): there it is the current device, which
 streams, graphs and handles of CUDA's inter-process communication are made on, and two processes on one GPU tell by its
@@ -63,7 +63,7 @@ def placed(spec: ProcessSpec, others: Iterable[ProcessSpec]) -> ProcessSpec:
 
 
 def environment_of(spec: ProcessSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which the process sees its GPU alone; none for a process without one."""
+    """Return the variables that show the process its GPU alone; none for a process without a GPU."""
     if not spec.device:
         return {}
     # Numbers mean what nvidia-smi shows, unless the caller has said what they mean.

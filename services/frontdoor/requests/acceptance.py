@@ -1,4 +1,4 @@
-"""Whether new requests can be accepted at all, and how many were rejected, by reason."""
+"""Tracks whether new requests can be accepted at all, and counts rejected ones by reason."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from services.frontdoor.metrics import REQUESTS
 
-# A journal that did not take a request is given so many seconds before another request tries it. Its beats may go
+# Seconds after a failed write to the journal during which new requests count as blocked. Beats of its lease may go
 # through where a whole row does not.
 RETRY_S = 5.0
 
@@ -28,7 +28,7 @@ class Acceptance:
         return self.rejections.total()
 
     def reject(self, reason: str, count: int = 1) -> None:
-        """Changes state: so many requests were rejected for that reason."""
+        """Changes state: count rejected requests under their reason."""
         REQUESTS.labels("rejected").inc(count)
         self.rejections[reason] += count
 

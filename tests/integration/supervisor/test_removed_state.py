@@ -40,3 +40,12 @@ def test_second_up_leaves_live_suite_alone(removed: ToySuite) -> None:
     assert f"a suite already runs on {removed.state.path} (pid {removed.supervisor.pid})" in done.stderr
     assert {process.pid for process in marked_processes(removed.state.path)} == before
     assert removed.killed_process_serves_again("worker")
+
+
+def test_scale_of_removed_state_directory_says_so(removed: ToySuite) -> None:
+    scale = [sys.executable, "-m", "pentimento.cli", "scale", "worker", "2", "--state-dir", str(removed.state.path)]
+
+    done = subprocess.run(scale, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+    assert done.returncode == 1
+    assert f"{removed.state.path} was removed while its suite runs" in done.stderr
