@@ -61,12 +61,14 @@ def as_asked(error: PentimentoError) -> PentimentoError:
     )
 
 
-# The image was generated and could be kept nowhere. A retry begins again: its key is free.
+# The image was generated and could be kept nowhere.
 NOT_KEPT: Mapping[str, type[PentimentoError]] = {
     "STORE_FULL": ResourceExhausted,
     "SPOOL_FULL": ResourceExhausted,
     "STORE_UNAVAILABLE": Unavailable,
 }
+# Ends that ask for a retry: their keys are free, so that the retry begins again and is not told the same for ever.
+FREES_KEY = frozenset({*NOT_KEPT, Reason.PREDICTED_LATE})
 # For those who ask later, when nobody knows any more how long the queue was.
 DROPPED_RETRY_MS = 1000
 

@@ -30,7 +30,7 @@ from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, Accept
 from pentimento.wire.generation import route_from_bytes, route_to_bytes
 from pentimento.wire.journal import JOURNALLED_REQUEST, handed_to_bytes, resolved_to_bytes
 from services.frontdoor.answers.delivery import drop_job, hand_over
-from services.frontdoor.answers.endings import NOT_KEPT, STATE_OF, key_reused
+from services.frontdoor.answers.endings import FREES_KEY, STATE_OF, key_reused
 from services.frontdoor.answers.several_pictures import group_of, picture_ids
 from services.frontdoor.identity import Identity
 from services.frontdoor.metrics import DEGRADED, QUEUE_SECONDS
@@ -220,7 +220,7 @@ async def _until_stored(parts: FrontdoorParts, job: Job, execution: Execution) -
 async def _end(parts: FrontdoorParts, job: Job, effect: PersistEnd) -> None:
     end = (STATE_OF[effect.end], effect.reason, effect.message, parts.identity.epoch)
     request_id = effect.request_id
-    free_keys_of = (picture_ids(group_of(request_id)) or (request_id,)) if effect.reason in NOT_KEPT else ()
+    free_keys_of = (picture_ids(group_of(request_id)) or (request_id,)) if effect.reason in FREES_KEY else ()
     won = await _until_durable(lambda: parts.journal.finish(request_id, *end, free_keys_of))
     if won:
         parts.retention.keep(job.request.tenant, 0)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.dataplane.effects import End, PersistEnd
 from pentimento.domain.errors import FailedPrecondition, ResourceExhausted
 from pentimento.domain.image_request import Accepted, Completed
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
 from pentimento.testing.paced_worker import PacedWorker
+from services.frontdoor.journal.journalling import persist_end
 
 OTHER = replace(REQUEST, prompt="a blue ring")
 
@@ -106,3 +108,20 @@ async def test_a_call_without_a_key_asks_the_journal_for_none(
     monkeypatch.setattr(suite.frontdoor.parts.journal, "find_key", None)
 
     assert (await suite.paint()).image
+
+
+@pytest.mark.parametrize(("reason", "is_free"), [("PREDICTED_LATE", True), ("STORE_FULL", True), ("BAD_LORA", False)])
+async def test_key_is_free_after_end_that_asks_for_retry(
+    suite: FrontdoorSuite, worker: PacedWorker, reason: str, is_free: bool
+) -> None:
+    worker.hold.clear()
+    _busy = suite.client.generate(OTHER)
+    await suite.accepted(_busy)
+    stream, parts = suite.client.generate(REQUEST, "key"), suite.frontdoor.parts
+    request_id = await suite.accepted(stream)
+
+    persist_end(parts, PersistEnd(request_id, End.FAILED, reason, "for a test"))
+
+    await until(lambda: parts.journal.get(request_id, "default").result().finished_at is not None)
+    again = await suite.accepted(suite.client.generate(REQUEST, "key"))
+    assert (again != request_id) == is_free
