@@ -107,9 +107,9 @@ class ImageServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (any number), completed. It ends
-        with an error status when the request fails after it was accepted. A client that goes away cancels the work;
-        Submit is for those that come back.
+        """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (at most ten messages a second of
+        a call, those with a preview apart, and always the last one), completed. It ends with an error status when the request fails after
+        it was accepted. A client that goes away cancels the work; Submit is for those that come back.
         Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
         whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
         the error of the first.

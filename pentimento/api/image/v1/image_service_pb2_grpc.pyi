@@ -34,9 +34,9 @@ class ImageServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ImageServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_image_service_pb2.GenerateRequest, _image_service_pb2.GenerateResponse]
-    """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (any number), completed. It ends
-    with an error status when the request fails after it was accepted. A client that goes away cancels the work;
-    Submit is for those that come back.
+    """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (at most ten messages a second of
+    a call, those with a preview apart, and always the last one), completed. It ends with an error status when the request fails after
+    it was accepted. A client that goes away cancels the work; Submit is for those that come back.
     Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
     whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
     the error of the first.
@@ -86,9 +86,9 @@ class ImageServiceAsyncStub(ImageServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_image_service_pb2.GenerateRequest, _image_service_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (any number), completed. It ends
-    with an error status when the request fails after it was accepted. A client that goes away cancels the work;
-    Submit is for those that come back.
+    """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (at most ten messages a second of
+    a call, those with a preview apart, and always the last one), completed. It ends with an error status when the request fails after
+    it was accepted. A client that goes away cancels the work; Submit is for those that come back.
     Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
     whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
     the error of the first.
@@ -141,9 +141,9 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_image_service_pb2.GenerateResponse], _abc.AsyncIterator[_image_service_pb2.GenerateResponse]]:
-        """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (any number), completed. It ends
-        with an error status when the request fails after it was accepted. A client that goes away cancels the work;
-        Submit is for those that come back.
+        """Paints one picture, or as many as `image_count` says. The stream is: accepted, routed, progress (at most ten messages a second of
+        a call, those with a preview apart, and always the last one), completed. It ends with an error status when the request fails after
+        it was accepted. A client that goes away cancels the work; Submit is for those that come back.
         Of several pictures all are admitted or none; *accepted* comes once, then the other events of each with its `image_index`, in
         whatever order they happen. A picture that fails is told by `failed`, and the others go on; where all fail the stream ends with
         the error of the first.
