@@ -50,6 +50,7 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
         yield from plan_lines(status.fleet.plan)
         if status.fleet.plan.placements:
             yield Text(f"adapters  {adapters_line(status.fleet.plan)}")
+        yield from (Text(f"note      {note}") for note in status.fleet.plan.notes)
         for one in status.fleet.unplanned:
             where = f" on {one.worker_id or one.device}" if one.worker_id or one.device else ""
             yield Text(f"unplanned {one.model}{where}: {why_unplanned(one)}", style="yellow")

@@ -5,6 +5,7 @@ from enum import Enum
 
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 
 # Models, adapters and costs that one replica may tell of; the controller refuses more.
@@ -318,7 +319,8 @@ class PoolDemand:
     """What became of a pool's requests since the last report, what cascades sent on to it included; `pool` is empty
     where it is called after its model. Of the `scored_count` a cascade sent `deferred_count` on to the next pool, and
     `stood_in_count` without a score (ADR 0067); `confidences` are the scores by CONFIDENCE_BINS equal parts of 0..1, or
-    none. `starts` and `adapters` are those of requests that came to it first.
+    none. `starts` and `adapters` are those of requests that came to it first. `compared`: what light images kept of the
+    heavy model's quality, by the same parts of confidence, or none; `hits`: what starts from the cache kept.
     """
 
     model: str
@@ -335,6 +337,8 @@ class PoolDemand:
     confidences: tuple[int, ...] = ()
     adapters: tuple[AdapterDemand, ...] = ()
     thinnable: ThinnableSteps = NO_STEPS
+    compared: tuple[KeptQuality, ...] = ()
+    hits: KeptQuality = NOTHING_KEPT
 
 
 @dataclass(frozen=True)

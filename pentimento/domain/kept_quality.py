@@ -1,5 +1,6 @@
 """What images kept of the heavy model's quality, added up over comparisons of two images of one request."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -23,3 +24,13 @@ class KeptQuality:
 NOTHING_KEPT = KeptQuality()
 # The largest share that one comparison can show: scores near 0 say nothing of how much better an image is.
 MOST_KEPT = 2.0
+
+
+def added_up(compared: Iterable[tuple[KeptQuality, ...]]) -> tuple[KeptQuality, ...]:
+    """Return the sums by equal parts of confidence; those without any parts say nothing."""
+    return tuple(sum(parts, NOTHING_KEPT) for parts in zip(*(one for one in compared if one), strict=True))
+
+
+def kept_share(quality: float, best: float) -> float | None:
+    """Return the share of the heavy model's score that an image kept; None where that says nothing of quality."""
+    return min(max(quality, 0.0) / best, MOST_KEPT) if best > 0.0 else None

@@ -14,6 +14,7 @@ from pentimento.domain.fleet import (
     StartShare,
     UnplannedModel,
 )
+from pentimento.domain.kept_quality import KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.wire.enumerations import ADAPTER_KINDS
 from pentimento.wire.fleet import replica_from_proto, replica_to_proto
@@ -87,6 +88,8 @@ def _demand_to_proto(demand: PoolDemand) -> pb.PoolDemand:
         confidences=demand.confidences,
         adapters=[_adapter_demand_to_proto(adapter) for adapter in demand.adapters],
         thinnable=pb.ThinnableSteps(**asdict(demand.thinnable)),
+        compared=[pb.KeptQuality(**asdict(one)) for one in demand.compared],
+        hits=pb.KeptQuality(**asdict(demand.hits)),
     )
 
 
@@ -108,7 +111,13 @@ def _demand_from_proto(message: pb.PoolDemand) -> PoolDemand:
         tuple(message.confidences),
         tuple(_adapter_demand_from_proto(adapter) for adapter in message.adapters),
         _thinnable_from_proto(message.thinnable),
+        tuple(_kept_from_proto(one) for one in message.compared),
+        _kept_from_proto(message.hits),
     )
+
+
+def _kept_from_proto(message: pb.KeptQuality) -> KeptQuality:
+    return KeptQuality(message.count, message.kept, message.squares)
 
 
 def _thinnable_from_proto(message: pb.ThinnableSteps) -> ThinnableSteps:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import CONFIDENCE_BINS, AdapterDemand, PoolDemand, ReplicaReport, StartShare
+from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality, added_up
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.policies.allocation import ModelDemand, ReplicaView
 
@@ -40,6 +41,8 @@ class _Asked:
     confidences: Counter[int] = field(default_factory=Counter)
     adapters: Counter[tuple[AdapterKind, str]] = field(default_factory=Counter)
     thinnable: ThinnableSteps = NO_STEPS
+    compared: tuple[KeptQuality, ...] = ()
+    hits: KeptQuality = NOTHING_KEPT
 
     def add(self, pool: PoolDemand) -> None:
         self.arrived += pool.arrived_count
@@ -53,6 +56,8 @@ class _Asked:
         for adapter in pool.adapters:
             self.adapters[adapter.kind, adapter.name] += adapter.request_count
         self.thinnable += pool.thinnable
+        self.compared = added_up((self.compared, pool.compared))
+        self.hits += pool.hits
 
 
 @dataclass
@@ -112,6 +117,8 @@ def _demand(model: str, reported: Iterable[_Reported]) -> ModelDemand:
             for adapter in sorted(adapters, key=lambda one: (one[0].value, one[1]))
         ),
         thinnable=sum((one.thinnable for one, _ in asked), NO_STEPS),
+        compared=added_up(one.compared for one, _ in asked),
+        hits=sum((one.hits for one, _ in asked), NOTHING_KEPT),
     )
 
 

@@ -16,6 +16,7 @@ from pentimento.domain.fleet import (
     ReplicaReport,
     StartShare,
 )
+from pentimento.domain.kept_quality import MOST_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.serving.entry import STARTS
 
@@ -100,6 +101,8 @@ def _check_demand(field: str, demand: PoolDemand) -> None:
         raise InvalidArgument.of(f"{field}.confidences", limit)
     for scored in demand.confidences:
         _check_count(f"{field}.confidences", scored, MAX_REQUESTS)
+    _check_compared(f"{field}.compared", demand.compared)
+    _check_kept(f"{field}.hits", demand.hits)
     if len(demand.adapters) > MAX_TOLD_COUNT:
         raise InvalidArgument.of(f"{field}.adapters", f"must be at most {MAX_TOLD_COUNT}, got {len(demand.adapters)}")
     _check_thinnable(f"{field}.thinnable", demand.thinnable)
@@ -107,6 +110,21 @@ def _check_demand(field: str, demand: PoolDemand) -> None:
         if not is_adapter_name(adapter.name):
             raise InvalidArgument.of(f"{field}.adapters.name", ADAPTER_NAME_RULE)
         _check_count(f"{field}.adapters.request_count", adapter.request_count, MAX_REQUESTS)
+
+
+def _check_compared(field: str, compared: tuple[KeptQuality, ...]) -> None:
+    if len(compared) not in (0, CONFIDENCE_BINS):
+        raise InvalidArgument.of(field, f"must be {CONFIDENCE_BINS} sums or none, got {len(compared)}")
+    for number, kept in enumerate(compared):
+        _check_kept(f"{field}[{number}]", kept)
+
+
+def _check_kept(field: str, sums: KeptQuality) -> None:
+    _check_count(f"{field}.count", sums.count, MAX_REQUESTS)
+    for part, most in (("kept", MOST_KEPT), ("squares", MOST_KEPT**2)):
+        if not 0.0 <= getattr(sums, part) <= most * sums.count:
+            limit = f"must be between 0 and {most:g} an image, {most * sums.count:g}, got {getattr(sums, part)}"
+            raise InvalidArgument.of(f"{field}.{part}", limit)
 
 
 def _check_thinnable(field: str, steps: ThinnableSteps) -> None:

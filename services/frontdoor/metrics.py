@@ -87,6 +87,11 @@ SHADOWS = counter(
     "Hits that were to be painted again: counted, not_counted, stopped (for a request), gone, failed, dropped.",
     ["outcome"],
 )
+COMPARED_IMAGES = counter(
+    "pentimento_frontdoor_compared_images_total",
+    "Light images of deferred requests compared with the heavy model's: counted, not_counted, failed.",
+    ["outcome"],
+)
 SHADOW_SECONDS = counter(
     "pentimento_frontdoor_shadow_seconds_total", "Seconds that workers painted hits again, stopped ones included."
 )

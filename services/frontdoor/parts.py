@@ -16,6 +16,7 @@ from services.frontdoor.identity import Identity
 from services.frontdoor.journal.retention import Retention
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.results import Results
+from services.frontdoor.quality.deferrals import Deferrals
 from services.frontdoor.quality.shadows import Shadows
 from services.frontdoor.requests.acceptance import Acceptance
 from services.frontdoor.requests.jobs import Jobs, PendingEntries
@@ -72,6 +73,7 @@ class FrontdoorParts:
     pins: Pins
     retention: Retention
     shadows: Shadows
+    deferrals: Deferrals
     starts: StartCounts
     tenants: TenantDirectory
     usage: UsageMeter

@@ -138,6 +138,12 @@ class FrontdoorSettings:
     quality_sample_share: float = setting(
         0.02, help="share of hits that are painted again from noise when nobody waits; 0 for none", minimum=0, maximum=1
     )
+    deferral_sample_share: float = setting(
+        0.25,
+        help="share of deferred requests whose light image is compared with the heavy model's, for plans; 0 for none",
+        minimum=0,
+        maximum=1,
+    )
     quality_work_share: float = setting(
         0.05, help="share of the time that painting hits again may take at most", minimum=0, maximum=1
     )

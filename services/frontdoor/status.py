@@ -10,6 +10,7 @@ from pentimento.dataplane import Dataplane
 from pentimento.dataplane.pools import Pool, Worker
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import (
+    CONFIDENCE_BINS,
     MAX_TOLD_COUNT,
     AdapterDemand,
     PlanAcknowledgement,
@@ -18,6 +19,7 @@ from pentimento.domain.fleet import (
     StartShare,
 )
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality, added_up
 from pentimento.domain.requests import RequestState
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.policies.serving.entry import NOISE
@@ -74,11 +76,28 @@ class CountedStart:
 
 
 class StartCounts:
-    """Where requests start and which adapters they ask for, by pool, until the controller is told."""
+    """Where requests start, which adapters they ask for and what compared images kept of the heavy model's quality, by
+    pool, until the controller is told."""
 
     def __init__(self) -> None:
         self._counts: defaultdict[str, Counter[CountedStart]] = defaultdict(Counter)
         self._adapters: defaultdict[str, Counter[tuple[AdapterKind, str]]] = defaultdict(Counter)
+        self._compared: dict[str, tuple[KeptQuality, ...]] = {}
+        self._hits: dict[str, KeptQuality] = {}
+
+    def count_compared(self, pool: str, confidence: float, kept: float) -> None:
+        """Changes state: a light image with that confidence (0..1) kept that share of the heavy model's quality."""
+        part = min(int(confidence * CONFIDENCE_BINS), CONFIDENCE_BINS - 1)
+        one = tuple(KeptQuality.of(kept) if number == part else NOTHING_KEPT for number in range(CONFIDENCE_BINS))
+        self._compared[pool] = added_up((self._compared.get(pool, ()), one))
+
+    def count_hit(self, pool: str, kept: float) -> None:
+        """Changes state: an image that started from the cache kept that share of the heavy model's quality."""
+        self._hits[pool] = self._hits.get(pool, NOTHING_KEPT) + KeptQuality.of(kept)
+
+    def take_kept(self, pool: str) -> tuple[tuple[KeptQuality, ...], KeptQuality]:
+        """Changes state: the light images and the hits that were compared since the last call."""
+        return self._compared.pop(pool, ()), self._hits.pop(pool, NOTHING_KEPT)
 
     def count(self, pool: str, start: CountedStart, adapters: Iterable[tuple[AdapterKind, str]] = ()) -> None:
         """Changes state."""
@@ -104,18 +123,23 @@ class StartCounts:
         ordered = sorted(taken.items(), key=lambda item: (item[0][0].value, item[0][1]))
         return tuple(AdapterDemand(kind, name, count) for (kind, name), count in ordered)
 
-    def put_back(self, pool: str, starts: Iterable[StartShare], adapters: Iterable[AdapterDemand]) -> None:
+    def put_back(self, demand: PoolDemand) -> None:
         """Changes state: the controller was not told of these after all."""
-        for one in starts:
+        pool = demand.pool or demand.model
+        self._compared[pool] = added_up((self._compared.get(pool, ()), demand.compared))
+        self._hits[pool] = self._hits.get(pool, NOTHING_KEPT) + demand.hits
+        for one in demand.starts:
             counted = CountedStart(one.start_step, one.kind, one.step_count, one.model)
             self._counts[pool][counted] += one.request_count
-        for adapter in adapters:
+        for adapter in demand.adapters:
             self._adapters[pool][adapter.kind, adapter.name] += adapter.request_count
 
     def forget(self) -> None:
         """Changes state: nothing that was counted so far is told."""
         self._counts.clear()
         self._adapters.clear()
+        self._compared.clear()
+        self._hits.clear()
 
 
 def _taken(counts: defaultdict[str, Counter[T]], pool: str) -> dict[T, int]:
@@ -171,7 +195,7 @@ class DemandReport:
         pools = tuple(state.pools.values())
         models = {pool.pool: pool.model for pool in state.plan.pools} if state.plan is not None else {}
         for one in self._unanswered:
-            self._starts.put_back(one.pool or one.model, one.starts, one.adapters)
+            self._starts.put_back(one)
         self._told = {pool.name: _totals(pool) for pool in pools}
         self._unanswered = tuple(
             demand
@@ -192,6 +216,7 @@ class DemandReport:
     def _demand(self, pool: Pool, model: str) -> PoolDemand:
         before, now = self._answered.get(pool.name, Totals()), self._told[pool.name]
         scored = now.scored - before.scored
+        compared, hits = self._starts.take_kept(pool.name)
         return PoolDemand(
             model=model,
             arrived_count=now.arrived - before.arrived,
@@ -207,6 +232,8 @@ class DemandReport:
             confidences=now.confidences_since(before) if scored else (),
             adapters=self._starts.take_adapters(pool.name),
             thinnable=now.thinnable.since(before.thinnable),
+            compared=compared,
+            hits=hits,
         )
 
 

@@ -43,6 +43,7 @@ from services.frontdoor.objects.result_urls import ResultUrls
 from services.frontdoor.objects.results import Results
 from services.frontdoor.parts import FrontdoorParts, PartTimeouts
 from services.frontdoor.process import Frontdoor
+from services.frontdoor.quality.deferrals import Deferrals
 from services.frontdoor.quality.shadow_painter import ShadowPainter
 from services.frontdoor.quality.shadows import Shadows, ShadowSettings
 from services.frontdoor.recorder import EffectsRecorder
@@ -167,6 +168,7 @@ def _parts(
     cache = GatewayClient(gateway) if gateway is not None else None
     texts_and_pictures = _embedders(settings, opening)
     links = _links(settings, opening, catalogue, adapters, interpreter, identity)
+    starts = StartCounts()
     shadows = Shadows(
         settings=shadow_settings(settings),
         journal=journal,
@@ -177,6 +179,7 @@ def _parts(
         painter=ShadowPainter(links, identity),
         embedder=texts_and_pictures,
         gateway=cache,
+        counts=starts,
     )
     return FrontdoorParts(
         journal=journal,
@@ -202,7 +205,13 @@ def _parts(
         pins=Pins(journal, cache, keeper, journal.pins.clock, pin_limits(settings)),
         retention=Retention(journal, keeper, results, inputs, clock, retention_limits(settings)),
         shadows=shadows,
-        starts=StartCounts(),
+        deferrals=Deferrals(
+            settings.deferral_sample_share,
+            texts_and_pictures,
+            starts,
+            lambda work: jobs.spawn_background(work, "compare"),
+        ),
+        starts=starts,
         tenants=tenants,
         usage=UsageMeter(journal.tenants, clock),
         timeouts=part_timeouts(settings),

@@ -1,6 +1,6 @@
 """What an allocator reads out of its context about demand, the same in all of them."""
 
-from pentimento.domain.kept_quality import NOTHING_KEPT
+from pentimento.domain.kept_quality import NOTHING_KEPT, added_up
 from pentimento.domain.thinned_steps import NO_STEPS
 from pentimento.policies.allocation import AllocationContext, ModelDemand
 from pentimento.policies.serving.settings import DeferralCurve
@@ -34,7 +34,7 @@ def demand_of(context: AllocationContext, model: str) -> ModelDemand:
         tuple(map(sum, zip(*(demand.confidences for demand in found if demand.confidences), strict=True))),
         tuple(adapter for demand in found for adapter in demand.adapters),
         sum((demand.thinnable for demand in found), NO_STEPS),
-        tuple(sum(parts, NOTHING_KEPT) for parts in zip(*(d.compared for d in found if d.compared), strict=True)),
+        added_up(demand.compared for demand in found),
         sum((demand.hits for demand in found), NOTHING_KEPT),
     )
 

@@ -121,6 +121,23 @@ class LearntQuality:
             return settings
         return replace(settings, qualities=tuple(self._learnt(settings, model, best) for model in self.models))
 
+    def notes(self, settings: ServingSettings) -> list[str]:
+        """Return what comparisons say, for people; nothing before any."""
+        learnt = self.applied(settings)
+        found = []
+        if self.light.n >= 1.0:
+            light = learnt.quality_of(settings.light)
+            found.append(
+                f"light images of {settings.light} are worth {light.quality:.2f}, and {light.spread:.2f} more from the"
+                f" least to the most confident, by {_about(self.light.n)} comparisons"
+            )
+        for model, line in zip(self.models, self.hits, strict=True):
+            known = learnt.quality_of(model)
+            if line.n >= 1.0:
+                worth = known.quality * known.reuse
+                found.append(f"hits of {model} are worth {worth:.2f}, by {_about(line.n)} comparisons")
+        return found
+
     def _learnt(self, settings: ServingSettings, model: str, best: float) -> ModelQuality:
         known = settings.quality_of(model)
         hit, _ = self.hits[self.models.index(model)].estimate(known.quality * known.reuse / best, 0.0)
@@ -128,3 +145,8 @@ class LearntQuality:
             mean, spread = self.light.estimate(known.quality / best, known.spread / best)
             known = replace(known, quality=min(max(mean * best, 0.0), 1.0), spread=min(spread * best, 1.0))
         return replace(known, reuse=max(hit, 0.0) * best / known.quality) if known.quality > 0.0 else known
+
+
+def _about(count: float) -> str:
+    """A power of two: plans are not to change with every comparison."""
+    return f"{2 ** int(math.log2(count))} or more"

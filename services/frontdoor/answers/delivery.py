@@ -12,6 +12,7 @@ from pentimento.wire.generation import route_from_bytes
 from services.frontdoor.answers.endings import STATE_OF, end_error, rejection
 from services.frontdoor.metrics import QUOTA_REFUSALS, REQUEST_SECONDS, REQUESTS
 from services.frontdoor.parts import FrontdoorParts
+from services.frontdoor.quality.deferrals import accepted_light
 from services.frontdoor.requests.jobs import Job
 
 logger = logging.getLogger(__name__)
@@ -38,12 +39,15 @@ def reject(parts: FrontdoorParts, effect: Reject) -> None:
 
 def deliver(parts: FrontdoorParts, effect: Deliver) -> None:
     job = parts.jobs.get(effect.request_id)
-    completed = job.executions[effect.picture_token].completed
+    execution = job.executions[effect.picture_token]
+    completed = execution.completed
     assert completed is not None
     _count(parts, job, RequestState.COMPLETED)
     parts.usage.delivered(job.request.tenant, completed)
     job.audience.tell(completed)
-    parts.shadows.note(job.request.tenant, job.request.request_id, completed.provenance)
+    light = accepted_light(job, execution)
+    parts.shadows.note(job.request.tenant, job.request.request_id, completed.provenance, light)
+    parts.deferrals.note(job, execution)
     drop_job(parts, job, None)
 
 

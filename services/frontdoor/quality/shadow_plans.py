@@ -17,9 +17,18 @@ GATEWAY_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
+class LightImage:
+    """An accepted image of a cascade's stage: its pool, its confidence (0..1) and the model of the next stage."""
+
+    pool: str
+    confidence: float
+    better_model: str
+
+
+@dataclass(frozen=True)
 class ShadowPlan:
-    """What a hit's provenance says, and what the model that it is compared with paints from noise; `expected_s` is
-    what the hit took of a device, for all of its steps."""
+    """What an image's provenance says, and what the model that it is compared with generates from noise; `expected_s`
+    is what the image took of a device, for all of its steps. `light`: it is none of a hit."""
 
     tenant: str
     provenance: Provenance
@@ -27,6 +36,7 @@ class ShadowPlan:
     spec: GenerationSpec
     held: HeldModel
     expected_s: float
+    light: LightImage | None = None
 
     def painted_again(self, encoder_digest: str, quality: float, scratch_quality: float) -> PaintedAgain:
         """Return what is reported of it."""
@@ -59,14 +69,23 @@ def donor_of(provenance: Provenance) -> Donor | None:
     return None
 
 
-def may_be_compared(provenance: Provenance) -> bool:
-    """Return whether a picture is a hit that can be painted again, and that its profile speaks of: the images that a
-    request came with are not kept, adapters were not profiled, a replay was counted when it was painted first, and what
-    steps left out cost is not the threshold's to answer for."""
+def may_be_compared(provenance: Provenance, light: LightImage | None = None) -> bool:
+    """Return whether an image is a hit or an accepted light image that can be generated again, and that its profile
+    speaks of: the images that a request came with are not kept, adapters were not profiled, a replay was counted when
+    it was generated first, and what steps left out cost is not the threshold's to answer for."""
     spec, route = provenance.spec, provenance.route
     if provenance.inputs or spec.loras or spec.controlnets or route.replay_of or route.thinned_steps:
         return False
-    return donor_of(provenance) is not None
+    return (donor_of(provenance) is None) == (light is not None)
+
+
+def plan_better(tenant: str, served: Recorded, light: LightImage, catalogue: Catalogue) -> ShadowPlan:
+    """Return how the next stage's model generates the request of an accepted light image. Raises NotFound MODEL_GONE
+    where no worker has had that model."""
+    held = catalogue.known(light.better_model)
+    if held is None:
+        raise NotFound("MODEL_GONE", "no worker holds the model of the next stage")
+    return replace(_plan_of(tenant, served, held), light=light)
 
 
 async def plan_shadow(tenant: str, served: Recorded, gateway: GatewayClient, catalogue: Catalogue) -> ShadowPlan:
@@ -82,7 +101,11 @@ async def plan_shadow(tenant: str, served: Recorded, gateway: GatewayClient, cat
     held = catalogue.of_digest(reference)
     if held is None:
         raise NotFound("MODEL_GONE", "no worker holds the model that the hit is compared with")
-    spec = _spec_of(served, held)
+    return _plan_of(tenant, served, held)
+
+
+def _plan_of(tenant: str, served: Recorded, held: HeldModel) -> ShadowPlan:
+    provenance, spec = served.provenance, _spec_of(served, held)
     full = provenance.device_seconds / max(provenance.steps_run, 1)
     return ShadowPlan(tenant, provenance, served.format, spec, held, full * spec.num_inference_steps)
 

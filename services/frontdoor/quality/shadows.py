@@ -18,6 +18,7 @@ from pentimento.dataplane.credits import is_eligible
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import NotFound, PentimentoError
 from pentimento.domain.generation import Provenance
+from pentimento.domain.kept_quality import kept_share
 from pentimento.policies.shadow_painting import (
     GivesWay,
     IdleWorker,
@@ -32,8 +33,16 @@ from services.frontdoor.metrics import SHADOW_SECONDS, SHADOWS
 from services.frontdoor.objects.results import Results
 from services.frontdoor.quality.comparison import score
 from services.frontdoor.quality.shadow_painter import ShadowPainter, ShadowRun
-from services.frontdoor.quality.shadow_plans import GATEWAY_TIMEOUT_S, ShadowPlan, may_be_compared, plan_shadow
+from services.frontdoor.quality.shadow_plans import (
+    GATEWAY_TIMEOUT_S,
+    LightImage,
+    ShadowPlan,
+    may_be_compared,
+    plan_better,
+    plan_shadow,
+)
 from services.frontdoor.requests.replays import recorded_picture
+from services.frontdoor.status import StartCounts
 from services.frontdoor.workers.catalogue import Catalogue
 
 logger = logging.getLogger(__name__)
@@ -62,10 +71,11 @@ class ShadowSettings:
 
 @dataclass(frozen=True)
 class SampledHit:
-    """A hit that waits; `plan` is known once its turn came."""
+    """A hit that waits, or an accepted light image; `plan` is known once its turn came."""
 
     request_id: str
     tenant: str
+    light: LightImage | None = None
     tries: int = 0
     plan: ShadowPlan | None = None
 
@@ -83,6 +93,7 @@ class Shadows:
     painter: ShadowPainter
     embedder: Embedders | None
     gateway: GatewayClient | None
+    counts: StartCounts
     hits: deque[SampledHit] = field(default_factory=lambda: deque(maxlen=MOST_HITS))
     run: ShadowRun | None = None
 
@@ -92,9 +103,11 @@ class Shadows:
         self._busy_at = now
         self._closed = False
 
-    def note(self, tenant: str, request_id: str, provenance: Provenance) -> None:
-        """Remember a picture that was delivered, where it is a hit that is to be painted again."""
-        if self.embedder is None or self.gateway is None or self._closed or not may_be_compared(provenance):
+    def note(self, tenant: str, request_id: str, provenance: Provenance, light: LightImage | None = None) -> None:
+        """Remember a delivered image, where it is a hit or an accepted light image that is to be generated again."""
+        if self.embedder is None or self._closed or not may_be_compared(provenance, light):
+            return
+        if self.gateway is None and light is None:
             return
         if not self.embedder.embeds_images:
             # Nothing could say what either picture is worth.
@@ -102,7 +115,7 @@ class Shadows:
         if is_sampled(request_id, self.settings.sample_share):
             if len(self.hits) == MOST_HITS:
                 SHADOWS.labels("dropped").inc()
-            self.hits.append(SampledHit(request_id, tenant))
+            self.hits.append(SampledHit(request_id, tenant, light))
 
     def make_way(self, worker_id: str = "") -> None:
         """Stop the shadow that is in the way of somebody who comes, and who is painted by `worker_id` where that is
@@ -161,8 +174,10 @@ class Shadows:
             self.hits.append(kept)
 
     async def _plan(self, hit: SampledHit) -> ShadowPlan:
-        assert self.gateway is not None
         served = recorded_picture(await self._record(hit.request_id, hit.tenant))
+        if hit.light is not None:
+            return plan_better(hit.tenant, served, hit.light, self.catalogue)
+        assert self.gateway is not None
         return await plan_shadow(hit.tenant, served, self.gateway, self.catalogue)
 
     async def _record(self, request_id: str, tenant: str) -> JournalledRequest:
@@ -212,9 +227,18 @@ class Shadows:
                 run.stop()
 
     async def _compare(self, plan: ShadowPlan, scratch: bytes) -> None:
-        assert self.embedder is not None and self.gateway is not None
+        assert self.embedder is not None
         served = await self.results.load(await self._record(plan.provenance.request_id, plan.tenant))
         scores = await score(self.embedder, plan.tenant, plan.spec.prompt, served.image, scratch)
+        share = kept_share(scores.quality, scores.scratch_quality)
+        if plan.light is not None:
+            if share is not None:
+                self.counts.count_compared(plan.light.pool, plan.light.confidence, share)
+            SHADOWS.labels("not_counted" if share is None else "counted").inc()
+            return
+        if share is not None:
+            self.counts.count_hit(plan.provenance.spec.model, share)
+        assert self.gateway is not None
         seen = plan.painted_again(scores.encoder_digest, scores.quality, scores.scratch_quality)
         counted = await self.gateway.report_quality(seen, GATEWAY_TIMEOUT_S)
         SHADOWS.labels("counted" if counted else "not_counted").inc()

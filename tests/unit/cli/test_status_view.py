@@ -29,6 +29,13 @@ def test_a_suite_without_a_cache_misses_none() -> None:
     assert status.cache is None
 
 
+def test_notes_of_plan_are_shown() -> None:
+    plan = Plan(PlanVersion(7, 1), notes=("light images of turbo are worth 0.84",))
+    status = SuiteStatus.of(Fleet((), plan, 7), Unavailable("GONE", "no"), None)
+
+    assert "note      light images of turbo are worth 0.84" in [getattr(line, "plain", "") for line in render(status)]
+
+
 def test_how_the_allocation_moved_is_a_line_a_model_and_stage() -> None:
     before = AllocationSample(0.0, "7.1", workers={"heavy": 2}, accepted_count=4)
     after = AllocationSample(

@@ -6,6 +6,7 @@ import pytest
 
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.fleet import AdapterDemand, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.allocation import ReplicaView
 from pentimento.wire.reports import report_from_proto, report_to_proto
@@ -129,6 +130,18 @@ def test_starts_of_one_step_are_told_apart_by_kind_and_confidences_and_adapters_
     assert heavy.starts == (StartShare(5, 4, "image", 50, "light"), StartShare(5, 2, "latent", 50, "heavy"))
     assert (heavy.confidences[0], heavy.confidences[19]) == (2, 6)
     assert heavy.adapters == (AdapterDemand(AdapterKind.LORA, "neon", 4),)
+
+
+def test_compared_images_add_up_over_front_doors() -> None:
+    window = DemandWindow()
+    compared = (KeptQuality(1, 0.5, 0.25), *(NOTHING_KEPT,) * 19)
+    for door in ("f1", "f2"):
+        window.add(report(door, compared=compared, hits=KeptQuality(1, 0.75, 0.5625)), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.compared[0], len(heavy.compared)) == (KeptQuality(2, 1.0, 0.5), 20)
+    assert heavy.hits == KeptQuality(2, 1.5, 1.125)
 
 
 def test_what_may_be_left_out_is_added_up_over_pools_reports_and_front_doors() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pentimento.domain.adapters import Adapter, AdapterKind, PipeliningBound
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
 from services.controller.validation import MAX_COUNT, MAX_REQUESTS, MAX_STEPS, check_replica, check_report
 
@@ -157,6 +158,21 @@ def test_steps_that_nobody_can_leave_out_are_refused(steps: ThinnableSteps, refu
 
 def test_all_steps_of_all_requests_may_be_left_out() -> None:
     check_report(replace(REPORT, demand=(PoolDemand("heavy", thinnable=ThinnableSteps(2, 2.0, 2.0)),)))
+
+
+@pytest.mark.parametrize(
+    ("demand", "refused"),
+    [
+        (PoolDemand("m", compared=(NOTHING_KEPT,)), r"compared: must be 20 sums or none, got 1"),
+        (PoolDemand("m", compared=(NOTHING_KEPT,) * 19 + (KeptQuality(1, 2.5, 1.0),)), r"compared\[19\].kept: must be"),
+        (PoolDemand("m", hits=KeptQuality(1, math.nan, 0.0)), r"hits.kept: must be between 0 and 2 an image"),
+        (PoolDemand("m", hits=KeptQuality(1, 1.0, -1.0)), r"hits.squares: must be"),
+        (PoolDemand("m", hits=KeptQuality(-1)), r"hits.count"),
+    ],
+)
+def test_comparison_that_cannot_be_true_is_refused(demand: PoolDemand, refused: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"demand\[0\]." + refused):
+        check_report(replace(REPORT, demand=(demand,)))
 
 
 def test_a_start_is_below_its_steps_where_those_are_known() -> None:

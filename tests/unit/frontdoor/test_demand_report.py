@@ -14,6 +14,7 @@ from pentimento.domain.fleet import (
     StartShare,
 )
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.kept_quality import KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.allocation import ReplicaView
 from services.controller.demand import DemandWindow
@@ -115,6 +116,24 @@ def test_what_may_be_left_out_is_told_once() -> None:
     second = report.added_to(PLAIN).demand[0].thinnable
 
     assert (first, second) == (ThinnableSteps(4, 2.0, 0.5), ThinnableSteps(1, 0.5, 0.125))
+
+
+def test_compared_images_are_told_again_until_answered() -> None:
+    dataplane, starts = Dataplane(1), StartCounts()
+    report = DemandReport(dataplane, starts)
+    dataplane.state.pool("light")
+    starts.count_compared("light", 0.99, 0.5)
+    starts.count_hit("light", 0.75)
+
+    first = report.added_to(PLAIN)
+    starts.count_compared("light", 1.0, 1.0)
+    (second,) = report.added_to(PLAIN).demand
+    report.answered()
+
+    check_report(first)
+    assert first.demand[0].compared[19] == KeptQuality(1, 0.5, 0.25)
+    assert (second.compared[19], second.hits) == (KeptQuality(2, 1.5, 1.25), KeptQuality(1, 0.75, 0.5625))
+    assert report.added_to(PLAIN).demand == ()
 
 
 def test_a_start_that_could_not_be_used_counts_as_one_from_noise() -> None:

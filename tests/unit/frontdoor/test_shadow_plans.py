@@ -25,7 +25,7 @@ from pentimento.domain.image_request import ImageFormat
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.testing.held_models import HELD
 from services.frontdoor.quality.comparison import cosine
-from services.frontdoor.quality.shadow_plans import may_be_compared, plan_shadow
+from services.frontdoor.quality.shadow_plans import LightImage, may_be_compared, plan_better, plan_shadow
 from services.frontdoor.requests.replays import Recorded
 from services.frontdoor.workers.catalogue import Catalogue
 
@@ -101,6 +101,24 @@ def test_a_hit_that_kept_its_start_may_be_compared() -> None:
 )
 def test_other_pictures_are_not(changed: Provenance) -> None:
     assert not may_be_compared(changed)
+
+
+LIGHT = LightImage("light", 0.8, "heavy")
+
+
+def test_accepted_light_image_may_be_compared_if_from_noise() -> None:
+    assert may_be_compared(picture(FromNoise(), 0), LIGHT)
+    assert not may_be_compared(picture(), LIGHT)
+    assert not may_be_compared(picture(FromNoise(), 0, spec=replace(SPEC, loras=(LoraSelection("neon"),))), LIGHT)
+
+
+def test_accepted_light_image_is_compared_with_next_stage() -> None:
+    plan = plan_better("t", recorded(picture(FromNoise(), 0)), LIGHT, catalogue())
+
+    assert (plan.held, plan.light) == (HEAVY, LIGHT)
+    assert (plan.spec.model, plan.spec.num_inference_steps, plan.spec.seed) == ("heavy", 30, SPEC.seed)
+    with pytest.raises(NotFound, match="next stage"):
+        plan_better("t", recorded(picture(FromNoise(), 0)), replace(LIGHT, better_model="away"), catalogue())
 
 
 async def test_latents_are_compared_with_their_own_model_of_the_same_seed_and_steps() -> None:

@@ -303,6 +303,8 @@ class PoolDemand(_message.Message):
     CONFIDENCES_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     THINNABLE_FIELD_NUMBER: _builtins.int
+    COMPARED_FIELD_NUMBER: _builtins.int
+    HITS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that the pool holds."""
     arrived_count: _builtins.int
@@ -331,6 +333,14 @@ class PoolDemand(_message.Message):
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterDemand]: ...
     @_builtins.property
     def thinnable(self) -> Global___ThinnableSteps: ...
+    @_builtins.property
+    def compared(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptQuality]:
+        """Light images that were deferred or accepted, by twenty equal parts of their confidence; none where none was compared."""
+
+    @_builtins.property
+    def hits(self) -> Global___KeptQuality:
+        """Images that started from the cache."""
+
     def __init__(
         self,
         *,
@@ -348,16 +358,45 @@ class PoolDemand(_message.Message):
         confidences: _abc.Iterable[_builtins.int] | None = ...,
         adapters: _abc.Iterable[Global___AdapterDemand] | None = ...,
         thinnable: Global___ThinnableSteps | None = ...,
+        compared: _abc.Iterable[Global___KeptQuality] | None = ...,
+        hits: Global___KeptQuality | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_deferred_count", b"_deferred_count", "deferred_count", b"deferred_count", "thinnable", b"thinnable"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deferred_count", b"_deferred_count", "deferred_count", b"deferred_count", "hits", b"hits", "thinnable", b"thinnable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deferred_count", b"_deferred_count", "adapters", b"adapters", "arrived_count", b"arrived_count", "completed_count", b"completed_count", "confidences", b"confidences", "deferred_count", b"deferred_count", "dropped_count", b"dropped_count", "late_count", b"late_count", "model", b"model", "pool", b"pool", "queue_length", b"queue_length", "scored_count", b"scored_count", "starts", b"starts", "stood_in_count", b"stood_in_count", "thinnable", b"thinnable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deferred_count", b"_deferred_count", "adapters", b"adapters", "arrived_count", b"arrived_count", "compared", b"compared", "completed_count", b"completed_count", "confidences", b"confidences", "deferred_count", b"deferred_count", "dropped_count", b"dropped_count", "hits", b"hits", "late_count", b"late_count", "model", b"model", "pool", b"pool", "queue_length", b"queue_length", "scored_count", b"scored_count", "starts", b"starts", "stood_in_count", b"stood_in_count", "thinnable", b"thinnable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deferred_count: _TypeAlias = _typing.Literal["deferred_count"]  # noqa: Y015
     _WhichOneofArgType__deferred_count: _TypeAlias = _typing.Literal["_deferred_count", b"_deferred_count"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deferred_count) -> _WhichOneofReturnType__deferred_count | None: ...
 
 Global___PoolDemand: _TypeAlias = PoolDemand  # noqa: Y015
+
+@_typing.final
+class KeptQuality(_message.Message):
+    """Images that were compared with the heavy model's of the same request: sums of the shares of its quality that they kept, 0 to 2 each, and of their squares."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    SQUARES_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    kept: _builtins.float
+    squares: _builtins.float
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        kept: _builtins.float = ...,
+        squares: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "kept", b"kept", "squares", b"squares"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptQuality: _TypeAlias = KeptQuality  # noqa: Y015
 
 @_typing.final
 class ThinnableSteps(_message.Message):

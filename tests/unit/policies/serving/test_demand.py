@@ -3,6 +3,7 @@
 import pytest
 
 from pentimento.domain.fleet import StartShare
+from pentimento.domain.kept_quality import KeptQuality
 from pentimento.policies.allocation import AllocationContext, ModelDemand
 from pentimento.policies.serving.demand import averaged_demand, demand_of, settled_weight, share_weight, smoothed
 
@@ -16,6 +17,8 @@ ONE = ModelDemand(
     mean_queue_length=1.5,
     sent_on_per_s=0.25,
     confidences=(1, 2, 3),
+    compared=(KeptQuality(1, 0.5, 0.25),),
+    hits=KeptQuality(1, 1.0, 1.0),
 )
 OTHER = ModelDemand(
     "m",
@@ -27,6 +30,8 @@ OTHER = ModelDemand(
     mean_queue_length=2.5,
     sent_on_per_s=0.5,
     confidences=(4, 5, 9),
+    compared=(KeptQuality(2, 1.0, 0.5),),
+    hits=KeptQuality(2, 1.5, 1.25),
 )
 
 
@@ -55,6 +60,8 @@ def test_what_pools_of_one_model_are_asked_for_adds_up() -> None:
         mean_queue_length=4.0,
         sent_on_per_s=0.75,
         confidences=(5, 7, 12),
+        compared=(KeptQuality(3, 1.5, 0.75),),
+        hits=KeptQuality(3, 2.5, 2.25),
     )
 
 

@@ -1,0 +1,71 @@
+"""Deferred requests have two images of one prompt: what the light one kept of the heavy model's quality is counted."""
+
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from pentimento.clients.embedders import Embedders
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import FromNoise
+from pentimento.domain.kept_quality import kept_share
+from pentimento.policies.shadow_painting import is_sampled
+from services.frontdoor.metrics import COMPARED_IMAGES
+from services.frontdoor.quality.comparison import score
+from services.frontdoor.quality.shadow_plans import LightImage
+from services.frontdoor.requests.jobs import Execution, Job
+from services.frontdoor.status import StartCounts
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Deferrals:
+    """Compares a share of the deferred requests, beside everything else. Without an embedder of images none."""
+
+    sample_share: float
+    embedder: Embedders | None
+    counts: StartCounts
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
+
+    def note(self, job: Job, delivered: Execution) -> None:
+        """Compare the light image that the delivered one was preferred to, where there is one."""
+        if self.embedder is None or not self.embedder.embeds_images or delivered.result is None:
+            return
+        light = deferred_execution(job, delivered)
+        if light is not None and is_sampled(job.request.request_id, self.sample_share):
+            self.spawn(self._compare(self.embedder, job, light, delivered.result.image))
+
+    async def _compare(self, embedder: Embedders, job: Job, light: Execution, better: bytes) -> None:
+        assert light.result is not None and light.confidence is not None
+        try:
+            scores = await score(embedder, job.request.tenant, light.resolved.spec.prompt, light.result.image, better)
+        except PentimentoError as error:
+            COMPARED_IMAGES.labels("failed").inc()
+            logger.info("a deferred image is not compared", extra={"reason": error.reason})
+            return
+        kept = kept_share(scores.quality, scores.scratch_quality)
+        COMPARED_IMAGES.labels("not_counted" if kept is None else "counted").inc()
+        if kept is not None:
+            self.counts.count_compared(job.stages[light.stage].pool, light.confidence, kept)
+
+
+def accepted_light(job: Job, delivered: Execution) -> LightImage | None:
+    """Return what is known of a delivered image that a discriminator accepted; None for any other."""
+    following = delivered.stage + 1
+    if delivered.confidence is None or following >= len(job.stages):
+        return None
+    return LightImage(job.stages[delivered.stage].pool, delivered.confidence, job.stages[following].model)
+
+
+def deferred_execution(job: Job, delivered: Execution) -> Execution | None:
+    """Return the last scored attempt of a stage before the delivered one's, if its image is whole and from noise."""
+    found = [
+        one
+        for one in job.executions.values()
+        if one.stage < delivered.stage and one.confidence is not None and one.result is not None
+    ]
+    light = found[-1] if found else None
+    if light is None or light.route.thinned_steps or not isinstance(light.route.start, FromNoise):
+        return None
+    return light

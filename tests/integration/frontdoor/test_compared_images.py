@@ -1,0 +1,85 @@
+"""Light images beside the heavy model's of the same request, as plans hear of them."""
+
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
+from pentimento.domain.fleet import ReplicaReport
+from pentimento.domain.image_request import ImageRequest
+from pentimento.domain.kept_quality import KeptQuality
+from pentimento.testing.cascade import CascadeSuite, running_cascade
+from pentimento.testing.frontdoor_suite import until
+from services.frontdoor.quality import shadows as shadow_module
+from services.frontdoor.status import DemandReport
+from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
+
+UNNAMED = ImageRequest(prompt="a red circle", seed=1)
+
+
+class TellingEmbedder(ChosenEmbedder):
+    """The first image of a call has a cosine of 0.6 to every text, the others of 0.8."""
+
+    async def EmbedImage(self, request: embedder_pb.EmbedImageRequest, context: Any) -> embedder_pb.EmbedImageResponse:
+        self.images.extend(request.images)
+        pairs = [(0.6, 0.8), *((0.8, 0.6),) * (len(request.images) - 1)]
+        vectors = [embedder_pb.Embedding(values=struct.pack("<2f", *pair), dimension_count=2) for pair in pairs]
+        return embedder_pb.EmbedImageResponse(embeddings=vectors, encoder_digest=self.encoder_digest)
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow_module, "_TICK_S", 0.01)
+    monkeypatch.setattr(shadow_module, "LEAST_S", 0.01)
+
+
+@asynccontextmanager
+async def compared(folder: Path, confidence: float, **changes: Any) -> AsyncIterator[tuple[CascadeSuite, DemandReport]]:
+    address = f"unix:{folder / 'e'}"
+    server = await serve_cache(TellingEmbedder(), ChosenGateway(), address)
+    given = {"embedder_address": address, "embed_timeout_ms": 20_000, **changes}
+    async with running_cascade(folder, confidence, **given) as cascade:
+        parts = cascade.suite.frontdoor.parts
+        yield cascade, DemandReport(parts.dataplane, parts.starts)
+    await server.stop()
+
+
+def light_parts(report: DemandReport) -> tuple[KeptQuality, ...]:
+    demand = {one.model: one for one in report.added_to(ReplicaReport("f1", 1)).demand}
+    return demand["light"].compared
+
+
+async def test_deferred_light_image_is_compared_with_heavy_one(folder: Path) -> None:
+    async with compared(folder, 0.21, deferral_sample_share=1.0) as (cascade, report):
+        await cascade.suite.paint(UNNAMED)
+        await until(lambda: bool(light_parts(report)))
+        (kept,) = [(part, one) for part, one in enumerate(light_parts(report)) if one.count]
+
+    assert kept[0] == 4
+    assert (kept[1].count, kept[1].kept) == (1, pytest.approx(0.75))
+
+
+async def test_accepted_light_image_is_compared_when_nobody_waits(folder: Path) -> None:
+    quiet = {"quality_sample_share": 1.0, "quality_work_share": 1.0, "quality_quiet_s": 0.0}
+    async with compared(folder, 0.96, **quiet) as (cascade, report):
+        completed = await cascade.suite.paint(UNNAMED)
+        await until(lambda: bool(light_parts(report)))
+        (kept,) = [(part, one) for part, one in enumerate(light_parts(report)) if one.count]
+
+    assert completed.provenance.model_digest == "sha256:light"
+    assert len(cascade.heavy.executed) == 1
+    assert kept[0] == 19
+    assert (kept[1].count, kept[1].kept) == (1, pytest.approx(0.75))
+
+
+async def test_images_are_not_compared_where_share_is_nothing(folder: Path) -> None:
+    async with compared(folder, 0.2, deferral_sample_share=0.0) as (cascade, report):
+        await cascade.suite.paint(UNNAMED)
+        parts = cascade.suite.frontdoor.parts
+        await parts.jobs.finish_tasks()
+
+        assert light_parts(report) == ()
