@@ -44,8 +44,8 @@ from pentimento.workloads import Content, Segment, SloClass, Workload, fluctuati
 
 CASCADE = CASCADES[0]
 ABOVE, SWING = 1.25, 4.0
-SEGMENT_S = 4.0
-SEEDS, MOVED_SEEDS = 10, 2
+SEGMENT_S = 2.0
+SEEDS, MOVED_SEEDS = 10, 1
 BASELINES = (
     "vanilla",
     "clipper-light",
