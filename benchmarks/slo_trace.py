@@ -95,7 +95,7 @@ QUALITIES = qualities(REFINED)
 
 
 @dataclass(frozen=True)
-class Constants:
+class TraceConstants:
     """What is assumed of images: how well confidence tells quality, and what refined hits keep."""
 
     auroc: float = AUROC
@@ -103,11 +103,11 @@ class Constants:
 
 
 MEASURED = "as measured"
-CASES: Mapping[str, Constants] = {
-    MEASURED: Constants(),
-    "AUROC 0.5": Constants(auroc=0.5),
-    "AUROC 1": Constants(auroc=1.0),
-    f"hits keep {HIT_MEAN:g}": Constants(hit=HIT_MEAN),
+CASES: Mapping[str, TraceConstants] = {
+    MEASURED: TraceConstants(),
+    "AUROC 0.5": TraceConstants(auroc=0.5),
+    "AUROC 1": TraceConstants(auroc=1.0),
+    f"hits keep {HIT_MEAN:g}": TraceConstants(hit=HIT_MEAN),
 }
 
 
@@ -152,7 +152,7 @@ def main() -> int:
 
 
 def runs_of(
-    systems: Sequence[str], seeds: int, segment_s: float, peak: float, constants: Constants
+    systems: Sequence[str], seeds: int, segment_s: float, peak: float, constants: TraceConstants
 ) -> Iterator[TraceRun]:
     """Yield the runs of all systems, trace by trace."""
     for seed in range(1, seeds + 1):
@@ -194,7 +194,7 @@ def trace_load(shape: Shape, low: float, peak: float, segment_s: float, seed: in
     return fluctuating(np.random.default_rng(seed), content, segments)
 
 
-def scenario_of(system: str, peak: float, constants: Constants = Constants()) -> Scenario:
+def scenario_of(system: str, peak: float, constants: TraceConstants = TraceConstants()) -> Scenario:
     """Return the fleet under a system that has been running at the low load, static ones provisioned for the peak."""
     thins = system == THINS
     name = OURS_SERVES_AS if thins else system.removesuffix(FALLING_BACK)
@@ -230,7 +230,7 @@ def falls_back(system: str) -> bool:
 
 
 def run_of(
-    system: str, trace: str, workload: Workload, peak: float, seed: int, constants: Constants = Constants()
+    system: str, trace: str, workload: Workload, peak: float, seed: int, constants: TraceConstants = TraceConstants()
 ) -> TraceRun:
     """Play a trace on a system."""
     records: list[RequestRecord] = Simulation(scenario_of(system, peak, constants), workload, Random(seed)).run()
