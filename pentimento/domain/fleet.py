@@ -395,7 +395,10 @@ class UnplannedModel:
 
 @dataclass(frozen=True)
 class Fleet:
+    """`slo_s`: SLO of a request that the policy plans by; 0 for none."""
+
     replicas: tuple[ReplicaStatus, ...]
     plan: Plan
     leader_epoch: int
     unplanned: tuple[UnplannedModel, ...] = ()
+    slo_s: float = 0.0

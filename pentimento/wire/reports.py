@@ -171,10 +171,11 @@ def fleet_to_proto(fleet: Fleet) -> pb.GetFleetResponse:
         plan=plan_to_proto(fleet.plan),
         leader_epoch=fleet.leader_epoch,
         unplanned=[pb.UnplannedModel(**asdict(one)) for one in fleet.unplanned],
+        slo_s=fleet.slo_s,
     )
 
 
 def fleet_from_proto(message: pb.GetFleetResponse) -> Fleet:
     replicas = tuple(status_from_proto(status) for status in message.replicas)
     unplanned = tuple(UnplannedModel(u.model, u.device, u.reason, u.worker_id) for u in message.unplanned)
-    return Fleet(replicas, plan_from_proto(message.plan), message.leader_epoch, unplanned)
+    return Fleet(replicas, plan_from_proto(message.plan), message.leader_epoch, unplanned, message.slo_s)

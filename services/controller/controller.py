@@ -73,7 +73,9 @@ class Controller:
         keep: Callable[[Plan], None] = lambda plan: None,
         registered_costs: Callable[[], tuple[DeviceCost, ...]] = tuple,
         registered_digests: Callable[[], Mapping[str, str]] = dict,
+        slo_s: float = 0.0,
     ) -> None:
+        self._slo_s = slo_s
         self._registered_digests = registered_digests
         self._registered_costs = registered_costs
         self._leads = leads
@@ -150,7 +152,7 @@ class Controller:
         self.check_leading()
         plan = self._feed.in_force or Plan(PlanVersion(self._epoch.value, 0))
         statuses = self._registry.statuses(self._clock.monotonic())
-        return Fleet(statuses, plan, self._epoch.value, self._planner.unplanned)
+        return Fleet(statuses, plan, self._epoch.value, self._planner.unplanned, self._slo_s)
 
     async def run(self) -> None:
         """Plan now, then whenever the fleet changes, a lease ends, or it is time to look at the demand; and every

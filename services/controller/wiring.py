@@ -95,6 +95,7 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
         keep=leadership.keep if leadership is not None else lambda plan: None,
         registered_costs=lambda: repository.costs,
         registered_digests=lambda: repository.digests,
+        slo_s=settings.serving.slo_s,
     )
     uploads = _uploads(settings, ledger, controller)
     server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)

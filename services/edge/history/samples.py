@@ -14,8 +14,8 @@ POOL_COUNTS = ("late", "scored", "deferred")
 def sample_of(status: SuiteStatus, at_ms: int) -> dict[str, Any] | None:
     """Return a look as JSON values, its totals since the start of the frontdoor that `epoch` names: requests; `late`,
     `scored` and `deferred` pictures of all pools; steps `run` and `saved`; pictures by start and K; completed requests
-    by latency in seconds; and of the plan workers by model, thresholds by stage, the share that is admitted. None where
-    the frontdoor did not answer."""
+    by latency in seconds; and of the plan workers by model, thresholds by stage, the share that is admitted, and the
+    SLO in seconds (0 for none). None where the frontdoor did not answer."""
     frontdoor = status.frontdoor
     if frontdoor is None:
         return None
@@ -29,6 +29,7 @@ def sample_of(status: SuiteStatus, at_ms: int) -> dict[str, Any] | None:
         "starts": [[one.kind, one.saved_steps, one.picture_count] for one in frontdoor.starts],
         "latencies": [[bound_of(one.upper_bound_s), one.request_count] for one in frontdoor.latencies],
         **plan_sample(status.fleet.plan if status.fleet is not None else None),
+        "slo_s": status.fleet.slo_s if status.fleet is not None else 0.0,
     }
 
 
@@ -41,11 +42,11 @@ def plan_sample(plan: Plan | None) -> dict[str, Any]:
     """Return the part of a sample that is the plan's; without one everybody is admitted."""
     if plan is None:
         return {"workers": {}, "thresholds": {}, "admission": 1.0}
-    thresholds = {
-        f"{cascade.cascade} {stage.pool}": max(one.confidence for one in stage.thresholds)
-        for cascade in plan.cascades
-        for stage in cascade.stages
-        if stage.thresholds
-    }
+    thresholds = {}
+    for cascade in plan.cascades:
+        stages = [stage for stage in cascade.stages if stage.thresholds]
+        for stage in stages:
+            name = cascade.cascade if len(stages) == 1 else f"{cascade.cascade} {stage.pool}"
+            thresholds[name] = max(one.confidence for one in stage.thresholds)
     workers = Counter(assignment.model for assignment in plan.assignments)
     return {"workers": dict(workers), "thresholds": thresholds, "admission": plan.admission_rate}

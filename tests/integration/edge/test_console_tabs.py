@@ -289,3 +289,63 @@ async def test_charts_go_on_where_an_edge_comes_back_with_its_clock_set_back(pag
 
     assert asked[:2] == ["0", "1040000"]
     assert shown == [1_000_000, 1_010_000, 1_020_000]
+
+
+async def opened_with(page: Any, *models: str) -> None:
+    """Open the playground of a deployment with these models; each has the limits of the one that is there."""
+
+    async def answer(route: Any) -> None:
+        document = await (await route.fetch()).json()
+        one = document["models"][0]
+        document["models"] = [{**one, "name": model} for model in models]
+        await route.fulfill(json=document)
+
+    await page.route("**/data/deployment", answer)
+    await page.goto("/")
+    await page.wait_for_selector("main[data-ready=playground]")
+
+
+@pytest.mark.parametrize(("models", "chosen"), [((), ""), (("tiny",), "tiny"), (("tiny", "light"), "")])
+async def test_the_suites_choice_is_offered_as_the_model(page: Any, models: tuple[str, ...], chosen: str) -> None:
+    """It is chosen where there are several models, of which a cascade may take one after the other."""
+    await opened_with(page, *models)
+    offered = await page.get_by_label("Model").locator("option").evaluate_all("all => all.map((one) => one.value)")
+    await page.get_by_label("Prompt").fill("a circle")
+    async with page.expect_request("**/data/generate") as asked:
+        await page.get_by_role("button", name="Paint", exact=True).click()
+
+    assert offered == ["", *models]
+    assert (await asked.value).post_data_json.get("model", "") == chosen
+
+
+async def test_an_error_stands_beside_the_button_as_it_is(page: Any) -> None:
+    error = {
+        "message": "model: there is no such model",
+        "type": "not_found_error",
+        "param": "model",
+        "code": "UNKNOWN_MODEL",
+    }
+    await page.route("**/data/generate", lambda route: route.fulfill(status=404, json={"error": error}))
+    await opened_with(page)
+    await page.get_by_label("Prompt").fill("a circle")
+    await page.get_by_role("button", name="Paint", exact=True).click()
+
+    said = page.locator("form.paint .actions").get_by_role("alert")
+    await said.wait_for()
+
+    assert await said.inner_text() == "model: there is no such model\nUNKNOWN_MODEL"
+
+
+async def test_image_button_and_progress_are_in_view_beside_an_open_form(page: Any) -> None:
+    await page.set_viewport_size({"width": 1440, "height": 900})
+    await opened_with(page, "tiny", "light")
+    await page.locator("summary", has_text="More").click()
+    await page.get_by_label("Prompt").fill("a circle")
+    await page.get_by_role("button", name="Paint", exact=True).click()
+    await page.locator("form.paint .news", has_text="Finished").wait_for()
+
+    for top_px in ("0", "document.body.scrollHeight"):
+        await page.evaluate(f"scrollTo(0, {top_px})")
+        for place in (".stage .frame", "form.paint .news", "form.paint button.main"):
+            box = await page.locator(place).first.bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] <= 900, (top_px, place, box)

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pytest
+
 from services.edge.console.pages import STATIC
 from tests.unit.edge.console_modules import needs_node, printed
 
@@ -46,7 +48,7 @@ def test_every_chart_is_the_growth_of_totals_between_two_looks() -> None:
     values = shown(
         """[
             figures.rate(looks, "accepted"), figures.hitRate(looks), figures.computeSaved(looks),
-            figures.deferrals(looks), figures.attainment(looks),
+            figures.deferrals(looks), figures.deadlinesKept(looks),
             figures.latency(looks, 0.5), figures.latency(looks, 0.75),
         ].map(([[at, value]]) => [at, value])""",
         before,
@@ -58,9 +60,46 @@ def test_every_chart_is_the_growth_of_totals_between_two_looks() -> None:
     assert [value for _, value in values] == [0.2, 0.75, 0.5, 0.25, 0.7, 0.5, 0.75]
 
 
+@pytest.mark.parametrize(("slo_s", "share"), [(0.5, 0.2), (0.75, 0.4), (1.0, 0.6), (5.0, 0.6), (0, None)])
+def test_slo_attainment_goes_by_the_slo_of_the_plan(slo_s: float, share: float | None) -> None:
+    """Of ten that ended 2 were completed within 0.5 s, 4 between 0.5 s and 1 s, 2 later, and 2 failed; no deadline was
+    missed."""
+    after = look(
+        APART_MS,
+        accepted=10,
+        completed=8,
+        failed=2,
+        latencies=[[0.5, 2], [1.0, 4], ["Infinity", 2]],
+        slo_s=slo_s,
+    )
+
+    assert shown("figures.sloAttainment(looks)[0][1]", look(0), after) == share
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tiny-heavy", "tiny-heavy"),
+        ("tiny-heavy.1", "tiny-heavy, pool 2"),
+        ("sd-1.5", "sd-1.5"),
+        ("image:tiny-heavy~tiny-light", "tiny-heavy → tiny-light (from a cached image)"),
+        ("noise:tiny-light>tiny-heavy.1#0", "tiny-light → tiny-heavy, pool 2 (from noise)"),
+        ("a>b>c", "a → b → c"),
+    ],
+)
+def test_pools_and_cascades_have_plain_names(name: str, words: str) -> None:
+    said = printed(f"""
+        import {{ plainName }} from {json.dumps((STATIC / "dom.js").as_uri())};
+        console.log(JSON.stringify(plainName({json.dumps(name)}, ["tiny-heavy", "tiny-light"])));
+    """)
+
+    assert said == words
+
+
 def test_where_nobody_came_there_is_no_point() -> None:
     values = shown(
-        "[figures.hitRate(looks), figures.attainment(looks), figures.latency(looks, 0.9)].map(([[, value]]) => value)",
+        "[figures.hitRate(looks), figures.deadlinesKept(looks), figures.latency(looks, 0.9)]"
+        ".map(([[, value]]) => value)",
         look(0),
         look(APART_MS),
     )

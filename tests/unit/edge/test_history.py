@@ -51,7 +51,7 @@ def test_a_sample_has_what_every_chart_needs() -> None:
         cascades=(CascadePlan("light>heavy", (StagePlan("light", thresholds, "light>heavy"), StagePlan("heavy"))),),
     )
 
-    sample = sample_of(SuiteStatus(Fleet((), plan, 1), FRONTDOOR, None, {}), 1000)
+    sample = sample_of(SuiteStatus(Fleet((), plan, 1, slo_s=5.0), FRONTDOOR, None, {}), 1000)
 
     assert sample == {
         "at": 1000,
@@ -68,8 +68,9 @@ def test_a_sample_has_what_every_chart_needs() -> None:
         "starts": [["latent", 15, 3]],
         "latencies": [[0.5, 7], ["Infinity", 0]],
         "workers": {"light": 2, "heavy": 1},
-        "thresholds": {"light>heavy light": 0.75},
+        "thresholds": {"light>heavy": 0.75},
         "admission": 0.8,
+        "slo_s": 5.0,
     }
 
 
@@ -77,7 +78,7 @@ def test_without_a_controller_everybody_is_admitted_and_without_a_frontdoor_ther
     alone = sample_of(SuiteStatus(None, FRONTDOOR, None, {}), 1)
 
     assert alone is not None
-    assert (alone["workers"], alone["thresholds"], alone["admission"]) == ({}, {}, 1.0)
+    assert (alone["workers"], alone["thresholds"], alone["admission"], alone["slo_s"]) == ({}, {}, 1.0, 0.0)
     assert sample_of(SuiteStatus(None, None, None, {"frontdoor": "away"}), 1) is None
 
 

@@ -1086,7 +1086,10 @@ class GetFleetResponse(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     UNPLANNED_FIELD_NUMBER: _builtins.int
+    SLO_S_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
+    slo_s: _builtins.float
+    """SLO of a request that the policy plans by; 0: none."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]: ...
     @_builtins.property
@@ -1102,10 +1105,11 @@ class GetFleetResponse(_message.Message):
         plan: Global___Plan | None = ...,
         leader_epoch: _builtins.int = ...,
         unplanned: _abc.Iterable[Global___UnplannedModel] | None = ...,
+        slo_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "plan", b"plan", "replicas", b"replicas", "unplanned", b"unplanned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "plan", b"plan", "replicas", b"replicas", "slo_s", b"slo_s", "unplanned", b"unplanned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,6 +4,9 @@ import { h, s } from "./dom.js";
 
 const HEIGHT = 150;
 const LEFT = 54;
+// Of a character of a tick, and what lies between the axis and its text.
+const TICK_CHAR = 6.4;
+const TICK_GAP = 10;
 const BOTTOM = 20;
 const COLOURS = 6;
 
@@ -23,7 +26,7 @@ function roundUp(value) {
 export class LineChart {
   /** `format` writes a value; `top` is a fixed end of the axis; of `whole` numbers the axis has no halves. */
   constructor(title, { format = short, top = null, whole = false, hint = "" } = {}) {
-    Object.assign(this, { title, format, top, whole, series: [], cursor: null });
+    Object.assign(this, { title, format, top, whole, series: [], cursor: null, left: LEFT });
     this.svg = s("svg", { class: "plot", height: HEIGHT, role: "img", tabindex: "0" });
     this.legend = h("ul", { class: "legend" });
     this.element = h("figure", { class: "chart card" }, h("figcaption", null, h("h2", null, title), hint ? h("p", { class: "hint" }, hint) : null), this.svg, this.legend);
@@ -46,7 +49,7 @@ export class LineChart {
     const { times } = this;
     if (x === null || !times.length) this.cursor = null;
     else {
-      const at = this.from + ((x - LEFT) / Math.max(this.width - LEFT, 1)) * (this.to - this.from);
+      const at = this.from + ((x - this.left) / Math.max(this.width - this.left, 1)) * (this.to - this.from);
       this.cursor = times.reduce((best, time, index) => (Math.abs(time - at) < Math.abs(times[best] - at) ? index : best), 0);
     }
     this.draw();
@@ -64,14 +67,16 @@ export class LineChart {
     this.width = this.svg.clientWidth || 300;
     const values = this.series.flatMap((one) => one.points.map(([, value]) => value)).filter((value) => !Number.isNaN(value));
     const top = this.end(Math.max(...values, 0));
+    // As wide as its longest text: "1 min 40 s" is longer than "50 %".
+    this.left = Math.max(LEFT, ...[0, 0.5, 1].map((share) => this.format(top * share).length * TICK_CHAR + TICK_GAP));
     const { times } = this;
     this.from = times[0] ?? 0;
     this.to = Math.max(times.at(-1) ?? 1, this.from + 1);
-    const x = (at) => LEFT + ((at - this.from) / (this.to - this.from)) * (this.width - LEFT - 4);
+    const x = (at) => this.left + ((at - this.from) / (this.to - this.from)) * (this.width - this.left - 4);
     const y = (value) => 8 + (1 - Math.min(value / top, 1)) * (HEIGHT - BOTTOM - 8);
     const grid = [0, 0.5, 1].map((share) => s("g", null,
-      s("line", { class: "grid", x1: LEFT, x2: this.width, y1: y(top * share), y2: y(top * share) }),
-      s("text", { class: "tick", x: LEFT - 6, y: y(top * share) + 4, "text-anchor": "end" }, this.format(top * share))));
+      s("line", { class: "grid", x1: this.left, x2: this.width, y1: y(top * share), y2: y(top * share) }),
+      s("text", { class: "tick", x: this.left - 6, y: y(top * share) + 4, "text-anchor": "end" }, this.format(top * share))));
     const lines = this.series.map((one, index) => s("path", { class: `line c${index % COLOURS}`, d: path(one.points, x, y) }));
     this.svg.replaceChildren(...grid, ...this.ends(x), ...lines, ...this.mark(x, y));
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
@@ -98,7 +103,7 @@ export class LineChart {
     const at = this.times[Math.min(this.cursor, this.times.length - 1)];
     const words = new Date(at).toLocaleTimeString();
     const half = 32;
-    return s("text", { class: "tick", x: Math.min(Math.max(x(at), LEFT + half), this.width - half), y: HEIGHT - 4, "text-anchor": "middle" }, words);
+    return s("text", { class: "tick", x: Math.min(Math.max(x(at), this.left + half), this.width - half), y: HEIGHT - 4, "text-anchor": "middle" }, words);
   }
 
   mark(x, y) {

@@ -1,8 +1,8 @@
 // What the deployment does, and did before anybody looked: the edge remembers.
 
 import { bars, LineChart } from "./chart.js";
-import { duration, h, notice, percent } from "./dom.js";
-import { attainment, byName, computeSaved, deferrals, hitRate, hitRateByK, latency, rate } from "./figures.js";
+import { duration, h, notice, percent, plainName } from "./dom.js";
+import { byName, computeSaved, deadlinesKept, deferrals, hitRate, hitRateByK, latency, rate, sloAttainment } from "./figures.js";
 import { samples, watchHistory, wrongToken } from "./looks.js";
 
 const AVERAGED = "over the last 30 s";
@@ -15,14 +15,15 @@ const CHARTS = [
   [() => new LineChart("Hit rate and compute saved", { ...SHARE, hint: AVERAGED }), (all) => [
     { name: "pictures from the cache", points: hitRate(all) }, { name: "steps saved", points: computeSaved(all) }]],
   [() => new LineChart("Hit rate by K", { ...SHARE, hint: `share of pictures, by steps saved, ${AVERAGED}` }), (all) => hitRateByK(all)],
-  [() => new LineChart("SLO attainment", { ...SHARE, hint: `neither late, nor refused, nor failed, ${AVERAGED}` }), (all) => [{ name: "attained", points: attainment(all) }]],
+  [() => new LineChart("Deadlines kept", { ...SHARE, hint: `of each request's own, ${AVERAGED}` }), (all) => [{ name: "kept", points: deadlinesKept(all) }]],
   [() => new LineChart("Allocation", { whole: true, hint: "workers by the plan" }), (all) => byName(all, "workers", 0)],
   [() => new LineChart("Admission", { ...SHARE, hint: "share of the demand that the plan admits" }), (all) => [{ name: "admitted", points: all.map((one) => [one.at, one.admission]) }]],
 ];
-// Of cascades, and only where there is something to show of them.
-const CASCADE = [
+// Of cascades and SLOs, and only where there is something to show of them.
+const OPTIONAL = [
+  [() => new LineChart("SLO attainment", { ...SHARE, hint: `within the plan's ${samples.at(-1).slo_s} s, ${AVERAGED}` }), (all) => [{ name: "attained", points: sloAttainment(all) }], (sample) => sample.slo_s > 0],
   [() => new LineChart("Deferral rate", { ...SHARE, hint: `judged pictures that went on, ${AVERAGED}` }), (all) => [{ name: "deferred", points: deferrals(all) }], (sample) => sample.scored > 0],
-  [() => new LineChart("Confidence threshold", { top: 1, hint: "by the plan" }), (all) => byName(all, "thresholds", NaN), (sample) => Object.keys(sample.thresholds).length > 0],
+  [() => new LineChart("Confidence threshold", { top: 1, hint: "by the plan" }), (all) => byName(all, "thresholds", NaN).map((one) => ({ ...one, name: plainName(one.name, Object.keys(all.at(-1).workers)) })), (sample) => Object.keys(sample.thresholds).length > 0],
 ];
 
 export class Charts {
@@ -31,7 +32,7 @@ export class Charts {
     this.starts = h("figure", { class: "chart card" });
     this.grid = h("div", { class: "chart-grid" });
     this.charts = [];
-    this.waiting = CASCADE;
+    this.waiting = OPTIONAL;
     main.append(h("h1", null, "Charts"), this.problem, this.grid);
     this.add(CHARTS);
     this.grid.append(this.starts);

@@ -89,3 +89,15 @@ export function bytes(count) {
   while (count >= 1000 && unit < units.length - 1) { count /= 1000; unit += 1; }
   return `${unit && count < 10 ? count.toFixed(1) : Math.round(count)} ${units[unit]}`;
 }
+
+/** A pool or cascade of a plan in words. "tiny-heavy.1" is a further pool of one of the `models`; "image:light~heavy" and
+ *  "noise:light>heavy#0" are cascades of requests that start so. */
+export function plainName(name, models = []) {
+  const [, start, path] = /^(?:(noise|latent|image):)?(.*)$/s.exec(name);
+  const pool = (one) => {
+    const [, model, number] = /^(.*)\.(\d+)$/s.exec(one) ?? [];
+    return models.includes(model) ? `${model}, pool ${Number(number) + 1}` : one;
+  };
+  const words = path.replace(/#\d+$/, "").split(/[~>]/).map(pool).join(" → ");
+  return start ? `${words} (from ${start === "noise" ? "noise" : `a cached ${start}`})` : words;
+}

@@ -35,6 +35,24 @@ export function quantile(before, now, wanted) {
   return low;
 }
 
+/** How many requests of a window were completed within so many seconds; linear within a bucket. */
+export function completedWithin(before, now, seconds) {
+  let low = 0;
+  return now.latencies.reduce((within, [end, count], index) => {
+    const bound = end === "Infinity" ? Infinity : end;
+    const found = count - (before.latencies[index]?.[1] ?? 0);
+    const share = bound <= seconds ? 1 : bound === Infinity || seconds <= low ? 0 : (seconds - low) / (bound - low);
+    low = bound;
+    return within + found * share;
+  }, 0);
+}
+
+/** The share of a window's requests that were completed within the SLO of the plan, of all that ended. */
+export function sloAttainment(samples) {
+  const ended = (sample) => sample.completed + sample.failed + sample.rejected;
+  return windowed(samples, (before, now) => (now.slo_s > 0 ? share(completedWithin(before, now, now.slo_s), ended(now) - ended(before)) : NaN));
+}
+
 export const latency = (samples, wanted) => windowed(samples, (before, now) => quantile(before, now, wanted));
 
 const hits = (sample) => sample.starts.reduce((total, [kind, , count]) => total + (kind === "noise" ? 0 : count), 0);
@@ -61,8 +79,8 @@ export const computeSaved = (samples) =>
 export const deferrals = (samples) =>
   windowed(samples, (before, now) => share(now.deferred - before.deferred, now.scored - before.scored));
 
-/** The share of arrivals of a window that were neither refused, nor failed, nor late. */
-export function attainment(samples) {
+/** The share of arrivals of a window that were neither refused, nor failed, nor later than their own deadlines. */
+export function deadlinesKept(samples) {
   return windowed(samples, (before, now) => {
     const arrived = now.accepted + now.rejected - before.accepted - before.rejected;
     const violated = now.failed + now.rejected + now.late - (before.failed + before.rejected + before.late);

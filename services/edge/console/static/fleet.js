@@ -1,6 +1,6 @@
 // Who is up, what they hold, what waits, and the plan in force: what `pentimento status` shows.
 
-import { bytes, facts, h, notice, percent, table } from "./dom.js";
+import { bytes, duration, facts, h, notice, percent, plainName, table } from "./dom.js";
 import { watch, wrongToken } from "./looks.js";
 
 const tileOf = (name, value, hint) => h("div", { class: "tile-figure" }, h("p", { class: "name" }, name), h("p", { class: "value" }, value), hint ? h("p", { class: "hint" }, hint) : null);
@@ -29,9 +29,12 @@ function meter(value, most, name) {
   return h("span", { class: "row" }, h("meter", { min: "0", max: String(most || 1), value: String(value), "aria-label": name }), `${value} of ${most}`);
 }
 
-function pools({ frontdoor }) {
+const modelsOf = ({ fleet }) => fleet?.plan.assignments.map((one) => one.model) ?? [];
+
+function pools({ frontdoor, fleet }) {
+  const nameOf = (pool) => plainName(pool, modelsOf({ fleet }));
   const rows = (frontdoor?.pools ?? []).map((pool) => [
-    pool.pool, meter(Number(pool.queued_count ?? 0), Number(pool.queue_limit_count ?? 0), `queue of ${pool.pool}`),
+    nameOf(pool.pool), meter(Number(pool.queued_count ?? 0), Number(pool.queue_limit_count ?? 0), `queue of ${nameOf(pool.pool)}`),
     pool.running_count ?? 0, pool.arrived_count ?? 0, pool.completed_count ?? 0, pool.late_count ?? 0, pool.dropped_count ?? 0, pool.deferred_count ?? 0,
   ]);
   return rows.length ? table("Pools", ["pool", "queue", "#running", "#arrived", "#completed", "#late", "#dropped", "#deferred"], rows) : null;
@@ -54,15 +57,17 @@ function replicas({ fleet }) {
 function plan({ fleet }) {
   if (!fleet) return null;
   const { plan: inForce } = fleet;
-  const thresholds = inForce.cascades.flatMap((cascade) => cascade.stages.flatMap((stage) => stage.thresholds.map((one) => `${stage.pool} ${one.start} ${one.confidence.toFixed(2)}`)));
+  const nameOf = (name) => plainName(name, modelsOf({ fleet }));
+  const thresholds = inForce.cascades.flatMap((cascade) => cascade.stages.flatMap((stage) => stage.thresholds.map((one) => `${nameOf(stage.pool)}, from ${one.start || "anything"}: ${one.confidence.toFixed(2)}`)));
   return h("section", { class: "card" }, h("h2", null, "Plan in force"),
     facts([
       ["Version", `${inForce.version.leader_epoch}.${inForce.version.sequence}`],
       ["Made by", inForce.allocator || "–"],
       ["Admits", percent(inForce.admission_rate)],
-      ["Pools", inForce.pools.map((pool) => `${pool.pool} (${pool.worker_ids.length})`).join(", ")],
-      ["Cascades", inForce.cascades.map((cascade) => cascade.cascade).join(", ")],
-      ["Thresholds", thresholds.join(", ")],
+      ["Pools", inForce.pools.map((pool) => `${nameOf(pool.pool)} (${counted(pool.worker_ids.length, "worker", "workers")})`).join("; ")],
+      ["SLO", fleet.slo_s ? duration(fleet.slo_s * 1000) : null],
+      ["Cascades", inForce.cascades.map((cascade) => nameOf(cascade.cascade)).join(", ")],
+      ["Thresholds", thresholds.join("; ")],
       ["LoRAs and ControlNets", inForce.placements.map((one) => `${one.adapter.name} (${one.instance_ids.length})`).join(", ")],
       ["Components", inForce.components.map((one) => `${one.component} (${one.instance_ids.length})`).join(", ")],
       ["Cache admits", inForce.cache.admits.join(", ") + (inForce.cache.admits_light ? "" : ", no light pictures")],

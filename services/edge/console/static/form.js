@@ -47,6 +47,17 @@ class ImageField {
   }
 }
 
+/** Limits that some model keeps, for the suite to choose by; samplers and adapters are a model's own. Null without a model. */
+function anyOf(models) {
+  if (models.length < 2) return models[0] ?? null;
+  const of = (name) => models.map((model) => model[name]);
+  const common = (name) => (new Set(of(name)).size === 1 ? models[0][name] : "");
+  return {
+    family: null, schedulers: [], max_steps: Math.max(...of("max_steps")), max_size_px: Math.max(...of("max_size_px")), size_multiple_px: Math.min(...of("size_multiple_px")),
+    ...Object.fromEntries(["default_steps", "default_guidance_scale", "default_width_px", "default_height_px"].map((name) => [name, common(name)])),
+  };
+}
+
 export class PaintForm {
   /** `known`: the deployment; `onpaint` is called with the form's request. */
   constructor(known, onpaint, onstop) {
@@ -75,9 +86,11 @@ export class PaintForm {
     };
     this.adapters = h("div");
     this.problem = h("div");
+    this.news = h("span", { class: "hint news" }, "Ctrl + Enter");
     this.go = h("button", { type: "submit", class: "main" }, "Paint");
     this.stop = h("button", { type: "button", class: "stop", hidden: true, onclick: onstop }, "Stop");
     this.element = this.build();
+    this.model.value = this.usual();
     this.follow();
   }
 
@@ -88,14 +101,20 @@ export class PaintForm {
     const offered = JSON.stringify(this.known.adapters);
     this.known = known;
     this.model.replaceChildren(...this.models());
-    if (known.models.some((model) => model.name === before)) this.model.value = before;
+    this.model.value = known.models.some((model) => model.name === before) ? before : this.usual();
     // What is chosen stays where nothing else is offered.
     if (this.model.value !== before || !this.followed || JSON.stringify(known.adapters) !== offered) this.follow();
   }
 
   models() {
     const { models } = this.known;
-    return models.map((model) => h("option", { value: model.name, disabled: !model.ready_worker_count }, model.name + (model.ready_worker_count ? "" : " (no worker holds it)")));
+    return [option(["", "Suite's choice"]), ...models.map((model) => h("option", { value: model.name, disabled: !model.ready_worker_count }, model.name + (model.ready_worker_count ? "" : " (no worker holds it)")))];
+  }
+
+  /** What is chosen before anybody chooses: where there are several models the suite may defer from one to another. */
+  usual() {
+    const { models } = this.known;
+    return models.length === 1 ? models[0].name : "";
   }
 
   build() {
@@ -112,8 +131,7 @@ export class PaintForm {
       this.known.features.cache && field("Cache", this.cache),
       this.adapters,
       this.more,
-      this.problem,
-      h("div", { class: "row actions" }, this.go, this.stop, h("span", { class: "hint" }, "Ctrl + Enter")));
+      h("div", { class: "actions" }, this.problem, h("div", { class: "row" }, this.go, this.stop, this.news)));
     form.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); form.requestSubmit(); }
     });
@@ -121,7 +139,7 @@ export class PaintForm {
   }
 
   get chosen() {
-    return this.known.models.find((model) => model.name === this.model.value) ?? this.known.models[0];
+    return this.known.models.find((model) => model.name === this.model.value) ?? anyOf(this.known.models);
   }
 
   /** Defaults and limits of the chosen model. */
@@ -161,7 +179,7 @@ export class PaintForm {
   }
 
   get previewInterval() {
-    const steps = Number(this.steps.value || this.steps.placeholder);
+    const steps = Number(this.steps.value || this.steps.placeholder || 25);
     return this.previews.value === "" ? Math.max(1, Math.floor(steps / 10)) : Number(this.previews.value);
   }
 
@@ -177,13 +195,23 @@ export class PaintForm {
     let body;
     try {
       body = await this.request();
-    } catch {
+    } catch (error) {
       // Browsers do not read a file that was written since it was chosen.
-      this.problem.replaceChildren(notice("bad", "An image was changed, or is gone, since it was chosen: choose it again."));
+      const unread = error instanceof DOMException && ["NotReadableError", "NotFoundError"].includes(error.name);
+      this.fail(unread ? "An image was changed, or is gone, since it was chosen: choose it again." : error.message);
       return;
     }
     this.onpaint(body);
   }
+
+  /** Says beside the button what is wrong. */
+  fail(words, code = "") {
+    this.problem.replaceChildren(notice("bad", words, code ? h("span", { class: "hint" }, code) : null));
+    this.news.textContent = "";
+  }
+
+  /** Says beside the button how far it is. */
+  tell(words) { this.news.textContent = words; }
 
   async request() {
     const body = { prompt: this.prompt.value, preview_every_steps: this.previewInterval };
@@ -194,7 +222,8 @@ export class PaintForm {
     for (const [name, input] of [["num_inference_steps", this.steps], ["guidance_scale", this.guidance]]) {
       if (input.value !== "") body[name] = Number(input.value);
     }
-    if (this.width.value || this.height.value) body.size = `${this.width.value || this.width.placeholder}x${this.height.value || this.height.placeholder}`;
+    const [width, height] = [this.width, this.height].map((side) => side.value || side.placeholder);
+    if (this.width.value || this.height.value) body.size = `${width || height}x${height || width}`;
     if (this.scheduler.value) body.scheduler = this.scheduler.value;
     if (this.cache.value) body.cache = this.cache.value;
     await this.addImages(body);
@@ -205,9 +234,9 @@ export class PaintForm {
     if (this.image.file) Object.assign(body, { image: await base64Of(this.image.file), strength: Number(this.strength.value) });
     const mask = await this.mask.base64();
     if (mask) body.mask = mask;
-    const loras = this.loras.filter((lora) => lora.on.checked);
+    const loras = (this.loras ?? []).filter((lora) => lora.on.checked);
     if (loras.length) body.loras = loras.map((lora) => ({ name: lora.name, scale: Number(lora.weight.value) }));
-    if (this.net.value) {
+    if (this.net?.value) {
       body.controlnets = [{ name: this.net.value, conditioning_image: await base64Of(this.netImage.file), conditioning_scale: Number(this.netScale.value) }];
     }
   }
@@ -263,6 +292,7 @@ export class PaintForm {
   }
 
   set busy(busy) {
+    if (busy) this.problem.replaceChildren();
     this.go.disabled = busy;
     this.stop.hidden = !busy;
   }

@@ -12,7 +12,7 @@ const LARGEST_SEED = 2 ** 32;
  *  what runs. */
 export class Playground {
   constructor() {
-    this.stage = new Stage((done) => this.actions(done));
+    this.stage = new Stage((done) => this.actions(done), (words) => this.form.tell(words), (error) => this.form.fail(error.message, error.code));
     this.form = null;
     this.last = null;
   }

@@ -7,7 +7,8 @@ import { notePainted } from "./session.js";
 
 const TYPES = { png: "image/png", jpeg: "image/jpeg", webp: "image/webp" };
 
-const problem = (words, code) => notice("bad", words, code ? h("span", { class: "hint" }, code) : null);
+// The form says it to readers of screens, beside its button.
+const problem = (words, code) => notice("bad told", words, code ? h("span", { class: "hint" }, code) : null);
 
 /** One picture while it is painted. */
 class Watch {
@@ -125,9 +126,21 @@ class Shown {
   }
 }
 
+/** An event of a call in few words. */
+function newsOf(event, data, shown) {
+  const of = shown.count > 1 ? `${shown.done.size} of ${shown.count} finished` : "";
+  if (event === "accepted") return "Waiting for a worker";
+  if (event === "completed") return of || "Finished";
+  if (event === "progress") return of || `Step ${data.step} of ${data.step_count}`;
+  return of || "Starting";
+}
+
 export class Stage {
-  constructor(actionsOf) {
+  /** `onnews` is called with what happens in few words, `onfail` with an error that ends all or one of the pictures. */
+  constructor(actionsOf, onnews, onfail) {
     this.actionsOf = actionsOf;
+    this.onnews = onnews;
+    this.onfail = onfail;
     this.element = h("section", { class: "stage", "aria-label": "Picture" },
       h("div", { class: "frame blank" }, h("p", { class: "hint" }, "What you ask for appears here while it is painted.")));
     this.controller = null;
@@ -145,10 +158,17 @@ export class Stage {
     const shown = (this.shown = new Shown(this.actionsOf));
     this.element.replaceChildren(shown.element);
     try {
-      for await (const { event, data } of events(path, body, this.controller.signal)) shown.hear(event, data);
+      this.onnews("Asking …");
+      for await (const { event, data } of events(path, body, this.controller.signal)) {
+        shown.hear(event, data);
+        if (event === "failed") this.onfail(data.error);
+        else this.onnews(newsOf(event, data, shown));
+      }
       if (shown.open.size) throw new Error("the stream ended without a picture");
     } catch (error) {
       shown.end(error);
+      if (error.name === "AbortError") this.onnews("Stopped");
+      else this.onfail(error);
     } finally {
       this.controller = null;
     }
