@@ -1,4 +1,4 @@
-"""What a benchmark measures with, chosen exactly: where several fit it is none of them."""
+"""Choose profiles and rows exactly: several matches are an error."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -9,7 +9,7 @@ Found = TypeVar("Found")
 
 
 def only(found: Iterable[Found], what: str) -> Found:
-    """Return the one that was found. Raises NotFound for none and FailedPrecondition for several, naming `what`."""
+    """Return the single match. Raises NotFound for none and FailedPrecondition for several, naming `what`."""
     every = tuple(found)
     if not every:
         raise NotFound("NOTHING_FITS", f"there is no {what}")

@@ -1,4 +1,4 @@
-"""What the services cost: an image through all of them, beside the same by our engine in one process and by diffusers.
+"""Measure the cost of the services: an image through all of them, by our engine in one process, and by diffusers.
 
 The engine in one process has the worker's steps, decoder and encoder and nothing else, so that its difference is what
 the services take: frontdoor, embedder, gateway, journal and stores. diffusers runs in inference mode and leaves out the
@@ -35,7 +35,7 @@ from pentimento.supervisor.models import find_model
 # captured and written as in normal use.
 NEVER_A_HIT = {"PENTIMENTO_VECTORDB_GATEWAY_LATENT_THRESHOLDS": "1:0.1,1:0.2,1:0.3,1:0.4,1:0.5"}
 COMPILE = "PENTIMENTO_UNET_WORKER_COMPILE"
-# By mode what a worker is told.
+# The worker setting of each mode.
 MODES = {"compiled": "compile", "eager": "off"}
 SERVICES, ENGINE, DIFFUSERS = "services", "engine", "diffusers"
 WARM_UP_ROUNDS = 3
@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def suite_of(model: Path, mode: str) -> Any:
-    """Return a suite whose worker runs in that mode, to be entered."""
+    """Return a suite with a worker of that mode, to be entered."""
     flags = ["--model", str(model), "--device", "cpu", "--threads", "1"]
     return local_suite(flags, environment={**NEVER_A_HIT, COMPILE: MODES[mode]})
 

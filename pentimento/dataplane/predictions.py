@@ -69,9 +69,9 @@ def predicted_service_s(state: State, pool: Pool, worker: Worker, work: float) -
 
 
 def retry_after_ms(state: State, now: float, pool_name: str, late_s: float = 0.0) -> int:
-    """Return when another try is worth it: once the queue is half empty, so that those who come back do not all meet a
-    full one, and a running request has given its credit back. `late_s`: by how much the request would miss its
-    deadline; so much of what is before it must be gone, too."""
+    """Return the milliseconds after which another try is worthwhile: when half of the queue is served, so that clients
+    that return do not all meet a full queue, and a running request has released its credit. `late_s`: the seconds by
+    which the request would miss its deadline; the work before it must shrink by as much."""
     settings = state.settings
     wait_s = max(predicted_wait_s(state, pool_name) / 2, _first_credit_s(state, now, pool_name), late_s)
     return round(min(max(wait_s * 1000, settings.min_retry_after_ms), settings.max_retry_after_ms))

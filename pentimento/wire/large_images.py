@@ -1,4 +1,4 @@
-"""Images that are larger than their client receives in one message: in chunks, or told of as not sent."""
+"""Images above the message limit of a client: sent in chunks, or reported as too large."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ Response = TypeVar("Response", pb.GenerateResponse, pb.ReplayResponse, pb.Attach
 
 
 class ImageSplitter(Generic[Response]):
-    """Makes the messages of one stream of the events that its client is told."""
+    """Converts the events of one stream to messages within the limit of its client."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class ImageSplitter(Generic[Response]):
         self._is_several = False
 
     def messages(self, event: GenerateEvent) -> Iterator[Response]:
-        """Yield what tells of the event, each message within the limit. Raises ResourceExhausted MESSAGE_TOO_LARGE for
-        the one image of a client that states no limit."""
+        """Yield the messages of an event, each within the limit. Raises ResourceExhausted MESSAGE_TOO_LARGE for a large
+        image of a client that states no limit, unless it is one of several."""
         if isinstance(event, Accepted):
             self._is_several = bool(event.image_request_ids)
         message = self._to_proto(event)
@@ -76,7 +76,7 @@ class ImageJoiner:
         self._chunks: defaultdict[int, list[bytes]] = defaultdict(list)
 
     def event(self, message: pb.GenerateResponse | pb.ReplayResponse | pb.AttachResponse) -> GenerateEvent | None:
-        """Return what a message tells; None for a part of an image. Internal IMAGE_INCOMPLETE where parts lack."""
+        """Return the event of a message; None for a chunk. Raises Internal IMAGE_INCOMPLETE when chunks are missing."""
         if message.WhichOneof("event") == "image_chunk":
             self._chunks[message.image_chunk.image_index].append(message.image_chunk.data)
             return None

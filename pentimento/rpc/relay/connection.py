@@ -26,7 +26,7 @@ class Connection:
         self._turns = turns
         self._frames = CallFrames()
         self._answers = AnswerFrames()
-        # Since when it has no call under way, by the event loop's clock.
+        # When its last call ended, by the event loop's clock.
         self._quiet_since = asyncio.get_running_loop().time()
         self._has_called = False
         self._client: asyncio.Transport | None = None
@@ -42,8 +42,8 @@ class Connection:
 
     @property
     def quiet_rank(self) -> tuple[bool, float] | None:
-        """Its place among the connections without a call under way, the lowest of which makes room first: those that
-        never made one come before others, then those that have been quiet for longest. None while one is under way."""
+        """Rank the connection for eviction: the lowest is closed first. Connections that never made a call rank below
+        all others; among equals the longest quiet one is first. None while a call runs."""
         is_busy = self._frames.open_streams or self._is_waiting
         return None if is_busy else (self._has_called, self._quiet_since)
 

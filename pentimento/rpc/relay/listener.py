@@ -38,8 +38,8 @@ WILDCARDS = frozenset({"0.0.0.0", "::"})
 
 
 class Relay:
-    """The connections of one server's host:port addresses, at most so many for each address: a further one takes the
-    place of one without a call under way (`Connection.quiet_rank`), and is closed where there is none."""
+    """The connections of one server's host:port addresses, with a limit for each address. Beyond it a new connection
+    replaces a quiet one (`Connection.quiet_rank`), and is closed where every connection has a call."""
 
     def __init__(self, tls: ssl.SSLContext | None, max_connections: int) -> None:
         self.turns = CallTurns(self._later, self._wake)
@@ -147,13 +147,13 @@ class Relay:
 
 
 def _make_room(connections: dict[asyncio.Task[None], Connection]) -> bool:
-    """Changes state: end the first connection that may make room. Return whether there was one."""
+    """Close the quiet connection of the lowest rank. Return False where every connection has a call."""
     quiet = ((rank, task) for task, one in connections.items() if (rank := one.quiet_rank) is not None)
     found = min(quiet, key=itemgetter(0), default=None)
     if found is None:
         return False
     _, task = found
-    # It counts no more from here on: its end takes a round of the event loop.
+    # It stops counting now; its end takes a round of the event loop.
     del connections[task]
     task.cancel()
     return True

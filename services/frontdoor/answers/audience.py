@@ -27,7 +27,7 @@ class Listener:
         self._progress_count = 0
         self.progress_interval_s = PROGRESS_INTERVAL_S
         self._next_progress_at = 0.0
-        # The newest one that came too soon after another.
+        # The newest progress that came within the interval.
         self._held_back: Progress | None = None
         self.ended = False
         # What it ended with, raised once everything before it was heard.
@@ -47,13 +47,13 @@ class Listener:
             self._held_back = event
             return
         self._next_progress_at = now + self.progress_interval_s
-        # A preview is made for a while: what is held back may be of a later step.
+        # A preview takes time to make: the progress held back may be of a later step.
         if self._held_back is not None and _place(self._held_back) <= _place(event):
             self._held_back = None
         self._add(event)
 
     def _tell_held_back(self) -> None:
-        """The last progress is told before what follows it."""
+        """Send the last progress before the next event."""
         if self._held_back is not None:
             self._add(self._held_back)
             self._held_back = None
