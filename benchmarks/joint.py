@@ -88,7 +88,7 @@ SEEDS, MOVED_SEEDS = 10, 1
 DEVICES, PERIOD_S, SWING, STEPS = 16, 15.0, 8.0, 50
 # Four times the large model's time: MoDM's looser SLO; its tighter one leaves no time for a cascade.
 SLO_S = 4 * MI210_SECONDS["large"]
-# DiffServe's are of two runs of its heavy model; these of a third of one, so that ten seeds of three shapes take minutes.
+# DiffServe's are of two runs of its heavy model; these of a third of one: ten seeds of three shapes take minutes.
 SEGMENT_S = AZURE_SEGMENT_S * 2.5
 WARM_COUNT, CAPACITY = 3_000, 10_000
 # zoo_quality: the light model's share of the heavy one's CLIPScore.
