@@ -1,7 +1,7 @@
 """Claims on GPUs: processes that are shown the same devices of a host each take one that is free.
 
     claim = claim_device(folder, "unet_worker", gpus_of(listed_gpus()), 1)
-    os.environ["CUDA_VISIBLE_DEVICES"] = claim.device  # before CUDA is asked for anything
+    os.environ["CUDA_VISIBLE_DEVICES"] = claim.device  # before the first call of CUDA
 
 A claim is a lock (flock) on a file of a folder that the processes share. The kernel ends it with the process, however
 that ends, and it holds across containers of one host.
@@ -24,7 +24,7 @@ _UUID = re.compile(r"UUID: ((GPU|MIG)-[\w/-]+)\)")
 
 @dataclass(frozen=True)
 class DeviceClaim:
-    """A device, and the open file by which it is locked."""
+    """A device, and the open file that locks it."""
 
     device: str
     descriptor: int
@@ -35,8 +35,8 @@ class DeviceClaim:
 
 
 def claim_device(folder: Path, kind: str, devices: Sequence[str], claims_per_device: int) -> DeviceClaim:
-    """Claim one of the devices with the fewest processes of that kind, the first of them. Raises FailedPrecondition
-    NO_FREE_DEVICE where each has `claims_per_device` already."""
+    """Claim the first of the devices with the fewest processes of that kind. Raises FailedPrecondition NO_FREE_DEVICE
+    where each has `claims_per_device` already."""
     for number in range(claims_per_device):
         for device in devices:
             descriptor = _locked(folder / f"{kind}.{device.replace('/', '_')}.{number}.lock")
@@ -59,7 +59,7 @@ def _locked(file: Path) -> int | None:
 
 def claim_gpu(folder: Path | None, kind: str, claims_per_device: int, *, from_last: bool = False) -> DeviceClaim | None:
     """Claim a GPU for this process, which sees no other one from then on; None without a folder or a GPU. Call it
-    before CUDA is asked for anything. `from_last`: of equally free ones the last."""
+    before the first call of CUDA. `from_last`: take the last of equally free GPUs."""
     devices = gpus_of(listed_gpus()) if folder is not None else ()
     if folder is None or not devices:
         return None
@@ -85,8 +85,8 @@ def listed_gpus() -> str:
 
 
 def gpus_of(listed: str, visible: str | None = None) -> tuple[str, ...]:
-    """Return the UUIDs of the listed GPUs, of one that is split its parts' (MIG). `visible` chooses some of them by
-    their numbers or names, by default as CUDA_VISIBLE_DEVICES does."""
+    """Return the UUIDs of the listed GPUs; a GPU that is split (MIG) has those of its parts. `visible` chooses by
+    numbers or UUIDs, by default as CUDA_VISIBLE_DEVICES does."""
     found: list[str] = []
     for uuid, kind in _UUID.findall(listed):
         if kind == "MIG" and found and found[-1].startswith("GPU-"):

@@ -8,8 +8,8 @@ logger = logging.getLogger(__name__)
 
 
 async def serve_nothing(settings: RpcServerSettings, service: str, missing: str) -> None:
-    """Log what is missing in one line, then stay healthy until SIGTERM, so that nothing waits for this process. The
-    fleet does not hear of it."""
+    """Log the missing part in one line, then stay healthy until SIGTERM, so that nothing waits for this process. It
+    registers nowhere."""
 
     async def log_missing() -> None:
         logger.warning("%s: nothing is served here", missing)

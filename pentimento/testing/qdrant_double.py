@@ -6,6 +6,8 @@ speaks the wire of qdrant-client, keeps what a collection was asked to be (`requ
 create a collection twice, and in a collection with shard keys takes no update without one.
 """
 
+import signal
+import sys
 import tempfile
 import threading
 import uuid
@@ -206,17 +208,17 @@ class PointsDouble(points_service.PointsServicer):
 
 
 @contextmanager
-def running_qdrant_double() -> Iterator[tuple[str, QdrantDouble]]:
-    """The double on a port of its own: its `qdrant:` url, and what it holds."""
+def running_qdrant_double(address: str = "127.0.0.1:0") -> Iterator[tuple[str, QdrantDouble]]:
+    """Serve the double at the address: its `qdrant:` url, and what it holds."""
     with tempfile.TemporaryDirectory(prefix="qdrant-double-", ignore_cleanup_errors=True) as directory:
         double = QdrantDouble(Path(directory))
         server = grpc.server(ThreadPoolExecutor(4))
         collections_service.add_CollectionsServicer_to_server(CollectionsDouble(double), server)
         points_service.add_PointsServicer_to_server(PointsDouble(double), server)
-        port = server.add_insecure_port("127.0.0.1:0")
+        port = server.add_insecure_port(address)
         server.start()
         try:
-            yield f"qdrant://127.0.0.1:{port}", double
+            yield f"qdrant://{address.rpartition(':')[0]}:{port}", double
         finally:
             server.stop(None).wait()
             double.close()
@@ -252,3 +254,8 @@ def _filter(given: Any, context: grpc.ServicerContext) -> "edge.Filter":
 
 def _done() -> Any:
     return wire.PointsOperationResponse(result=wire.UpdateResult(operation_id=0, status=wire.Completed))
+
+
+if __name__ == "__main__":
+    with running_qdrant_double(sys.argv[1]):
+        signal.sigwait({signal.SIGTERM, signal.SIGINT})

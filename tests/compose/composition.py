@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -40,6 +40,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+# Prints what the controller's fleet shows.
+FLEET = """
+import asyncio
+from pentimento.clients.controller import ControllerClient
+from pentimento.rpc import RpcChannelSettings, open_channel
+
+async def main():
+    async with open_channel("unix:/tmp/pentimento.sock", RpcChannelSettings()) as channel:
+        for one in (await ControllerClient(channel).fleet()).replicas:
+            if one.live:
+                print(one.replica.instance_id, one.completed_count)
+
+asyncio.run(main())
+"""
+
+
 class Composition:
     """docker-compose files as one project with its own port; a command that fails is an AssertionError."""
 
@@ -60,8 +76,10 @@ class Composition:
         self.run("build", limit_s=800)
         self.start()
 
-    def start(self) -> None:
-        self.run("up", "--detach", "--no-build", limit_s=400)
+    def start(self, **replicas: int) -> None:
+        """Starts what does not run, of services named in `replicas` so many: their names have `_` for `-`."""
+        scales = [f"--scale={name.replace('_', '-')}={count}" for name, count in replicas.items()]
+        self.run("up", "--detach", "--no-build", *scales, limit_s=400)
         self._wait_until_healthy("edge")
 
     def down(self) -> None:
@@ -69,14 +87,44 @@ class Composition:
         self.run("down", "--volumes", "--remove-orphans", limit_s=180)
 
     def container(self, service: str) -> dict[str, Any]:
-        """What the engine knows of a service's container, running or not."""
-        identifier = self.run("ps", "--all", "--quiet", service).strip()
-        inspected: dict[str, Any] = json.loads(succeed(["docker", "inspect", identifier], self._environment))[0]
+        """What the engine knows of a service's only container, running or not."""
+        (inspected,) = self.containers(service)
         return inspected
+
+    def containers(self, service: str) -> list[dict[str, Any]]:
+        """What the engine knows of the containers of a service, running or not."""
+        identifiers = self.run("ps", "--all", "--quiet", service).split()
+        inspected: list[dict[str, Any]] = json.loads(succeed(["docker", "inspect", *identifiers], self._environment))
+        return inspected
+
+    def replicas(self) -> dict[str, int]:
+        """The live replicas that the controller knows, and how many requests each has completed."""
+        lines = self.python("controller", FLEET).splitlines()
+        return {name: int(count) for name, count in (line.split() for line in lines)}
+
+    def await_start_from_cache(self, picture: Path, *options: str) -> dict[str, Any]:
+        """Asks the same again until its start comes from the cache, which is told of an image once it was answered."""
+        while True:
+            answer: dict[str, Any] = json.loads(self.generate(picture, "--json", *options))
+            if answer["route"]["start"]["kind"] == "FromLatent":
+                return answer
 
     def python(self, service: str, code: str) -> str:
         """What a piece of Python prints in a service's container."""
         return self.run("exec", "-T", service, "python", "-c", code).strip()
+
+    @contextmanager
+    def started_python(self, service: str, code: str) -> Iterator[IO[str]]:
+        """What a piece of Python prints in a service's container while it runs; it is ended afterwards."""
+        command = [*self._command, "exec", "-T", service, "timeout", "900", "python", "-c", code]
+        with subprocess.Popen(
+            command, cwd=ROOT, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        ) as running_python:
+            assert running_python.stdout is not None
+            try:
+                yield running_python.stdout
+            finally:
+                running_python.kill()
 
     def metrics(self, service: str, name: str) -> dict[str, float]:
         """A service's samples of a metric, by their labels as they are written; none where nothing was counted."""
@@ -110,8 +158,10 @@ class Composition:
         return read.content
 
     def _wait_until_healthy(self, service: str) -> None:
-        """Follows the engine's events since the container's last start."""
+        """Follows the engine's events since the container's last start, of which it keeps the newest few hundred."""
         container = self.container(service)
+        if container["State"]["Health"]["Status"] == "healthy":
+            return
         events = ["docker", "events", "--since", container["State"]["StartedAt"], "--format", "{{.Status}}"]
         filters = ["--filter", f"container={container['Id']}", "--filter", "event=health_status"]
         with subprocess.Popen([*events, *filters], stdout=subprocess.PIPE, text=True) as following:

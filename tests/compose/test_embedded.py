@@ -2,7 +2,9 @@
 
 import io
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,13 +27,18 @@ SERVICES = (
     "discriminator",
 )
 WORKERS = ("unet-worker-heavy", "unet-worker-light")
+# Each takes a variable.
+MECHANISMS = {
+    "PENTIMENTO_CASCADE": "tiny-light,tiny-heavy",
+    "PENTIMENTO_THINNING": "always",
+    "PENTIMENTO_PIPELINING_BOUNDS": "/models/pipelining-bounds.json",
+}
 EDGES, NEON = "tiny-controlnet-edges", "tiny-lora-neon"
 
 
 @pytest.fixture(scope="module")
 def suite() -> Iterator[Composition]:
-    cascade = {"COMPOSE_PROFILES": "cascade", "PENTIMENTO_CASCADE": "tiny-light,tiny-heavy"}
-    with running("docker-compose.embedded.yml", **cascade) as composition:
+    with running("docker-compose.embedded.yml", **MECHANISMS) as composition:
         yield composition
 
 
@@ -50,6 +57,12 @@ def test_a_request_that_names_no_model_goes_through_the_cascade(suite: Compositi
     assert [stage["model"] for stage in answer["route"]["stages"]] == ["tiny-light", "tiny-heavy"]
     assert not any("unscored" in note.lower() for note in answer["notes"])
     assert (answer["discriminator_confidence"] is not None) == (answer["spec"]["model"] == "tiny-light")
+
+
+def test_generate_leaves_out_steps_by_the_profiles_of_the_image(suite: Composition, tmp_path: Path) -> None:
+    answer = json.loads(suite.generate(tmp_path / "picture.png", "--json", "--model", "tiny-heavy", "--seed", "4"))
+
+    assert answer["route"]["thinned_steps"]
 
 
 def test_a_picture_asked_for_over_http_may_be_read_by_its_address(suite: Composition) -> None:
@@ -117,16 +130,49 @@ def test_images_of_the_control_plane_hold_no_torch(suite: Composition, service: 
     assert suite.python(service, "import importlib.util as u; print(u.find_spec('torch'))") == "None"
 
 
+def test_scaled_service_has_replicas_that_each_work(suite: Composition, tmp_path: Path) -> None:
+    suite.start(unet_worker_heavy=3, embedder=2, discriminator=2, controlnet_svc=2)
+    wanted = {"unet-worker-heavy": 3, "embedder": 2, "discriminator": 2, "controlnet-svc": 2}
+    hostnames = {
+        f"{service}-{container['Config']['Hostname']}" for service in wanted for container in suite.containers(service)
+    }
+    heavy = {name for name in hostnames if name.startswith("unet-worker-heavy")}
+
+    while not suite.replicas().keys() >= hostnames:
+        time.sleep(0.5)
+    with ThreadPoolExecutor(6) as callers:
+        while not all(suite.replicas().get(name) for name in heavy):
+            seeds = [("--model", "tiny-heavy", "--seed", str(seed)) for seed in range(6)]
+            list(callers.map(lambda options: suite.generate(tmp_path / f"{options[-1]}.png", *options), seeds))
+
+    assert {service: len(suite.containers(service)) for service in wanted} == wanted
+    assert len(hostnames) == sum(wanted.values())
+
+
+def test_claims_replicas_share_devices_through_the_volume(suite: Composition) -> None:
+    """Without GPUs: each container claims of a list that stands in for them, and keeps its claim for a while."""
+    claim = (
+        "from pathlib import Path; from pentimento.devices.claims import claim_device; import sys, time;"
+        "print(claim_device(Path('/var/lib/pentimento/devices'), 'test', ('GPU-a', 'GPU-b'), 1).device, flush=True);"
+    )
+    holding = f"{claim} time.sleep(600)"
+
+    with suite.started_python(WORKERS[0], holding) as first, suite.started_python("controlnet-svc", holding) as second:
+        assert {first.readline().strip(), second.readline().strip()} == {"GPU-a", "GPU-b"}
+        with pytest.raises(AssertionError, match="no GPU is free"):
+            suite.python(WORKERS[1], claim)
+
+
 def test_a_stop_drains_and_a_start_finds_what_was_accepted(suite: Composition, tmp_path: Path) -> None:
     """The same idempotency key finds the same picture: journal and pictures outlive the processes."""
     request = ("--idempotency-key", "before-the-restart", "--seed", "11")
     suite.generate(tmp_path / "before.png", *request)
 
     suite.run("stop", limit_s=240)
-    exit_codes = {service: suite.container(service)["State"]["ExitCode"] for service in SERVICES}
+    exit_codes = {one["Name"]: one["State"]["ExitCode"] for service in SERVICES for one in suite.containers(service)}
     suite.start()
     suite.generate(tmp_path / "after.png", *request)
 
-    assert exit_codes == dict.fromkeys(SERVICES, 0)
+    assert exit_codes == dict.fromkeys(exit_codes, 0)
     with Image.open(tmp_path / "before.png") as before, Image.open(tmp_path / "after.png") as after:
         assert before.tobytes() == after.tobytes()

@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import tomllib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,17 @@ import pytest
 
 from deploy.make_secrets import main as make_secrets
 from deploy.requirements import requirements_of
+from pentimento.devices.profile import read_profile
 from pentimento.domain.errors import Unauthenticated
+from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.domain.identity import Role
+from pentimento.files.documents import json_files
+from pentimento.policies.selector_profiles import read_selector_profiles
+from pentimento.policies.thinning_profiles import read_thinning_profiles
 from pentimento.rpc.tokens import TokenFile
+from pentimento.settings import load_settings
 from pentimento.settings.declaration import by_name
+from services.controller.settings import ControllerSettings
 from tests.compose.declared import ROOT, Service, read, services
 
 EMBEDDED, REAL = "docker-compose.embedded.yml", "docker-compose.yml"
@@ -70,6 +78,50 @@ def test_every_setting_that_must_be_given_is(file: str, name: str, secrets: Path
         given |= set(tomllib.loads((secrets / config.name).read_text())[section])
 
     assert {key for key, one in declared_settings(name).items() if one.required} <= given
+
+
+@pytest.mark.parametrize(("file", "name"), [case for case in OWN_SERVICES if case[1] != "controller"])
+def test_replicas_have_the_identity_of_their_container(file: str, name: str) -> None:
+    section, _ = SETTINGS[name]
+    environment = services(file)[name]["environment"]
+
+    assert environment[f"PENTIMENTO_{section}_INSTANCE_ID".upper()] == f"{name}-{{hostname}}"
+    assert not [key for key in environment if key.endswith("_ADVERTISE_ADDRESS")]
+
+
+@pytest.mark.parametrize("file", [EMBEDDED, REAL])
+@pytest.mark.parametrize("policy", sorted({*POLICY_NAMES} - {"static-cascade"}))
+def test_the_controller_plans_by_any_policy_that_one_variable_names(file: str, policy: str) -> None:
+    given = services(file)["controller"]["environment"]
+    environment = {key: str(value) for key, value in given.items() if key.startswith("PENTIMENTO_CONTROLLER_")}
+    assert environment["PENTIMENTO_CONTROLLER_ALLOCATOR"] == "resident"
+
+    loaded = load_settings(
+        ControllerSettings, "controller", [], environment | {"PENTIMENTO_CONTROLLER_ALLOCATOR": policy}
+    )
+
+    assert loaded.policy().name == policy
+
+
+@pytest.mark.parametrize(
+    ("kind", "read_files"),
+    [
+        ("selector", lambda paths: read_selector_profiles(paths).profiles),
+        ("thinning", read_thinning_profiles),
+        ("models", lambda paths: [read_profile(file) for file in json_files(paths)]),
+    ],
+)
+def test_images_have_the_profiles_of_the_tiny_models_and_a_folder_for_others(
+    kind: str, read_files: Callable[[list[Path]], Sequence[object]]
+) -> None:
+    copied = re.search(rf"COPY (\S+)/(\S+) /usr/share/pentimento/{kind}/", (ROOT / "deploy/Dockerfile").read_text())
+    assert copied is not None
+    environments = [one.get("environment", {}) for file in (EMBEDDED, REAL) for one in services(file).values()]
+    given = {value for one in environments for value in one.values() if f"/profiles/{kind}" in str(value)}
+
+    assert given == {f"/usr/share/pentimento/{kind},/profiles/{kind}"}
+    assert len(read_files(sorted((ROOT / copied[1]).glob(copied[2])))) > 1
+    assert f"!{copied[1]}/{copied[2]}" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
 @pytest.mark.parametrize("file", [EMBEDDED, REAL])
@@ -260,14 +312,18 @@ def test_workers_keep_uploaded_loras_in_a_volume_that_they_may_write_to(file: st
         assert directory in owned
 
 
-def test_the_gpu_form_gives_each_worker_a_device_of_its_own() -> None:
-    workers = read("docker-compose.gpu.yml")["services"]
-    devices = [
-        tuple(worker["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]) for worker in workers.values()
-    ]
+def test_the_gpu_form_shows_every_process_all_gpus_and_the_volume_of_claims() -> None:
+    found = read("docker-compose.gpu.yml")["services"]
 
-    assert set(workers) == {name for name in SETTINGS if name.startswith("unet-worker")}
-    assert len(set(devices)) == len(workers)
+    assert set(found) == {name for name in SETTINGS if name.startswith("unet-worker")} | {"controlnet-svc"}
+    for name, service in found.items():
+        section, _ = SETTINGS[name]
+        folder = service["environment"][f"PENTIMENTO_{section}_DEVICE_CLAIMS_DIR".upper()]
+        (devices,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert settings_given(service, section) <= set(declared_settings(name))
+        assert (devices["driver"], devices["count"]) == ("nvidia", "all")
+        assert folder in directories_of_images()
+        assert all(f"devices:{folder}" in services(file)[name]["volumes"] for file in (EMBEDDED, REAL))
 
 
 def test_the_gpu_form_keeps_what_triton_compiles_where_it_may_be_loaded_from() -> None:

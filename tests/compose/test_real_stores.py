@@ -1,6 +1,7 @@
 """docker-compose.yml, for real, but for the images of third parties: standins.yml says what takes their place."""
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,18 @@ from PIL import Image
 
 from deploy.make_secrets import main as make_secrets
 from tests.compose.composition import Composition, running
-from tests.tiny_models import size_px
+from tests.tiny_models import WEIGHTS, size_px
+
+# Prints how many entries are in the index that the gateway uses.
+INDEXED = """
+import os
+from pentimento.stores.vectors import open_vectors
+url = os.environ["PENTIMENTO_VECTORDB_GATEWAY_INDEX_URL"]
+assert url.startswith("qdrant:")
+index = open_vectors(url)
+index.prepare(DIMENSION_COUNT)
+print(len(list(index.entry_ids())))
+"""
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
@@ -45,6 +57,17 @@ def test_a_picture_of_the_object_store_may_be_read_by_an_address_of_the_edge(sui
 def test_nobody_else_is_served(suite: Composition, secrets: Path, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="token"):
         suite.generate(tmp_path / "picture.png")
+
+
+def test_generate_again_starts_from_an_entry_in_qdrant(suite: Composition, secrets: Path, tmp_path: Path) -> None:
+    request = ("--token", f"@{secrets / 'user_token'}", "--model", "tiny-heavy", "--seed", "8")
+    suite.generate(tmp_path / "first.png", *request)
+
+    answer = suite.await_start_from_cache(tmp_path / "again.png", *request)
+
+    assert answer["route"]["start"]["resume_step"] > 0
+    dimension_count = json.loads((WEIGHTS / "tiny-clip" / "config.json").read_text())["projection_dim"]
+    assert int(suite.python("vectordb-gateway", INDEXED.replace("DIMENSION_COUNT", str(dimension_count)))) > 0
 
 
 def test_requests_are_in_the_ledger_and_pictures_in_the_object_store(

@@ -237,5 +237,6 @@ def check_compose(words: list[str]) -> None:
         for name in yaml.safe_load((ROOT / file).read_text())["services"]
     }
     for word in words[at + 1 :] if words[at] in ("up", "run", "restart", "logs", "exec") else ():
-        if not word.startswith("-") and word not in known:
+        # `--scale SERVICE=COUNT`
+        if not word.startswith("-") and word.partition("=")[0] not in known:
             raise NotTypeable(f"{', '.join(files) or 'docker-compose.yml'} has no service {word}")
