@@ -1,1 +1,1 @@
-"""What models cost on devices, and what they make there: measured, recorded, emulated."""
+"""Costs of models on devices and what is made there: measured, recorded, emulated; and claims on GPUs."""
