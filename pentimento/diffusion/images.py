@@ -141,8 +141,8 @@ def _is_uniform(mask: Tensor) -> bool:
 
 
 def kept_after_sampling(mask: Tensor, sampled: Tensor) -> Tensor:
-    """Return a smaller version of a mask of 0 and 1 (1, 1, height, width). It is `sampled`, unless that has lost all
-    ones or all zeros of the mask: then each cell is one, or zero, that covers any of them."""
+    """Return a smaller version of a mask of 0 and 1 (1, 1, height, width): `sampled`, unless it has lost all ones or
+    all zeros of the mask. In that case a cell that covers any of them is one, or zero."""
     size = (int(sampled.shape[-2]), int(sampled.shape[-1]))
     if mask.any() and not sampled.any():
         return adaptive_max_pool2d(mask, size)

@@ -62,7 +62,7 @@ class CallerChannels:
     @asynccontextmanager
     async def channel(self, token: str | None) -> AsyncIterator[grpc.aio.Channel]:
         """Give a channel for one call. Unauthenticated for an unknown token. ResourceExhausted TOO_MANY_CALLS where the
-        caller has as many calls open as it may, TOO_MANY_CALLERS where nobody's connections can give way."""
+        caller has as many calls open as it may, TOO_MANY_CALLERS where no idle connections can be closed."""
         while token not in self._lanes:
             await self._introduced(token)
         connection = self._take(token)
@@ -108,7 +108,7 @@ class CallerChannels:
         if self._strangers.get(token) is done:
             del self._strangers[token]
         if not done.cancelled():
-            # Where every caller has left nobody else would take it.
+            # asyncio logs an exception that no caller has taken: all of them may have left.
             done.exception()
 
     def _make_room_for_stranger(self) -> None:

@@ -19,7 +19,7 @@ class EdgeProcess(ServiceProcess):
     history: HistoryReader | None = None
 
     async def prepare(self) -> None:
-        """Listen for HTTP. That the frontdoor is there is told by `/ready`, not awaited: either may start first."""
+        """Listen for HTTP. Either process may start first: `/ready` tells whether the frontdoor serves."""
         await self.listener.start()
         if self.history is not None:
             self.run_beside(self.history.run(), "history")

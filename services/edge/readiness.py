@@ -22,8 +22,8 @@ class Readiness:
         self._asking: asyncio.Task[str | None] | None = None
 
     async def why_not(self) -> str | None:
-        """Return why clients should send none, "" where nobody gives a reason; None where they should. Callers of the
-        same time share one call."""
+        """Return why clients should send none, "" without a known reason; None where they should. Concurrent callers
+        share one call."""
         if self._is_leaving:
             return ""
         if self._asking is None or self._asking.done():

@@ -81,8 +81,8 @@ def judged(given: Mapping[str, Any], fields: Mapping[str, RequestField], place: 
 
 
 def from_texts(given: Mapping[str, str], fields: Mapping[str, RequestField]) -> dict[str, Any]:
-    """Return the values of a form's texts as JSON has them, None for an empty one that is no free text; what is no such
-    text stays one, and is refused as that."""
+    """Return the values of a form's texts as JSON has them, None for an empty one that is no free text. A text that is
+    not JSON stays a text, and is refused as one."""
     return {name: from_text(fields[name], text) if name in fields else text for name, text in given.items()}
 
 

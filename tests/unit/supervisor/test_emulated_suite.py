@@ -347,3 +347,13 @@ def test_a_served_cascade_has_a_discriminator_and_a_frontdoor_that_knows_it(tmp_
     flags = flags_of(suite, "frontdoor")
     assert (flags["--cascade"], flags["--confidence-threshold"]) == ("light,heavy", "0.25")
     assert flags["--default-model"] == "heavy"
+
+
+@pytest.mark.parametrize(("http", "delay_s"), [("127.0.0.1:50480", "0"), ("0.0.0.0:50480", None)])
+def test_edge_of_this_machine_alone_stops_without_delay(
+    http: str, delay_s: str | None, settings: SuiteSettings, tmp_path: Path
+) -> None:
+    """No load balancer is in front of it; of any other the setting says for how long it stays."""
+    suite = plan_suite(replace(settings, http=http), StateDirectory(tmp_path / "state"))
+
+    assert flags_of(suite, "edge").get("--drain-delay-s") == delay_s
