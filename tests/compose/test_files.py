@@ -412,4 +412,4 @@ def test_what_stands_in_two_files_is_the_same_again_where_one_was_lost(secrets: 
 def test_other_containers_may_ask_the_edge_by_its_name(file: str) -> None:
     environment = services(file)["edge"]["environment"]
 
-    assert environment["PENTIMENTO_EDGE_ALLOWED_HOSTS"].endswith("},edge")
+    assert environment["PENTIMENTO_EDGE_ALLOWED_HOSTS"] == "127.0.0.1,localhost,edge"
