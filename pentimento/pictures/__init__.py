@@ -10,6 +10,6 @@
 | `png_text` | text inside PNG files, read and written without decoding them |
 """
 
-from pentimento.pictures.header import MAX_ASPECT_RATIO, MAX_PIXELS, PictureHeader, read_header
+from pentimento.pictures.header import MAX_ASPECT_RATIO, MAX_PIXELS, PictureHeader, check_whole, read_header
 
-__all__ = ["MAX_ASPECT_RATIO", "MAX_PIXELS", "PictureHeader", "read_header"]
+__all__ = ["MAX_ASPECT_RATIO", "MAX_PIXELS", "PictureHeader", "check_whole", "read_header"]

@@ -57,6 +57,17 @@ def read_header(data: bytes, field: str) -> PictureHeader:
     return header
 
 
+def check_whole(data: bytes, field: str) -> None:
+    """Check as much of an image as can be without a decoder: what `read_header` does, and of a PNG that all its pixels
+    are there. Inflates up to 64 MiB of them, a part at a time. Raises InvalidArgument naming `field`."""
+    if read_header(data, field).format != "png":
+        return
+    try:
+        png.check_pixels(data)
+    except BadPicture as error:
+        raise InvalidArgument.of(field, f"must be a whole PNG image: {error}") from None
+
+
 def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     """Turned once or back: it is the same."""
     width, height = size

@@ -11,6 +11,11 @@ from pentimento.pictures.png_chunks import SIGNATURE, png_chunk, png_file
 
 _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 _GREY_TYPE, _PALETTE_TYPE = 0, 3
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+# Of each pass: first column and row, and how far the next ones are.
+_PLAIN = ((0, 0, 1, 1),)
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+_PART_BYTES = 1 << 20
 _KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT")
 _MAX_SIZES = {b"IHDR": 13, b"PLTE": 768, b"tRNS": 256, b"IEND": 0}
 _ANIMATION = (b"acTL", b"fcTL", b"fdAT")
@@ -44,15 +49,45 @@ def orientation(data: bytes) -> int:
 
 def essence(data: bytes) -> bytes:
     """The same picture without metadata, its compressed data in one chunk. Raises BadPicture where a sum is wrong."""
+    parts = _kept_parts(data)
+    if b"tRNS" in parts:
+        parts[b"tRNS"] = _transparency(parts[b"IHDR"], parts[b"tRNS"])
+    return png_file(*(png_chunk(kind, bytes(parts[kind])) for kind in _KEPT if kind in parts))
+
+
+def check_pixels(data: bytes) -> None:
+    """Check that all rows of a sound container are there. They are inflated a part at a time and not kept. Raises
+    BadPicture."""
+    parts = _kept_parts(data)
+    missing, stream, inflater = _row_bytes(parts[b"IHDR"]), bytes(parts[b"IDAT"]), zlib.decompressobj()
+    try:
+        while missing > 0 and not inflater.eof:
+            rows = inflater.decompress(stream, _PART_BYTES)
+            stream = inflater.unconsumed_tail
+            missing -= len(rows)
+            if not rows and not stream:
+                break
+    except zlib.error:
+        raise BadPicture("its pixels are damaged") from None
+    require(missing <= 0, "its pixels are cut short")
+
+
+def _row_bytes(header: bytearray) -> int:
+    """What the rows take, each with the byte that names its filter."""
+    width, height, depth, colour, _, _, interlace = struct.unpack(">IIBBBBB", header)
+    bits = depth * _CHANNELS[colour]
+    sizes = [(-(-(width - x) // dx), -(-(height - y) // dy)) for x, y, dx, dy in (_ADAM7 if interlace else _PLAIN)]
+    return sum(rows * (1 + (columns * bits + 7) // 8) for columns, rows in sizes if columns > 0 and rows > 0)
+
+
+def _kept_parts(data: bytes) -> dict[bytes, bytearray]:
     parts: dict[bytes, bytearray] = {}
     for chunk in _chunks(data):
         if chunk.kind in _KEPT:
             (stated,) = struct.unpack_from(">I", data, chunk.end)
             require(zlib.crc32(data[chunk.start - 4 : chunk.end]) == stated, f"the sum of {_shown(chunk)} is wrong")
             parts.setdefault(chunk.kind, bytearray()).extend(memoryview(data)[chunk.start : chunk.end])
-    if b"tRNS" in parts:
-        parts[b"tRNS"] = _transparency(parts[b"IHDR"], parts[b"tRNS"])
-    return png_file(*(png_chunk(kind, bytes(parts[kind])) for kind in _KEPT if kind in parts))
+    return parts
 
 
 def _transparency(header: bytearray, clear: bytearray) -> bytearray:

@@ -14,6 +14,7 @@ from pentimento.domain.generation import GenerationSpec, ObjectReference, SpecIn
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.domain.reasons import Reason
 from pentimento.domain.spec_inputs import put_inputs, take_inputs
+from pentimento.pictures import check_whole
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects.store import digest_of
 from services.frontdoor.objects.object_keeper import ObjectKeeper
@@ -24,8 +25,6 @@ PREFIX = "inputs"
 _RETRY_COUNT = 6
 _RETRIES = Backoff(first_s=0.05, max_s=1.6)
 INPUT_RETRY_MS = 5000
-# A digest of so many bytes takes no longer than to ask a thread for it.
-_AT_ONCE_BYTES = 128 * 1024
 
 
 @dataclass
@@ -38,14 +37,17 @@ class _Held:
     storing: "asyncio.Task[ObjectReference] | None" = None
 
 
-async def input_digests(spec: GenerationSpec) -> dict[str, str]:
-    """Return the digests of the images in a spec, by their place. A large one's is taken in a thread: the event loop,
-    which serves all tenants, would do nothing else for milliseconds."""
-    return {place: await _digest_of(data) for place, data in take_inputs(spec)[1].items()}
+async def checked_digests(spec: GenerationSpec) -> dict[str, str]:
+    """Return the digests of the images in a spec, by their place, once each was found to be whole. Both is done in a
+    thread: the event loop, which serves all tenants, would do nothing else for milliseconds. Raises InvalidArgument
+    that names the place."""
+    images = take_inputs(spec)[1]
+    return {place: await asyncio.to_thread(_checked_digest, place, data) for place, data in images.items()}
 
 
-async def _digest_of(data: bytes) -> str:
-    return digest_of(data) if len(data) <= _AT_ONCE_BYTES else await asyncio.to_thread(digest_of, data)
+def _checked_digest(place: str, data: bytes) -> str:
+    check_whole(data, place)
+    return digest_of(data)
 
 
 class Inputs:
@@ -60,7 +62,7 @@ class Inputs:
         self, tenant: str, request_id: str, resolved: ResolvedRequest, digests: Mapping[str, str]
     ) -> ResolvedRequest:
         """Changes state: the request without the bytes it came with, which are held for it until `release`. `digests`
-        are those of `input_digests`."""
+        are those of `checked_digests`."""
         spec, parts = take_inputs(resolved.spec)
         inputs = tuple(
             SpecInput(place, self._claim(tenant, request_id, data, digests[place])) for place, data in parts.items()

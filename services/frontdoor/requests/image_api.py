@@ -34,7 +34,7 @@ from services.frontdoor.answers.audience import Listener
 from services.frontdoor.answers.delivery import elsewhere, recorded_events
 from services.frontdoor.answers.endings import KEY_REUSED
 from services.frontdoor.answers.several_pictures import SeveralPictures, picture_ids, status_of
-from services.frontdoor.objects.inputs import input_digests
+from services.frontdoor.objects.inputs import checked_digests
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.arrivals import SEED_BITS, Arrivals, ArrivingCall, Judged, NewPicture, new_request_id
 from services.frontdoor.requests.callers import Callers, HeldKeys
@@ -232,7 +232,7 @@ class ImageApi:
         if request.pin_ms is not None:
             inputs = take_inputs(judged.resolved.spec)[1]
             await self._parts.pins.check_room(tenant, request.pin_ms, sum(map(len, inputs.values())))
-        return replace(judged, digests=await input_digests(judged.resolved.spec))
+        return replace(judged, digests=await checked_digests(judged.resolved.spec))
 
     async def _judge_replay(self, tenant: str, request: ReplayRequest, preview_interval_steps: int) -> Judged:
         """By the journal's record alone; its model paints it, whatever the plan does with others."""
@@ -244,7 +244,7 @@ class ImageApi:
         check_replayed_adapters(recorded.provenance.spec, self._parts.adapters)
         resolved = resolve_replay(request, recorded, held, self._limits, preview_interval_steps)
         stages = request_stages(plan, model, draw, quota=self._parts.tenants.quota_of(tenant))
-        return Judged(resolved, stages, draw, digests=await input_digests(resolved.spec))
+        return Judged(resolved, stages, draw, digests=await checked_digests(resolved.spec))
 
     def _judge(self, tenant: str, request: ImageRequest, preview_interval_steps: int = 0) -> Judged:
         """Return what is painted, by the stages whose models can paint a picture of that size, in pools that the tenant

@@ -12,7 +12,7 @@ from pentimento.diffusion.families import DiffusionModel, is_guided
 from pentimento.diffusion.images import condition_of_size
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
-from services.unet_worker.control.remote_control import RemoteControlNet
+from services.unet_worker.control.remote_control import RemoteControlNet, naming_controlnet
 from services.unet_worker.control.replicas import ControlNetReplicas, lost
 
 _SEE_LATENTS = ("stable_diffusion_3",)
@@ -46,7 +46,11 @@ class ConditionEncoder:
         if not controlnets_see_latents(self._model.info.family):
             return tuple(controlnets)
         generator = torch.Generator().manual_seed(spec.seed)
-        return tuple([await self._with_latent(controlnet, spec, generator) for controlnet in controlnets])
+        found = []
+        for place, controlnet in enumerate(controlnets):
+            with naming_controlnet(place):
+                found.append(await self._with_latent(controlnet, spec, generator))
+        return tuple(found)
 
     async def _with_latent(
         self, controlnet: RemoteControlNet, spec: GenerationSpec, generator: torch.Generator

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import is_not
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from torch import Tensor
 from pentimento.clients.controlnet import ResidualStream, ResidualStreamRequest
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families.model import ControlResiduals, DenoiserInput
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec
@@ -24,6 +26,9 @@ from pentimento.wire.tensors import UNBOUND
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.control.replayed_stream import ReplayedStream
 from services.unet_worker.control.replicas import ControlNetReplicas, StreamPlace, addresses_of
+
+# Before the fields of a ControlNet where it is opened or encoded by itself.
+_OWN_FIELDS = "controlnet."
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,20 @@ def remote_controlnets(
         acting = replace(selection, start_fraction=setting.start_fraction, end_fraction=setting.end_fraction)
         found.append(RemoteControlNet(acting, setting, addresses_of(selection, endpoints)))
     return tuple(found)
+
+
+@contextmanager
+def naming_controlnet(place: int) -> Iterator[None]:
+    """Have a refusal of the block name the request's ControlNet of that place:
+    `spec.controlnets[1].conditioning_image`."""
+    try:
+        yield
+    except InvalidArgument as error:
+        fields = [(violation.field, violation.description) for violation in error.violations]
+        if not fields or not fields[0][0].startswith(_OWN_FIELDS):
+            raise
+        field, description = fields[0]
+        raise InvalidArgument.of(f"spec.controlnets[{place}].{field.removeprefix(_OWN_FIELDS)}", description) from None
 
 
 class _StepToAsk(NamedTuple):
@@ -218,11 +237,13 @@ class RemoteControl:
     ) -> dict[int, ReceivedTensors]:
         if not self._streams and not self._closed:
             self._open(inputs)
-        answers = (
-            self._streams[place].residuals(*step, self._keeps_from(place, step.step_index), sent_on.get(place))
-            for place in places
-        )
+        answers = (self._residuals(place, step, sent_on.get(place)) for place in places)
         return dict(zip(places, await asyncio.gather(*answers), strict=True))
+
+    async def _residuals(self, place: int, step: "_StepToAsk", sent_on: ResidualStream | None) -> ReceivedTensors:
+        keeps_from = self._keeps_from(place, step.step_index)
+        with naming_controlnet(place):
+            return await self._streams[place].residuals(*step, keeps_from, sent_on)
 
     def _open(self, inputs: DenoiserInput) -> None:
         beside: Counter[str] = Counter()

@@ -93,6 +93,17 @@ async def test_a_picture_says_what_it_was_painted_with(adapted: FrontdoorSuite, 
     assert (told["controlnets"][0]["name"], told["controlnets"][0]["digest"]) == ("edges", EDGES.digest)
 
 
+async def test_damaged_image_of_second_controlnet_is_refused_before_acceptance(adapted: FrontdoorSuite) -> None:
+    damaged = png()[:60] + bytes(8) + png()[68:]
+    nets = (AskedControlNet("edges", png()), AskedControlNet("edges", damaged))
+
+    with pytest.raises(InvalidArgument, match="must be a whole PNG image") as caught:
+        await adapted.paint(replace(CONTROLLED, controlnets=nets))
+
+    assert [one.field for one in caught.value.violations] == ["controlnets[1].conditioning_image"]
+    assert (await adapted.operator.status()).accepted_count == 0
+
+
 async def test_a_lora_that_its_worker_cannot_use_ends_the_request_at_once(
     adapted: FrontdoorSuite, worker: PacedWorker
 ) -> None:

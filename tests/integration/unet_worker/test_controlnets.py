@@ -275,8 +275,8 @@ async def test_two_controlnets_of_a_picture_compute_on_two_replicas(parts: Parts
 async def test_what_a_replica_refuses_ends_the_picture_by_name(parts: Parts, replicas: list[Replica]) -> None:
     small = selection(EDGES, CONDITIONS[0][:, :, :32, :32], ControlSetting())
     with pytest.raises(InvalidArgument) as caught:
-        await latents_of(parts.worker, request_for(parts.worker, [small], [replicas[0].address]))
-    assert caught.value.violations[0].field == "controlnet.conditioning_image"
+        await latents_of(parts.worker, request_for(parts.worker, [edges(), small], [replicas[0].address]))
+    assert caught.value.violations[0].field == "spec.controlnets[1].conditioning_image"
 
     nan = replace(edges(), conditioning_scale=float("nan"))
     with pytest.raises(InvalidArgument):

@@ -64,4 +64,4 @@ async def test_an_image_of_another_size_is_refused_by_name(both: Both) -> None:
         # The first image says the picture's size; both ControlNets act.
         await both.ours.controlled(ControlledCase(case, (ControlSetting(),) * 2), [CONDITIONS[0], small])
 
-    assert caught.value.violations[0].field == "controlnet.conditioning_image"
+    assert caught.value.violations[0].field == "spec.controlnets[1].conditioning_image"

@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+import zlib
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.pictures import PictureHeader, read_header
+from pentimento.pictures import PictureHeader, check_whole, read_header
 from pentimento.pictures.png_chunks import SIGNATURE, png_chunk, png_file
 from tests.unit.pictures.samples import (
     encoded,
@@ -152,3 +153,32 @@ def test_headers_are_read_without_a_decoder() -> None:
     outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
 
     assert outcome.stdout == b"set()\n"
+
+
+DAMAGED = {
+    "rows": (png_file(ihdr(8, 6), idat(8, 5)), "its pixels are cut short"),
+    "a byte": (png_file(ihdr(8, 6), idat(7, 6)), "its pixels are cut short"),
+    "colours": (png_file(ihdr(8, 6, colour=2), idat(8, 6)), "its pixels are cut short"),
+    "passes": (png_file(ihdr(8, 6, interlace=1), idat(8, 6)), "its pixels are cut short"),
+    "stream": (png_file(ihdr(8, 6), png_chunk(b"IDAT", b"no stream")), "its pixels are damaged"),
+    "no stream": (png_file(ihdr(8, 6), png_chunk(b"IDAT")), "its pixels are cut short"),
+    "sum": (grey_png()[:-20] + bytes([grey_png()[-20] ^ 1]) + grey_png()[-19:], "the sum of 'IDAT' is wrong"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_png_without_all_its_pixels_is_refused_undecoded(kind: str) -> None:
+    data, said = DAMAGED[kind]
+    read_header(data, "image")
+
+    with pytest.raises(InvalidArgument, match=f"image: must be a whole PNG image: {said}"):
+        check_whole(data, "image")
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "I;16"])
+@pytest.mark.parametrize("size", [(1, 1), (37, 21), (300, 200)])
+def test_whole_images_pass_the_check_of_pixels(mode: str, size: tuple[int, int]) -> None:
+    check_whole(encoded("png", size, mode=mode), "image")
+    check_whole(encoded("jpeg", size), "image")
+    # Seven passes of 8 x 8 pixels: of 1, 1, 2, 4, 8, 16 and 32, in 15 rows.
+    check_whole(png_file(ihdr(8, 8, interlace=1), png_chunk(b"IDAT", zlib.compress(bytes(64 + 15)))), "image")

@@ -10,9 +10,10 @@ import torch
 
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ControlNetMode, ControlNetSelection
 from services.unet_worker.control import remote_control
-from services.unet_worker.control.remote_control import RemoteControl, RemoteControlNet
+from services.unet_worker.control.remote_control import RemoteControl, RemoteControlNet, naming_controlnet
 from services.unet_worker.control.replicas import ControlNetReplicas
 from tests.unit.unet_worker.orders import HELD, ORDER, ROUTE
 
@@ -213,3 +214,17 @@ async def test_steps_under_way_on_a_lost_line_are_asked_again_before_the_next_on
 
     assert await engine.taken(2) == ["by loop, 1"]
     assert engine.stream.by_loop == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [
+        ("controlnet.conditioning_image", "spec.controlnets[1].conditioning_image"),
+        ("open.width_px", "open.width_px"),
+    ],
+)
+def test_refusal_names_the_controlnet_by_its_place(field: str, named: str) -> None:
+    with pytest.raises(InvalidArgument, match="must be whole") as refused, naming_controlnet(1):
+        raise InvalidArgument.of(field, "must be whole")
+
+    assert [one.field for one in refused.value.violations] == [named]
