@@ -7,6 +7,7 @@ from pentimento.dataplane.events import CancelRequested, EndPersisted
 from pentimento.dataplane.predictions import learn_slowness, retry_after_ms
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State
+from pentimento.domain.errors import DEADLINE_PASSED
 from pentimento.domain.reasons import Reason
 
 # The picture is there or the end is decided: too late to change anything.
@@ -32,8 +33,7 @@ def on_deadline(state: State, now: float, request: Request) -> list[Effect]:
         return commit_picture(state, request, request.picture_token, "UNSCORED")
     if request.fallback_token and request.phase not in _SETTLED:
         return fall_back(state, request, "DEADLINE_EXCEEDED")
-    message = "the deadline passed before the picture was done"
-    return stop_request(state, request, End.EXPIRED, "DEADLINE_EXCEEDED", message)
+    return stop_request(state, request, End.EXPIRED, "DEADLINE_EXCEEDED", DEADLINE_PASSED)
 
 
 def drop_late(state: State, now: float, request: Request, wait_s: float) -> list[Effect]:

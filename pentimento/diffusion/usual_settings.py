@@ -30,7 +30,7 @@ _PIPELINES = {
     "StableDiffusion3Img2ImgPipeline": UsualSettings(50, 7.0),
 }
 # Distilled models, as the cards of the first ones have them: sd-turbo and sdxl-turbo, stable-diffusion-3.5-large-turbo,
-# SDXL-Lightning, LCM-LoRA's merges. Others of their kind, whose schedulers are those of the base model, take more.
+# SDXL-Lightning, LCM-LoRA's merges. Other models of these kinds keep the base model's scheduler and take more steps.
 _TURBO, _FLOW_TURBO, _LIGHTNING = UsualSettings(1, 0.0), UsualSettings(4, 0.0), UsualSettings(4, 0.0)
 _CONSISTENCY, _MERGED = UsualSettings(4, 1.0), UsualSettings(8, 1.0)
 _CONSISTENCY_SCHEDULERS = ("LCMScheduler", "TCDScheduler")

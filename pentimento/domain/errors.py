@@ -81,6 +81,13 @@ class Aborted(PentimentoError):
     pass
 
 
+# Of a request whose time is up.
+DEADLINE_PASSED = (
+    "the deadline passed before the image was done: `deadline_ms` of the request, and where it names none "
+    "--default-deadline-s of the frontdoor"
+)
+
+
 class DeadlineExceeded(PentimentoError):
     pass
 

@@ -60,7 +60,8 @@ class Capability(Enum):
 
 @dataclass(frozen=True)
 class HeldModel:
-    """A model as a worker really holds it; sizes in pixels."""
+    """A model as a worker really holds it; sizes in pixels. `step_s`: seconds of a denoising step of one image of the
+    default size and guidance, as the worker measured before it served; 0 where that is not known."""
 
     model: str
     model_digest: str
@@ -78,6 +79,7 @@ class HeldModel:
     default_guidance_scale: float
     schedulers: tuple[str, ...]
     licence: str = ""
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,10 @@ class FrontdoorSettings:
         2.5, help="silence after which a worker is lost; it speaks once a second", minimum=1.2, maximum=60
     )
     worker_wait_s: float = setting(30.0, help="wait at start for a worker before serving without", minimum=0)
-    default_deadline_s: float = setting(120.0, help="deadline of requests that name none", minimum=0.001)
+    default_deadline_s: float = setting(120.0, help="deadline of requests that name none, at least", minimum=0.001)
+    default_deadline_factor: float = setting(
+        3.0, help="such deadlines are at least this many times what the request's steps take, as measured", minimum=0
+    )
     job_deadline_s: float = setting(
         3600.0, help="deadline of jobs that name none, where max-deadline-s is not less", minimum=0.001
     )

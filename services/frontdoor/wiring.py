@@ -344,6 +344,7 @@ def request_limits(settings: FrontdoorSettings) -> RequestLimits:
         max_init_image_bytes=settings.max_init_image_bytes,
         max_images=settings.max_images,
         default_deadline_ms=round(settings.default_deadline_s * 1000),
+        deadline_factor=settings.default_deadline_factor,
         max_deadline_ms=round(settings.max_deadline_s * 1000),
         job_deadline_ms=round(min(settings.job_deadline_s, settings.max_deadline_s) * 1000),
         selections=SelectionLimits(

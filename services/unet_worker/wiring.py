@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -155,6 +155,7 @@ class CheckpointLoader:
         engine = self._start_engine(model, traced, settings)
         begun.callback(engine.close)
         measurement = _measure(engine, model, denoiser, default_batch_key(held), settings)
+        held = replace(held, step_s=measurement.step_s)
         store_threads = started_pool(STORE_THREADS, "objects")
         begun.callback(store_threads.shutdown, wait=False)
         known = self._source.loras(model, held, settings)

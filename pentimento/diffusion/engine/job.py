@@ -17,7 +17,7 @@ from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.painting import Painting, model_input, thin
 from pentimento.diffusion.schedulers import SamplerState
-from pentimento.domain.errors import DeadlineExceeded, PentimentoError
+from pentimento.domain.errors import DEADLINE_PASSED, DeadlineExceeded, PentimentoError
 from pentimento.policies.step_batching import Urgency
 
 
@@ -105,7 +105,7 @@ class EngineJob:
         """Return why it must not go on; None when it may."""
         deadline = self.ticket.request.deadline
         if self.ticket.stop_error is None and deadline is not None and now >= deadline:
-            return DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done")
+            return DeadlineExceeded("DEADLINE_EXCEEDED", DEADLINE_PASSED)
         return self.ticket.stop_error
 
     def takes_input(self) -> bool:

@@ -14,7 +14,7 @@ from pentimento.domain.replay import replayed_route, with_replayed_inputs
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger.records import JournalledRequest
 from pentimento.wire.provenance import provenance_from_bytes
-from services.frontdoor.requests.resolution import RequestLimits, check_cost, resolve_limits
+from services.frontdoor.requests.resolution import RequestLimits, check_cost, default_deadline_ms, resolve_limits
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ def resolve_replay(
     now. Raises as `replayed_route` and `with_replayed_inputs`, and InvalidArgument beyond the limits of now."""
     provenance = recorded.provenance
     route = replayed_route(provenance, held.model_digest)
-    deadline_ms, interval = resolve_limits(asked.deadline_ms, preview_interval_steps, limits)
+    own_ms = default_deadline_ms(provenance.spec, held, limits)
+    asked_ms = own_ms if asked.deadline_ms is None else asked.deadline_ms
+    deadline_ms, interval = resolve_limits(asked_ms, preview_interval_steps, limits)
     resolved = ResolvedRequest(
         spec=with_replayed_inputs(provenance.spec, provenance.inputs, dict(asked.inputs)),
         cache=CacheMode.OFF,

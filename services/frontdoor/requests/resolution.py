@@ -34,6 +34,7 @@ class RequestLimits:
     max_idempotency_key_chars: int = 128
     max_preview_interval_steps: int = 1000
     default_deadline_ms: int = 120_000
+    deadline_factor: float = 3.0
     max_deadline_ms: int = 3_600_000
     job_deadline_ms: int = 3_600_000
     default_cache: CacheMode = CacheMode.READ_WRITE
@@ -53,9 +54,11 @@ def resolve(
     _check_prompt("prompt", request.prompt, limits, may_be_empty=False)
     _check_prompt("negative_prompt", request.negative_prompt, limits, may_be_empty=True)
     count = check_image_count(request.image_count, limits)
-    deadline_ms, interval = resolve_limits(request.deadline_ms, preview_interval_steps, limits)
+    spec = _resolve_adapters(request, _resolve_spec(request, held, limits, drawn_seed), held, known, limits)
+    own_ms = default_deadline_ms(spec, held, limits, count)
+    deadline_ms, interval = resolve_limits(_default(request.deadline_ms, own_ms), preview_interval_steps, limits)
     resolved = ResolvedRequest(
-        spec=_resolve_adapters(request, _resolve_spec(request, held, limits, drawn_seed), held, known, limits),
+        spec=spec,
         cache=request.cache or limits.default_cache,
         format=request.format or ImageFormat.PNG,
         quality=None if request.quality is None else _in_range("quality", request.quality, 0.0, 1.0),
@@ -219,11 +222,17 @@ def _check_mask(field: str, mask: PictureHeader, image: PictureHeader) -> None:
         raise InvalidArgument.of(field, f"{limit}, got {mask.width_px} x {mask.height_px}")
 
 
-def resolve_limits(
-    asked_deadline_ms: int | None, preview_interval_steps: int, limits: RequestLimits
-) -> tuple[int, int]:
+def default_deadline_ms(spec: GenerationSpec, held: HeldModel, limits: RequestLimits, image_count: int = 1) -> int:
+    """Return the deadline of a request that names none: the deployment's, and for a slow model a multiple of what its
+    steps take, within the longest deadline."""
+    share = spec.width_px * spec.height_px / (held.default_width_px * held.default_height_px)
+    steps_s = held.step_s * spec.num_inference_steps * share * image_count
+    scaled_ms = round(limits.deadline_factor * steps_s * 1000)
+    return max(limits.default_deadline_ms, min(scaled_ms, limits.max_deadline_ms))
+
+
+def resolve_limits(deadline_ms: int, preview_interval_steps: int, limits: RequestLimits) -> tuple[int, int]:
     """Return the deadline in milliseconds from now, and how many denoising steps lie between previews."""
-    deadline_ms = _default(asked_deadline_ms, limits.default_deadline_ms)
     most_steps = limits.max_preview_interval_steps
     return (
         int(_in_range("deadline_ms", deadline_ms, 1, limits.max_deadline_ms)),

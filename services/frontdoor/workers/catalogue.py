@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from pentimento.domain.errors import NotFound, Unavailable
 from pentimento.domain.fleet import HeldModel, RegisteredDigest
@@ -76,6 +77,9 @@ class Catalogue:
         if known is not None and known.model_digest != held.model_digest and self._outranks(known, held, now):
             return
         self._reported_at[held.model] = now
+        if known is not None and known.model_digest == held.model_digest:
+            # Of several workers the slowest counts: it may be the one that gets a request.
+            held = replace(held, step_s=max(known.step_s, held.step_s))
         if known != held:
             self._models[held.model] = held
             self._learnt.set()

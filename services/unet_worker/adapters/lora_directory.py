@@ -35,7 +35,7 @@ from pentimento.policies.lora_bounds import read_lora_bounds
 logger = logging.getLogger(__name__)
 
 REGISTRY = "registry.json"
-# Told to every frontdoor with each change.
+# Every frontdoor receives them, with each change.
 MAX_REJECTED = 256
 MAX_MESSAGE_LENGTH = 300
 
@@ -165,7 +165,7 @@ def _titled(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _names_of(called: Mapping[Path, str]) -> dict[Path, str]:
-    """The registry name of each file: as it is called where that is one, else the nearest to it that is free."""
+    """Return the registry name of each file: its own where that is valid, else the nearest free one."""
     names: dict[Path, str] = {}
     taken: set[str] = set()
     for file, title in sorted(called.items(), key=lambda item: (not is_adapter_name(item[1]), item[0])):

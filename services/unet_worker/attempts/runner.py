@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pentimento.domain.errors import DeadlineExceeded
+from pentimento.domain.errors import DEADLINE_PASSED, DeadlineExceeded
 from pentimento.domain.execution import AttemptResult, ExecuteEvent
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import CapturedEntries
@@ -89,7 +89,7 @@ class AttemptRunner:
             async with asyncio.timeout(remaining_s):
                 return await self._run(order, emit, accepted_at, deadline)
         except TimeoutError:
-            raise DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done") from None
+            raise DeadlineExceeded("DEADLINE_EXCEEDED", DEADLINE_PASSED) from None
         finally:
             self.running_count -= 1
             self._ended()

@@ -24,8 +24,9 @@ from services.unet_worker.attempts.runner import AttemptRunner
 
 logger = logging.getLogger(__name__)
 _MIB = 2**20
-# What follows the first forward pass until a worker serves, in passes: another one, two steps, about two to decode.
-PASSES_TO_COME = 5
+# What follows the first forward pass until a worker serves, in passes: another one and two steps. An image is decoded
+# besides.
+PASSES_TO_COME = 3
 
 
 class BatchMeasurement:
@@ -53,6 +54,8 @@ class BatchMeasurement:
         self._monotonic = monotonic
         self._probe = self._new_probe()
         self._seconds_each = 0.0
+        # Of a step of one image, once it was measured.
+        self.step_s = 0.0
 
     def before_serving(self) -> None:
         """Raises InvalidArgument, naming the budget, when not even one of the model's own size fits. What is compiled
@@ -86,7 +89,8 @@ class BatchMeasurement:
         logger.info("measuring a step of one picture of %dx%d", self._key.width_px, self._key.height_px)
         self._probe.measure_decoder()
         forward_began_at = self._monotonic()
-        self._measure_next(half_done=lambda: self._tell_first(self._monotonic() - forward_began_at))
+        decoder_s = forward_began_at - began_at
+        self._measure_next(half_done=lambda: self._tell_first(self._monotonic() - forward_began_at, decoder_s))
         self._limits.check(self._key)
         while self._probe.pending and self._monotonic() - began_at + self._next_s() <= limit_s:
             self._measure_next()
@@ -95,9 +99,10 @@ class BatchMeasurement:
             sizes = _listed(self._probe.pending)
             logger.info("batches of %s are measured while nobody paints, in about %.0f s", sizes, left)
 
-    def _tell_first(self, seconds: float) -> None:
+    def _tell_first(self, seconds: float, decoder_s: float) -> None:
         """With an estimate, because people wait."""
-        logger.info("a step of one picture takes %.1f s; serving in about %.0f s", seconds, PASSES_TO_COME * seconds)
+        left_s = PASSES_TO_COME * seconds + decoder_s
+        logger.info("a step of one picture takes %.1f s; serving in about %.0f s", seconds, left_s)
 
     def _next_s(self) -> float:
         return self._seconds_each * self._probe.pending[0]
@@ -106,9 +111,19 @@ class BatchMeasurement:
         self, wanted: Callable[[], bool] | None = None, half_done: Callable[[], None] = lambda: None
     ) -> None:
         size, began_at = self._probe.pending[0], self._monotonic()
-        self._probe.measure_next(wanted, half_done)
-        seconds = self._monotonic() - began_at
+        half_at = began_at
+
+        def halfway() -> None:
+            nonlocal half_at
+            half_at = self._monotonic()
+            half_done()
+
+        self._probe.measure_next(wanted, halfway)
+        ended_at = self._monotonic()
+        seconds = ended_at - began_at
         self._seconds_each = seconds / size
+        # By the second pass: the first one makes what is made only once.
+        self.step_s = ended_at - half_at if size == 1 else self.step_s
         self._settle(size, seconds)
 
     def _settle(self, size: int, seconds: float) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.errors import DeadlineExceeded
+from pentimento.domain.errors import DEADLINE_PASSED, DeadlineExceeded
 from pentimento.supervisor.local import LocalSuite
 from services.edge.images.events import error_event
 from tests.e2e.strangers.environment import ROOT, run
@@ -73,7 +73,7 @@ class BrokenStream(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
-        late = DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done")
+        late = DeadlineExceeded("DEADLINE_EXCEEDED", DEADLINE_PASSED)
         self.wfile.write(error_event(late))
 
     def log_message(self, *_: object) -> None:
@@ -92,5 +92,5 @@ def test_a_picture_that_fails_while_it_is_painted_is_told_in_a_line(client: tupl
     assert done.returncode == 1
     reason, _, message = done.stderr.strip().partition(": ")
     assert reason.startswith("stream DEADLINE_EXCEEDED ")
-    assert message == "the deadline passed before the picture was done"
+    assert message == DEADLINE_PASSED
     assert not (folder / "none.png").exists()

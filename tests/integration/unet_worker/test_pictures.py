@@ -48,6 +48,7 @@ async def test_a_prompt_becomes_a_picture_with_its_account(worker: Served) -> No
     assert size_of(result.image) == (32, 32)
     assert (result.steps_run, result.steps_saved, result.notes) == (8, 0, ())
     assert result.model_digest == worker.held.model_digest
+    assert worker.held.step_s > 0.0
     assert [timing.stage for timing in result.timings][:2] == ["start", "queue"]
     assert result.device_seconds > 0
 

@@ -138,6 +138,8 @@ def test_an_end_says_why_in_the_journal_and_to_the_client(driver: Driver, event:
     told = only(effects.DeliverEnd, driver.send(events.EndPersisted("r1", True)))
 
     assert (journalled.reason, told.reason, told.message) == (reason, reason, journalled.message)
+    names_setting = "--default-deadline-s of the frontdoor" in told.message
+    assert names_setting is (reason == "DEADLINE_EXCEEDED")
 
 
 def test_ends_are_counted_by_their_kind(driver: Driver) -> None:

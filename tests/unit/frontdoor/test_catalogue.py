@@ -17,6 +17,16 @@ def test_before_any_worker_was_heard_every_model_is_awaited() -> None:
     assert caught.value.retry_after_ms is not None
 
 
+def test_step_of_a_model_is_that_of_its_slowest_worker() -> None:
+    catalogue = Catalogue("")
+    for step_s in (0.5, 7.0, 0.5):
+        catalogue.learn(replace(HELD, step_s=step_s))
+
+    assert catalogue.find("tiny").step_s == 7.0
+    catalogue.learn(replace(HELD, step_s=0.1, model_digest="sha256:newer", worker_generation=2))
+    assert catalogue.find("tiny").step_s == 0.1
+
+
 def test_an_unknown_name_is_not_found_and_echoed_no_further_than_needed() -> None:
     catalogue = Catalogue("")
     catalogue.learn(HELD)

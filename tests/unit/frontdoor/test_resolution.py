@@ -1,6 +1,7 @@
 import io
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -239,6 +240,28 @@ def test_a_limit_that_is_told_is_the_limit() -> None:
     check_cost(14_548_942.0, float(told[1]), RequestLimits())
     with pytest.raises(InvalidArgument, match="deadline_ms: must be between 1 and 3600000, got 0"):
         resolve_limits(0, 0, RequestLimits())
+
+
+@pytest.mark.parametrize(
+    ("step_s", "asked", "expected_s"),
+    [
+        (0.0, {}, 120),
+        (0.5, {}, 120),
+        (7.0, {}, 1050),
+        (7.0, {"num_inference_steps": 10}, 210),
+        (7.0, {"width_px": 64, "height_px": 64, "num_inference_steps": 10}, 840),
+        (7.0, {"num_inference_steps": 10, "image_count": 2}, 420),
+        (700.0, {}, 3600),
+        (7.0, {"deadline_ms": 5000}, 5),
+    ],
+)
+def test_default_deadline_scales_with_measured_step(step_s: float, asked: dict[str, Any], expected_s: int) -> None:
+    held = replace(HELD, step_s=step_s)
+    request = ImageRequest(**{"prompt": "a red circle", **asked})
+
+    found = resolve(request, held, AdapterCatalogue(), RequestLimits(), drawn_seed=7)
+
+    assert found.deadline_ms == expected_s * 1000
 
 
 def test_a_decompression_bomb_is_refused_by_its_header() -> None:

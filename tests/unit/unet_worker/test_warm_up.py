@@ -191,10 +191,30 @@ def test_what_goes_on_is_told_with_an_estimate(
 
     assert [record.getMessage() for record in said_by("services.unet_worker.models.warm_up", caplog)] == [
         "measuring a step of one picture of 32x32",
-        "a step of one picture takes 14.0 s; serving in about 70 s",
+        "a step of one picture takes 14.0 s; serving in about 42 s",
         "a batch of 1 was measured in 28.0 s; at least batches of 4 fit",
         "batches of 2, 4 are measured while nobody paints, in about 168 s",
     ]
+
+
+@torch.inference_mode()
+def test_step_time_is_that_of_the_second_pass(model: DiffusionModel, limits: BatchLimits) -> None:
+    slow_at_first = Watched(model, seconds=7.0)
+    measurement = measurement_of(model, slow_at_first, limits, limit_s=10.0)
+    predict = slow_at_first.predict
+
+    def first(inputs: DenoiserInput) -> torch.Tensor:
+        slow_at_first.now += 100.0
+        slow_at_first.predict = predict  # type: ignore[method-assign]
+        return predict(inputs)
+
+    slow_at_first.predict = first  # type: ignore[method-assign]
+    measurement._probe._predict = lambda inputs: slow_at_first.predict(inputs)
+    measurement.before_serving()
+
+    assert measurement.step_s == 14.0
+    measurement.when_idle(lambda: False)
+    assert measurement.step_s == 14.0
 
 
 @torch.inference_mode()
