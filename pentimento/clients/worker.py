@@ -61,11 +61,13 @@ class WorkerClient:
         journal_id: str = "",
         cache_thinned_picture: bool = False,
         omit_progress: bool = False,
+        progress_interval_ms: int = 0,
     ) -> AsyncGenerator[ExecuteEvent, None]:
         """Run an attempt and yield started, progress, result; `deadline_remaining_ms` 0 means none. `peer`: (worker id,
         address) that computes the other half of the guidance. `controlnet_endpoints`: where the spec's ControlNets are
         served, to be tried in this order. `cache_thinned_picture`: the picture is stored for the cache even if steps
-        of it are left out. `omit_progress`: progress without a preview comes at most once a second."""
+        of it are left out. `omit_progress`: progress without a preview comes at most once a second,
+        otherwise at most once in `progress_interval_ms`."""
         request = pb.ExecuteRequest(
             attempt=attempt_to_proto(attempt),
             route=route_to_proto(route),
@@ -80,6 +82,7 @@ class WorkerClient:
             journal_id=journal_id,
             cache_thinned_picture=cache_thinned_picture,
             omit_progress=omit_progress,
+            progress_interval_ms=progress_interval_ms,
         )
         write_spec(spec, request.spec)
         call = self._stub.Execute(request)

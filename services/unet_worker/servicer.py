@@ -114,6 +114,7 @@ def _order(request: pb.ExecuteRequest) -> ExecuteOrder:
         journal_id=request.journal_id,
         cache_thinned_picture=request.cache_thinned_picture,
         omit_progress=request.omit_progress,
+        progress_interval_ms=request.progress_interval_ms,
         peer=_peer(request),
         controlnet_endpoints=tuple(
             ControlNetEndpoint(endpoint.name, endpoint.address, endpoint.controlnet_digest)

@@ -41,6 +41,11 @@ def group_of(request_id: str) -> str:
     return group if request_id in picture_ids(group) else ""
 
 
+def images_of_call(request_id: str) -> int:
+    """Return how many images the call has that the request is of."""
+    return max(len(picture_ids(group_of(request_id))), 1)
+
+
 def picture_key(idempotency_key: str, index: int) -> str:
     """Return the idempotency key of one of several pictures. The first has the call's own: whoever uses it for
     another call finds it taken."""

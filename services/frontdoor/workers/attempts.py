@@ -34,7 +34,9 @@ from pentimento.domain.replay import taken_of
 from pentimento.domain.thinned_steps import taken_count
 from pentimento.policies.thinning import ThinningOffer
 from pentimento.stores.objects.store import digest_of
+from services.frontdoor.answers.audience import PROGRESS_INTERVAL_S
 from services.frontdoor.answers.endings import as_asked
+from services.frontdoor.answers.several_pictures import images_of_call
 from services.frontdoor.metrics import STARTS, THINNED_STEPS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job
@@ -145,6 +147,7 @@ async def _execute(
         journal_id=parts.identity.journal_id,
         cache_thinned_picture=parts.thinning.thinned_is_cached(offer),
         omit_progress=not (_is_followed(job) or _may_thin_midway(parts, offer, effect)),
+        progress_interval_ms=round(1000 * PROGRESS_INTERVAL_S * images_of_call(job.request.request_id)),
     )
 
 

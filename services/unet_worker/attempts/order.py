@@ -57,11 +57,14 @@ class ExecuteOrder:
     cache_thinned_picture: bool = False
     # Nobody waits for progress: what has no preview comes at most once in `SELDOM_S`.
     omit_progress: bool = False
+    # Of those that somebody waits for.
+    progress_interval_ms: int = 0
     asked_steps: MidwayThinning = field(default_factory=MidwayThinning, compare=False, repr=False)
 
     def progress_pace(self, least_s: float) -> "ProgressPace":
-        """Return which progress is sent; every `least_s` where somebody waits for it."""
-        return ProgressPace(max(least_s, SELDOM_S) if self.omit_progress else least_s, ends=not self.omit_progress)
+        """Return the pace of progress: one message in `least_s`, or in the order's interval if that is longer."""
+        asked_s = SELDOM_S if self.omit_progress else self.progress_interval_ms / 1000
+        return ProgressPace(max(least_s, asked_s), ends=not self.omit_progress)
 
 
 class ProgressPace:

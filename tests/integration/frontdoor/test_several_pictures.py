@@ -63,6 +63,8 @@ async def test_each_has_its_seed_its_id_and_its_events(suite: FrontdoorSuite, wo
     accepted, *events = await suite.events(THREE)
 
     assert isinstance(accepted, Accepted)
+    # Of the ten messages a second that a call is sent each has a third.
+    assert [order.progress_interval_ms for order in worker.orders] == [300] * 3
     ids = accepted.image_request_ids
     assert ids == tuple(f"{accepted.request_id}-{index}" for index in range(3))
     pictures = completed_of(events)

@@ -39,6 +39,18 @@ def test_pace_where_nobody_waits_is_seldom_whatever_the_setting() -> None:
     assert [pace.sends(2, 20, 4.9) for pace in (seldom, told)] == [False, False]
 
 
+def test_pace_is_the_slower_of_the_worker_s_and_the_order_s() -> None:
+    """The second of two steps at most: 0.4 s of the order, 0.5 s of the worker."""
+    order = replace(ORDER, progress_interval_ms=400)
+
+    found = {
+        least_s: [at_s for at_s in (0.0, 0.3, 0.45, 0.55) if pace.sends(1, 20, at_s)]
+        for least_s, pace in ((0.1, order.progress_pace(0.1)), (0.5, order.progress_pace(0.5)))
+    }
+
+    assert found == {0.1: [0.0, 0.45], 0.5: [0.0, 0.55]}
+
+
 def test_pace_without_an_interval_sends_every_step() -> None:
     pace = ProgressPace(0.0)
 

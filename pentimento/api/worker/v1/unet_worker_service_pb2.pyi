@@ -315,6 +315,7 @@ class ExecuteRequest(_message.Message):
     CACHE_THINNED_PICTURE_FIELD_NUMBER: _builtins.int
     ENCODING_QUALITY_FIELD_NUMBER: _builtins.int
     OMIT_PROGRESS_FIELD_NUMBER: _builtins.int
+    PROGRESS_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     worker_generation: _builtins.int
     """The generation that the dispatcher believes in."""
     deadline_remaining_ms: _builtins.int
@@ -332,6 +333,8 @@ class ExecuteRequest(_message.Message):
     """How much of the picture a JPEG or WebP file keeps, 0..100. Absent: the encoder's own."""
     omit_progress: _builtins.bool
     """Nobody waits for progress: StepProgress without a preview comes at most once a second."""
+    progress_interval_ms: _builtins.int
+    """The least time between two progress messages, where the worker's own is shorter: images of one call share what their client is sent."""
     @_builtins.property
     def attempt(self) -> _generation_pb2.Attempt: ...
     @_builtins.property
@@ -364,10 +367,11 @@ class ExecuteRequest(_message.Message):
         cache_thinned_picture: _builtins.bool = ...,
         encoding_quality: _builtins.int | None = ...,
         omit_progress: _builtins.bool = ...,
+        progress_interval_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant", "_encoding_quality", b"_encoding_quality", "_latent_parallel_peer", b"_latent_parallel_peer", "attempt", b"attempt", "cache_grant", b"cache_grant", "encoding_quality", b"encoding_quality", "latent_parallel_peer", b"latent_parallel_peer", "route", b"route", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant", "_encoding_quality", b"_encoding_quality", "_latent_parallel_peer", b"_latent_parallel_peer", "attempt", b"attempt", "cache_grant", b"cache_grant", "cache_thinned_picture", b"cache_thinned_picture", "controlnet_endpoints", b"controlnet_endpoints", "deadline_remaining_ms", b"deadline_remaining_ms", "encoding_quality", b"encoding_quality", "image_format", b"image_format", "journal_id", b"journal_id", "latent_parallel_peer", b"latent_parallel_peer", "omit_progress", b"omit_progress", "preview_interval_steps", b"preview_interval_steps", "return_latents", b"return_latents", "route", b"route", "spec", b"spec", "worker_generation", b"worker_generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant", "_encoding_quality", b"_encoding_quality", "_latent_parallel_peer", b"_latent_parallel_peer", "attempt", b"attempt", "cache_grant", b"cache_grant", "cache_thinned_picture", b"cache_thinned_picture", "controlnet_endpoints", b"controlnet_endpoints", "deadline_remaining_ms", b"deadline_remaining_ms", "encoding_quality", b"encoding_quality", "image_format", b"image_format", "journal_id", b"journal_id", "latent_parallel_peer", b"latent_parallel_peer", "omit_progress", b"omit_progress", "preview_interval_steps", b"preview_interval_steps", "progress_interval_ms", b"progress_interval_ms", "return_latents", b"return_latents", "route", b"route", "spec", b"spec", "worker_generation", b"worker_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_grant: _TypeAlias = _typing.Literal["cache_grant"]  # noqa: Y015
     _WhichOneofArgType__cache_grant: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant"]  # noqa: Y015
