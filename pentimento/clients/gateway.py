@@ -35,14 +35,17 @@ class GatewayClient:
         embedding: Embedding,
         quality: float | None = None,
         timeout_s: float | None = None,
+        repeat_key: str = "",
     ) -> LookupAnswer:
         """Return where each of the candidates would start and why, in their order. `quality`: share of the from-scratch
-        quality asked for, 0..1; None means the deployment's."""
+        quality asked for, 0..1; None means the deployment's. `repeat_key`: digest of the request's
+        prompt and seed."""
         request = pb.LookupRequest(
             candidates=[candidate_to_proto(candidate) for candidate in candidates],
             text_embedding=embedding_to_proto(embedding),
             encoder_digest=embedding.encoder_digest,
             quality=quality,
+            repeat_key=repeat_key,
         )
         with domain_errors():
             return answer_from_proto(await self._stub.Lookup(request, timeout=timeout_s))
@@ -101,6 +104,7 @@ class GatewayClient:
         image_embedding: Embedding | None = None,
         ancestor_depth: int = 0,
         timeout_s: float | None = None,
+        repeat_key: str = "",
     ) -> str:
         """Make what was captured findable and return the entry's id; the same for a repeated call."""
         request = pb.CommitRequest(
@@ -112,6 +116,7 @@ class GatewayClient:
             image_embedding=embedding_to_proto(image_embedding) if image_embedding else None,
             encoder_digest=text_embedding.encoder_digest,
             ancestor_depth=ancestor_depth,
+            repeat_key=repeat_key,
         )
         with domain_errors():
             return (await self._stub.Commit(request, timeout=timeout_s)).entry_id

@@ -42,23 +42,25 @@ class NoiseStart:
 @dataclass(frozen=True)
 class LatentStart:
     """A start from a stored latent (1, channels, height, width) at unit variance, resumed before `first_step`
-    (NIRVANA). With `stored_step` it is of that later step, and is noised again by the request's seed."""
+    (NIRVANA). With a `bridge` (`StepSequence`) it is of the step `bridge[-1]`, and is noised again to the level of
+    `bridge[0]` by the request's seed."""
 
     latent: Tensor
     first_step: int
-    stored_step: int | None = None
+    bridge: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class ImageStart:
     """A start from pixels (1, 3, height, width) in -1..1, re-noised to the level before `first_step` (MoDM, and
     img2img). With a `mask` (1, 1, height, width) of 0 and 1 the picture is painted where that is 1, and what else there
-    is of the image stays; `from_noise`: nothing of the image is where it is painted."""
+    is of the image stays; `from_noise`: nothing of the image is where it is painted. `bridge`: as of `LatentStart`."""
 
     pixels: Tensor
     first_step: int
     mask: Tensor | None = None
     from_noise: bool = False
+    bridge: tuple[int, ...] = ()
 
 
 PaintingStart = NoiseStart | LatentStart | ImageStart | HalfStart
@@ -139,10 +141,18 @@ class Painting:
         return self.schedule.sigmas[self.state.step_index] > _LOUD_SIGMA
 
 
-def schedule_for(model: DiffusionModel, spec: GenerationSpec, thinned_steps: tuple[int, ...] = ()) -> Schedule:
-    """Return the schedule of a request's sampler; of its steps from `thinned_steps[0]` on those alone are taken. Raises
-    InvalidArgument when steps or eta do not fit the scheduler."""
-    return make_schedule(model.scheduler_config(spec.scheduler), spec.num_inference_steps, spec.eta, thinned_steps)
+def schedule_for(
+    model: DiffusionModel, spec: GenerationSpec, thinned_steps: tuple[int, ...] = (), bridge: tuple[int, ...] = ()
+) -> Schedule:
+    """Return the schedule of a request's sampler; of its steps from `thinned_steps[0]` on those alone are taken, and
+    those of a `bridge` at other levels. Raises InvalidArgument when steps or eta do not fit the scheduler."""
+    config = model.scheduler_config(spec.scheduler)
+    return make_schedule(config, spec.num_inference_steps, spec.eta, thinned_steps, bridge)
+
+
+def bridge_of(start: PaintingStart) -> tuple[int, ...]:
+    """Return the steps that lead a start which is noised again back to where it enters the schedule."""
+    return start.bridge if isinstance(start, LatentStart | ImageStart) else ()
 
 
 def thin(model: DiffusionModel, painting: Painting, steps: tuple[int, ...]) -> bool:
@@ -152,7 +162,7 @@ def thin(model: DiffusionModel, painting: Painting, steps: tuple[int, ...]) -> b
     schedule = painting.schedule
     if isinstance(painting.request.start, HalfStart) or schedule.order.thinned:
         return False
-    thinned = schedule_for(model, painting.request.spec, steps)
+    thinned = schedule_for(model, painting.request.spec, steps, bridge_of(painting.request.start))
     if painting.state.step_index > steps[0]:
         return False
     painting.schedule = thinned
@@ -193,7 +203,7 @@ def _own_schedule(model: DiffusionModel, request: PaintingRequest) -> Schedule:
     thinned = request.thinned_steps
     if thinned and thinned[0] < request.start.first_step:
         raise InvalidArgument.of("thinned_steps", f"must not begin before step {request.start.first_step}")
-    return schedule_for(model, request.spec, thinned)
+    return schedule_for(model, request.spec, thinned, bridge_of(request.start))
 
 
 @torch.inference_mode()
@@ -257,11 +267,11 @@ def _initial_state(
         case HalfStart(_, steps):
             assert steps.asked is not None
             return SamplerState(steps.asked.latent, steps.asked.step_index), None
-        case LatentStart(latent, first_step, stored_step):
+        case LatentStart(latent, first_step, bridge):
             stored = latent.to(model.device, model.dtype)
-            if stored_step is not None:
+            if bridge:
                 noise = _noise(model, stored.shape, _renoising_generator(request.spec.seed))
-                stored = renoised_latent(schedule, stored, stored_step, first_step, noise)
+                stored = renoised_latent(schedule, stored, bridge[-1], first_step, noise)
             return schedule.from_variance_preserving(stored, first_step), None
         case ImageStart():
             return _state_from_image(model, schedule, request.start, generator)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pentimento.domain.thinned_steps import bridge_steps
+
 
 class Scheduler(Enum):
     DDIM = "ddim"
@@ -120,8 +122,10 @@ class FromNoise:
 
 @dataclass(frozen=True)
 class FromLatent:
-    """Resume x_K, K = `resume_step` of `donor_steps` denoising steps, which are saved (NIRVANA); but for the last
-    `renoised_steps` of them, where it is noised again by the request's seed before it is resumed."""
+    """Resume x_K, K = `resume_step` of `donor_steps` denoising steps, which are saved (NIRVANA).
+
+    With `renoised_steps` the latent is first noised again, by the request's seed, to the level before step K minus
+    these; `retaken_steps` of them lead back to step K and are not saved (0: all of them)."""
 
     latent: ObjectReference
     resume_step: int
@@ -129,21 +133,40 @@ class FromLatent:
     sigma: float
     donor: Donor
     renoised_steps: int = 0
+    retaken_steps: int = 0
+
+    @property
+    def bridge(self) -> tuple[int, ...]:
+        """Return the steps from where it is noised again to K; empty where it is resumed as it is."""
+        return bridge_steps(self.resume_step, self.renoised_steps, self.retaken_steps or self.renoised_steps)
 
     @property
     def saved_steps(self) -> int:
         """Return how many steps are left out."""
-        return self.resume_step - self.renoised_steps
+        return self.resume_step - (self.retaken_steps or self.renoised_steps)
 
 
 @dataclass(frozen=True)
 class FromImage:
-    """Re-noise a final image to `start_step` (MoDM)."""
+    """Re-noise a final image to `start_step` (MoDM), or with `renoised_steps` to an earlier step, from which
+    `retaken_steps` lead back, as of `FromLatent`."""
 
     image: ObjectReference
     start_step: int
     noise_form: NoiseForm
     donor: Donor
+    renoised_steps: int = 0
+    retaken_steps: int = 0
+
+    @property
+    def bridge(self) -> tuple[int, ...]:
+        """Return the steps from where it is noised to `start_step`; empty where it is noised to that step."""
+        return bridge_steps(self.start_step, self.renoised_steps, self.retaken_steps or self.renoised_steps)
+
+    @property
+    def saved_steps(self) -> int:
+        """Return how many steps are left out."""
+        return self.start_step - (self.retaken_steps or self.renoised_steps)
 
 
 Start = FromNoise | FromLatent | FromImage

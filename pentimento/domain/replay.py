@@ -87,10 +87,8 @@ def _check_input(place: str, reference: ObjectReference, data: bytes | None) -> 
 
 def _steps_left_out(start: Start) -> int:
     match start:
-        case FromLatent():
+        case FromLatent() | FromImage():
             return start.saved_steps
-        case FromImage():
-            return start.start_step
         case FromNoise():
             return 0
 

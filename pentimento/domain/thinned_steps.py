@@ -27,6 +27,14 @@ def taken_count(steps: tuple[int, ...], step_count: int, first_step: int = 0) ->
     return max(steps[0] - first_step, 0) + len(steps) - bisect_left(steps, first_step)
 
 
+def bridge_steps(step: int, renoised_steps: int, retaken_steps: int) -> tuple[int, ...]:
+    """Return the steps of a start that is noised again by `renoised_steps` before it enters the schedule at `step`:
+    `retaken_steps` of them, evenly spread, then `step` itself. Empty where nothing is noised again."""
+    first = step - renoised_steps
+    places = (first + round(place * renoised_steps / retaken_steps) for place in range(retaken_steps))
+    return (*places, step) if renoised_steps else ()
+
+
 def thinned_note(steps: tuple[int, ...], step_count: int) -> str:
     """Return what a picture's notes say of the steps that it left out; empty where it took all."""
     if not steps:

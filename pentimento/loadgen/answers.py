@@ -80,9 +80,9 @@ def start_of(made: Provenance) -> tuple[StartKind, int]:
     match made.route.start:
         case FromLatent() as latent:
             return StartKind.LATENT, latent.saved_steps
-        case FromImage(start_step=step):
-            whole = step >= made.spec.num_inference_steps
-            return StartKind.RETRIEVAL if whole else StartKind.IMAGE, step
+        case FromImage() as image:
+            whole = image.start_step >= made.spec.num_inference_steps
+            return StartKind.RETRIEVAL if whole else StartKind.IMAGE, image.saved_steps
     return StartKind.NOISE, 0
 
 

@@ -53,9 +53,9 @@ class SelectionRules:
 
     `quality` is the share of the from-scratch quality that the tables were profiled for (both papers' alpha).
     `keeps_latents_of_hits`: a run that started from the cache leaves its later latents there too (NIRVANA keeps those
-    of misses alone). `keeps_images_of_hits`: it leaves its image there (MoDM's cache-all). `renoised_share` (0..1) of a
-    latent's K steps are noised again by the request's seed and taken once more, so that pictures from one latent differ
-    (NIRVANA, appendix C).
+    of misses alone). `keeps_images_of_hits`: it leaves its image there (MoDM's cache-all). A start of another
+    seed's image is noised again by the request's seed, so that the images differ (NIRVANA, appendix C): by
+    `renoised_share` (0..1) of its K steps, of which `retaken_share` (0..1) of K lead back (ADR 0097).
     """
 
     latents: Thresholds = NIRVANA_LATENT_THRESHOLDS
@@ -64,15 +64,19 @@ class SelectionRules:
     keeps_latents_of_hits: bool = False
     keeps_images_of_hits: bool = True
     renoised_share: float = 0.0
+    retaken_share: float = 1.0
 
 
 @dataclass(frozen=True)
 class NearestEntry:
-    """A match in one space. `latent_steps` are the K it holds; an entry may hold an image without latents."""
+    """A match in one space. `latent_steps` are the K it holds; an entry may hold an image without latents. `is_own`: it
+    is of the request's own prompt and seed. Its latents are resumed as they are, and its image is made again from
+    noise: both give the same image again."""
 
     similarity: float
     latent_steps: tuple[int, ...] = ()
     has_image: bool = False
+    is_own: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,28 +94,45 @@ class SelectionContext:
 
 
 @dataclass(frozen=True)
+class Renoising:
+    """How far a start is noised again by the request's seed, and how many steps lead back; none where it is used as it
+    is."""
+
+    renoised_steps: int = 0
+    retaken_steps: int = 0
+
+
+AS_STORED = Renoising()
+
+
+@dataclass(frozen=True)
 class UseLatent:
-    """A start from a latent of `resume_step`, of whose steps the last `renoised_steps` are taken again; `entry` is the
-    number of its entry in `by_text`."""
+    """A start from a latent of `resume_step`; `entry` is the number of its entry in `by_text`."""
 
     resume_step: int
     reason: str
     entry: int = 0
-    renoised_steps: int = 0
+    renoising: Renoising = AS_STORED
 
     @property
     def saved_steps(self) -> int:
         """Return how many steps are left out."""
-        return self.resume_step - self.renoised_steps
+        return self.resume_step - self.renoising.retaken_steps
 
 
 @dataclass(frozen=True)
 class UseImage:
-    """A start from a picture, re-noised to `start_step`; `entry` is the number of its entry in `by_image`."""
+    """A start from an image, re-noised to `start_step`; `entry` is the number of its entry in `by_image`."""
 
     start_step: int
     reason: str
     entry: int = 0
+    renoising: Renoising = AS_STORED
+
+    @property
+    def saved_steps(self) -> int:
+        """Return how many steps are left out."""
+        return self.start_step - self.renoising.retaken_steps
 
 
 @dataclass(frozen=True)
@@ -130,9 +151,9 @@ def select_start(context: SelectionContext, rules: SelectionRules) -> Selection:
     if context.quality is not None and context.quality > rules.quality:
         return Miss(f"miss: quality {context.quality:.2f} asked for, thresholds profiled for {rules.quality:.2f}")
     latent = _select_latent(context, rules)
-    image = _select_image(context, rules.images)
+    image = _select_image(context, rules)
     if isinstance(latent, UseLatent) and isinstance(image, UseImage):
-        return latent if latent.saved_steps >= image.start_step else image
+        return latent if latent.saved_steps >= image.saved_steps else image
     if isinstance(image, UseImage):
         return image
     # Of two misses the one that a table could have changed is told.
@@ -185,14 +206,20 @@ def _most_saving(context: SelectionContext, thresholds: Thresholds, from_images:
         if best is not None and allowed <= best.steps:
             break
         steps = allowed if from_images else max((step for step in entry.latent_steps if step <= allowed), default=0)
+        if entry.is_own and (steps or from_images):
+            return _Compared(number, entry, allowed, steps)
         if best is None or steps > best.steps:
             best = _Compared(number, entry, allowed, steps)
     return best
 
 
-def renoised_steps(resume_step: int, rules: SelectionRules) -> int:
-    """Return how many of a latent's K steps are noised again: at least one of them stays saved."""
-    return min(int(rules.renoised_share * resume_step + 1e-9), resume_step - 1)
+def renoising_of(step: int, rules: SelectionRules) -> Renoising:
+    """Return how a start at `step` of another seed's image is noised again: at least one step stays saved, and at least
+    one leads back. A start at step 1 has none to spare."""
+    again = min(int(rules.renoised_share * step + 1e-9), step - 1)
+    if not again:
+        return AS_STORED
+    return Renoising(again, min(max(int(rules.retaken_share * step + 1e-9), 1), again))
 
 
 def _select_latent(context: SelectionContext, rules: SelectionRules) -> UseLatent | Miss:
@@ -208,18 +235,29 @@ def _select_latent(context: SelectionContext, rules: SelectionRules) -> UseLaten
     if not steps:
         return Miss(f"miss: similarity {similarity:.3f} allows step {allowed}, but no latent up to it is stored")
     reason = f"latent at step {steps} of {context.step_count}: similarity {similarity:.3f} allows {allowed}"
-    again = renoised_steps(steps, rules)
-    return UseLatent(steps, f"{reason}, noised again to {steps - again}" if again else reason, best.number, again)
+    renoising = AS_STORED if best.entry.is_own else renoising_of(steps, rules)
+    if rules.renoised_share and renoising == AS_STORED and not best.entry.is_own:
+        return Miss(f"miss: a latent at step {steps} would give every seed the same image")
+    return UseLatent(steps, reason + _told(steps, renoising), best.number, renoising)
 
 
-def _select_image(context: SelectionContext, thresholds: Thresholds) -> UseImage | Miss:
+def _select_image(context: SelectionContext, rules: SelectionRules) -> UseImage | Miss:
+    thresholds = rules.images
     best = _most_saving(context, thresholds, from_images=True)
     if best is None:
         return Miss("miss: no compatible image")
+    if best.entry.is_own:
+        return Miss("miss: the image of this prompt and seed was generated from noise, and is again")
     if not best.steps:
         return Miss(_too_far("nearest text-to-image similarity", best.entry.similarity, thresholds))
     reason = f"image at step {best.steps} of {context.step_count}: text-to-image similarity {best.entry.similarity:.3f}"
-    return UseImage(best.steps, reason, best.number)
+    renoising = renoising_of(best.steps, rules)
+    return UseImage(best.steps, reason + _told(best.steps, renoising), best.number, renoising)
+
+
+def _told(step: int, renoising: Renoising) -> str:
+    again, back = renoising.renoised_steps, renoising.retaken_steps
+    return f", noised again to {step - again} by its seed, {back} steps back" if again else ""
 
 
 def _too_far(what: str, similarity: float, thresholds: Thresholds) -> str:

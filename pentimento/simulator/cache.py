@@ -256,7 +256,7 @@ class SimulatedCache:
         if isinstance(chosen, UseLatent):
             found = by_text[chosen.entry].answer(StartKind.LATENT, chosen.saved_steps, step_count)
         elif isinstance(chosen, UseImage):
-            found = by_image[chosen.entry].answer(StartKind.IMAGE, chosen.start_step, step_count)
+            found = by_image[chosen.entry].answer(StartKind.IMAGE, chosen.saved_steps, step_count)
         else:
             return MISS
         return found if self._kept == 1.0 else replace(found, kept=self._kept)

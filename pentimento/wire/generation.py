@@ -183,6 +183,7 @@ def start_to_proto(start: Start) -> pb.Start:
                 sigma=start.sigma,
                 donor=donor_to_proto(start.donor),
                 renoised_steps=start.renoised_steps,
+                retaken_steps=start.retaken_steps,
             )
             return pb.Start(latent=latent)
         case FromImage():
@@ -191,6 +192,8 @@ def start_to_proto(start: Start) -> pb.Start:
                 start_step=start.start_step,
                 noise_form=NOISE_FORMS.to_proto(start.noise_form),
                 donor=donor_to_proto(start.donor),
+                renoised_steps=start.renoised_steps,
+                retaken_steps=start.retaken_steps,
             )
             return pb.Start(image=image)
 
@@ -207,6 +210,8 @@ def start_from_proto(message: pb.Start) -> Start:
             message.image.start_step,
             NOISE_FORMS.from_proto(message.image.noise_form),
             donor_from_proto(message.image.donor),
+            message.image.renoised_steps,
+            message.image.retaken_steps,
         )
     raise InvalidArgument.of("start", "must be noise, latent or image, got nothing")
 
@@ -221,6 +226,7 @@ def _from_latent(message: pb.FromLatent) -> FromLatent:
         message.sigma,
         donor_from_proto(message.donor),
         message.renoised_steps,
+        message.retaken_steps,
     )
 
 

@@ -24,6 +24,7 @@ from services.vectordb_gateway import metrics
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.entry_rows import EntryRows
 from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch
+from services.vectordb_gateway.repeated_starts import RepeatedStarts
 from services.vectordb_gateway.searches import (
     LookupBounds,
     Matches,
@@ -60,6 +61,7 @@ class Question:
     asked: tuple[RuledCandidate, ...]
     vector: bytes
     quality: float | None
+    repeat_key: str = ""
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -108,20 +110,26 @@ class Lookup:
         self._timeout_s = bounds.timeout_s
         self._threads = StoreThreads(_SEARCH_THREAD_COUNT, "search")
         self._in_outage = False
+        self._repeats = RepeatedStarts()
         self.lookup_count = 0
         self.hit_count = 0
 
     async def lookup(
-        self, candidates: Sequence[LookupCandidate], embedding: Embedding, quality: float | None
+        self,
+        candidates: Sequence[LookupCandidate],
+        embedding: Embedding,
+        quality: float | None,
+        repeat_key: str = "",
     ) -> LookupAnswer:
-        """Raises InvalidArgument for an incomplete scope or an embedding that is not of the cache's encoder."""
+        """Return where each of the candidates starts; `repeat_key` is the digest of the request's prompt and seed.
+        Raises InvalidArgument for an incomplete scope or an embedding that is not of the cache's encoder."""
         check_candidates(candidates)
         check_quality(quality)
         self._guard.check(embedding, "text_embedding")
         now = self._in_force()
         wanted = quality if quality is not None else now.alpha
         asked = tuple(self._ask(candidate, embedding, wanted) for candidate in candidates)
-        answer = await self._answer(Question(asked, embedding.values, wanted))
+        answer = await self._answer(Question(asked, embedding.values, wanted, repeat_key))
         self._count(answer)
         return _told(answer, now.told)
 
@@ -214,7 +222,9 @@ class Lookup:
         found = await self._found_soon(self._awaited, wanted)
         if len(found) < len(wanted):
             return None
-        rows = await self._read_soon([match.entry_id for matches in found.values() for match in matches])
+        before = (self._repeats.entry_id(question.repeat_key, one.candidate.scope) for one in question.asked)
+        ids = (match.entry_id for matches in found.values() for match in matches)
+        rows = await self._read_soon([*ids, *filter(None, before)])
         try:
             answer = self._decide(question, found.__getitem__, lambda _: rows)
         except _NotSearched:
@@ -238,8 +248,24 @@ class Lookup:
 
     def _decide(self, question: Question, search: Search, read: ReadEntries) -> LookupAnswer:
         """Where each candidate starts, by what `search` finds and the ledger knows of it."""
-        searches = SharedSearches(search, self._but_suspects(read), question.vector, question.pools, self._bounds)
-        return LookupAnswer(tuple(decide(one, _matches(searches, one), question.quality) for one in question.asked))
+        read = self._but_suspects(read)
+        known = (question.vector, question.pools, self._bounds)
+        searches = SharedSearches(search, read, *known, repeat_key=question.repeat_key)
+        return LookupAnswer(tuple(self._start_of(one, question, searches, read) for one in question.asked))
+
+    def _start_of(
+        self, one: RuledCandidate, question: Question, searches: SharedSearches, read: ReadEntries
+    ) -> CandidateStart:
+        """Where it started before, while that entry serves; else by what is found."""
+        key, scope = question.repeat_key, one.candidate.scope
+        before = self._repeats.matches(key, scope, lambda entry_id: read([entry_id]).get(entry_id), question.pools)
+        if before is not None:
+            again = decide(one, before, question.quality, key)
+            if not isinstance(again.start, FromNoise):
+                return again
+        found = decide(one, _matches(searches, one), question.quality, key)
+        self._repeats.note(key, scope, found.start)
+        return found
 
     def _but_suspects(self, read: ReadEntries) -> ReadEntries:
         suspect = self._suspects.holders if self._suspects is not None else frozenset()
@@ -291,8 +317,6 @@ def _saved_share(asked: Sequence[RuledCandidate], answer: LookupAnswer) -> float
 
 def _steps_saved(start: Start) -> int:
     match start:
-        case FromLatent():
+        case FromLatent() | FromImage():
             return start.saved_steps
-        case FromImage():
-            return start.start_step
     return 0

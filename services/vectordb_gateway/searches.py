@@ -61,6 +61,8 @@ class LookupBounds:
     row_age_s: float = 0.0
 
 
+# From this cosine on two prompts are the same one to the encoder.
+_SAME_PROMPT = 0.9999
 # So many times as many are looked for next where none of those found may serve.
 _WIDER = 4
 
@@ -80,13 +82,16 @@ class SharedSearches:
         pools: tuple[str, ...],
         bounds: LookupBounds,
         limit_count: int = NEAREST_COUNT,
+        repeat_key: str = "",
     ) -> None:
+        """`repeat_key` is the request's digest of prompt and seed, empty where it is not known."""
         self._answer = search
         self._read = read
         self._vector = vector
         self._pools = pools
         self._bounds = bounds
         self._limit_count = limit_count
+        self._repeat_key = repeat_key
         self._found: dict[tuple[VectorQuery, int], NearestMatches] = {}
 
     def latents(self, scope: CacheScope) -> NearestMatches:
@@ -108,14 +113,20 @@ class SharedSearches:
     def _live(
         self, query: VectorQuery, found: Sequence[VectorMatch], serves: Callable[[CachedEntry], bool]
     ) -> Iterator[Match]:
-        """Those that may serve; where none may, and there may be more than were found, those of a wider search."""
-        nearest = self._serving(found, serves)
-        if (first := next(nearest, None)) is not None:
-            yield first
-            yield from nearest
-        elif len(found) >= query.limit_count < MOST_SEARCHED_COUNT:
+        """Those that may serve, the request's own first, then the nearest, of one prompt's the oldest: the same seed
+        finds the same start again. Where there may be more than were found, and none may serve or all are of the prompt
+        and other seeds, those of a wider search."""
+        nearest = sorted(self._serving(found, serves), key=self._order)
+        lacks_own = all(_is_same_prompt(match) and not is_own(match, self._repeat_key) for match in nearest)
+        if lacks_own and (not nearest or self._repeat_key) and len(found) >= query.limit_count < MOST_SEARCHED_COUNT:
             wider = replace(query, limit_count=min(query.limit_count * _WIDER, MOST_SEARCHED_COUNT))
             yield from self._live(wider, self._answer(wider), serves)
+            return
+        yield from nearest
+
+    def _order(self, match: Match) -> tuple[bool, float, float]:
+        age = (-1.0, match.entry.created_at) if _is_same_prompt(match) else (-match.similarity, 0.0)
+        return (not is_own(match, self._repeat_key), *age)
 
     def _serving(self, found: Sequence[VectorMatch], serves: Callable[[CachedEntry], bool]) -> Iterator[Match]:
         entries = self._read([match.entry_id for match in found])
@@ -128,6 +139,15 @@ class SharedSearches:
     def _is_young(self, entry: CachedEntry) -> bool:
         """Whether one more picture may descend from it: quality drifts from each to the next (MoDM, A.6)."""
         return entry.ancestor_depth < self._bounds.max_ancestor_depth
+
+
+def is_own(match: Match, repeat_key: str) -> bool:
+    """Return whether the entry is of the request's own prompt and seed."""
+    return bool(repeat_key) and match.entry.repeat_key == repeat_key
+
+
+def _is_same_prompt(match: Match) -> bool:
+    return match.similarity >= _SAME_PROMPT
 
 
 def latent_query(

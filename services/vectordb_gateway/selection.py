@@ -24,7 +24,7 @@ from pentimento.policies.cache_selection import (
     select_start,
 )
 from pentimento.policies.reuse_rules import UNPROFILED, ModelReuse, ReuseTable
-from services.vectordb_gateway.searches import Match, Matches, NearestMatches, latents_for
+from services.vectordb_gateway.searches import Match, Matches, NearestMatches, is_own, latents_for
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ def _told_by(reason: str, table: ReuseTable) -> str:
     return reason if table.source == UNPROFILED else f"{reason} ({table.source})"
 
 
-def decide(asked: RuledCandidate, matches: Matches, quality: float | None) -> CandidateStart:
-    """Return the start that saves most of what was found. It reads from the ledger as much as it needs for that."""
+def decide(asked: RuledCandidate, matches: Matches, quality: float | None, repeat_key: str) -> CandidateStart:
+    """Return the start that saves most of what was found; `repeat_key` is the digest of the request's prompt and seed.
+    It reads from the ledger as much as it needs for that."""
     scope = asked.candidate.scope
-    context = SelectionContext(
-        scope.num_inference_steps, _texts(matches.by_text, scope), _images(matches.by_image), quality
-    )
+    texts = _texts(matches.by_text, scope, repeat_key)
+    context = SelectionContext(scope.num_inference_steps, texts, _images(matches.by_image, repeat_key), quality)
     selection = select_start(context, asked.rules)
     by_text, by_image = matches.by_text.nearest, matches.by_image.nearest
     return CandidateStart(
@@ -77,13 +77,17 @@ def decide(asked: RuledCandidate, matches: Matches, quality: float | None) -> Ca
     )
 
 
-def _texts(matches: NearestMatches, scope: CacheScope) -> Iterator[NearestEntry]:
+def _texts(matches: NearestMatches, scope: CacheScope, repeat_key: str) -> Iterator[NearestEntry]:
     for match in matches:
-        yield NearestEntry(match.similarity, tuple(latent.resume_step for latent in latents_for(scope, match.entry)))
+        steps = tuple(latent.resume_step for latent in latents_for(scope, match.entry))
+        yield NearestEntry(match.similarity, steps, is_own=is_own(match, repeat_key))
 
 
-def _images(matches: NearestMatches) -> Iterator[NearestEntry]:
-    return (NearestEntry(match.similarity, has_image=True) for match in matches)
+def _images(matches: NearestMatches, repeat_key: str) -> Iterator[NearestEntry]:
+    for match in matches:
+        # One that started from another image is not made again from noise.
+        is_repeat = is_own(match, repeat_key) and not match.entry.ancestor_depth
+        yield NearestEntry(match.similarity, has_image=True, is_own=is_repeat)
 
 
 def _start(scope: CacheScope, matches: Matches, selection: Selection) -> Start:
@@ -91,23 +95,26 @@ def _start(scope: CacheScope, matches: Matches, selection: Selection) -> Start:
         case UseLatent():
             return _from_latent(scope, matches.by_text[selection.entry], selection)
         case UseImage():
-            return _from_image(scope, matches.by_image[selection.entry], selection.start_step)
+            return _from_image(scope, matches.by_image[selection.entry], selection)
     return FromNoise()
 
 
 def _from_latent(scope: CacheScope, match: Match, selection: UseLatent) -> Start:
-    step, again = selection.resume_step, selection.renoised_steps
+    step, again = selection.resume_step, selection.renoising
     latent = next(each for each in latents_for(scope, match.entry) if each.resume_step == step)
     donor = _donor(scope, match, latent.object)
-    return FromLatent(latent.object, step, scope.num_inference_steps, latent.sigma, donor, again)
+    known = (latent.object, step, scope.num_inference_steps, latent.sigma, donor)
+    return FromLatent(*known, again.renoised_steps, again.retaken_steps)
 
 
-def _from_image(scope: CacheScope, match: Match, start_step: int) -> Start:
+def _from_image(scope: CacheScope, match: Match, selection: UseImage) -> Start:
     image = match.entry.image
     if image is None:
         return FromNoise()
     donor = _donor(scope, match, image)
-    return FromImage(image, start_step, noise_form_of(scope.prediction_type), donor)
+    step, again = selection.start_step, selection.renoising
+    known = (image, step, noise_form_of(scope.prediction_type), donor)
+    return FromImage(*known, again.renoised_steps, again.retaken_steps)
 
 
 def _donor(scope: CacheScope, match: Match, served: ObjectReference) -> Donor:

@@ -31,7 +31,7 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         candidates = [candidate_from_proto(candidate) for candidate in request.candidates]
         embedding = embedding_from_proto(request.text_embedding, request.encoder_digest)
         quality = request.quality if request.HasField("quality") else None
-        return answer_to_proto(await self._gateway.lookup.lookup(candidates, embedding, quality))
+        return answer_to_proto(await self._gateway.lookup.lookup(candidates, embedding, quality, request.repeat_key))
 
     async def ListNeighbours(
         self,
@@ -70,6 +70,7 @@ class GatewayServicer(VectordbGatewayServiceServicer):
             embedding_from_proto(request.text_embedding, request.encoder_digest),
             embedding_from_proto(image, request.encoder_digest) if image is not None else None,
             request.ancestor_depth,
+            request.repeat_key,
         )
         return pb.CommitResponse(entry_id=entry_id)
 

@@ -87,9 +87,16 @@ class SelectionSettings:
         0.0, help="share of lookups that are misses whatever the cache has, for diversity", minimum=0, maximum=1
     )
     renoised_share: float = setting(
-        0.0,
-        help="share of a cached latent's steps that are noised again by the request's seed and taken once more, for "
-        "diversity: pictures from one latent differ; 0: none are",
+        0.9,
+        help="share of its K steps by which a start of another seed's image is noised again, by the request's seed, so "
+        "that images from one entry differ; 0: those from one latent are the same image",
+        minimum=0,
+        maximum=1,
+    )
+    retaken_share: float = setting(
+        0.2,
+        help="share of its K steps, one at least, that lead such a start back to step K and are not saved; 1: all that "
+        "were noised again are taken",
         minimum=0,
         maximum=1,
     )
@@ -112,7 +119,8 @@ class SelectionSettings:
             latents = NIRVANA_LATENT_THRESHOLDS
         images = _thresholds("--image-thresholds", self.image_thresholds)
         hits = (self.keep_latents_of_hits, self.keep_images_of_hits)
-        return SelectionRules(latents, images, self.profiled_quality, *hits, self.renoised_share)
+        varied = (self.renoised_share, self.retaken_share)
+        return SelectionRules(latents, images, self.profiled_quality, *hits, *varied)
 
 
 @dataclass(frozen=True)

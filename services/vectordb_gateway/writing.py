@@ -143,6 +143,7 @@ class EntryWriting:
         text: Embedding,
         image: Embedding | None,
         ancestor_depth: int,
+        repeat_key: str = "",
     ) -> str:
         """The entry's id; the same when repeated. It is durable on return, and findable unless the index is away.
 
@@ -155,7 +156,7 @@ class EntryWriting:
         check_captured(captured, scope.num_inference_steps)
         encoder = self._guard.check_entry(text, image)
         self._check_writes(_WRITES_WITHIN_S)
-        entry = self._entry(scope, attempt, captured, text, image, ancestor_depth)
+        entry = replace(self._entry(scope, attempt, captured, text, image, ancestor_depth), repeat_key=repeat_key)
         # Bound by its first entry, not by a commit that is refused: nothing else could ever enter then.
         committed = self._ledger.commit(entry, None if self._guard.bound else encoder)
         entry_id = await asyncio.wrap_future(committed)

@@ -90,8 +90,8 @@ async def test_similar_prompt_starts_from_a_cached_latent(client: AsyncClient) -
     start = second.provenance.route.start
     assert isinstance(start, FromLatent)
     assert start.donor.similarity > 0.65
-    assert second.provenance.steps_saved == start.resume_step > 0
-    assert second.provenance.steps_run == 20 - start.resume_step
+    assert second.provenance.steps_saved == start.saved_steps > 0
+    assert second.provenance.steps_run == 20 - start.saved_steps
     assert second.data != first.data
 
 

@@ -90,15 +90,16 @@ def make_ddim_schedule(config: DiffusionConfig, order: StepSequence, eta: float)
     step of pure noise under epsilon prediction: the clean image cannot be told from noise alone."""
     step_count = order.step_count
     alphas = cumulative_alphas(config)
-    timesteps = torch.from_numpy(spaced_timesteps(config, step_count).round().astype(np.int64))
+    whole = torch.from_numpy(spaced_timesteps(config, step_count).round().astype(np.int64))
+    # The previous timestep of the formula is a fixed stride away, not the next sampled one: diffusers' convention.
+    following = whole - config.num_train_timesteps // step_count
+    last = torch.tensor(1.0) if config.set_alpha_to_one else alphas[0]
+    alpha_next = torch.where(following >= 0, alphas[following.clamp(min=0)], last)[order.landings]
+    timesteps = whole[order.levels]
     alpha = alphas[timesteps]
     if config.prediction_type is PredictionType.EPSILON and not alpha.all():
         reason = "divides by zero in a step of zero SNR (rescale_betas_zero_snr) where the model predicts epsilon"
         raise InvalidArgument.of("scheduler", f"must be another one for this model: ddim {reason}")
-    # The previous timestep of the formula is a fixed stride away, not the next sampled one: diffusers' convention.
-    following = timesteps - config.num_train_timesteps // step_count
-    last = torch.tensor(1.0) if config.set_alpha_to_one else alphas[0]
-    alpha_next = torch.where(following >= 0, alphas[following.clamp(min=0)], last)[order.landings]
     beta = 1 - alpha
     deviation = eta * ((1 - alpha_next) / beta * (1 - alpha / alpha_next)) ** 0.5
     columns = (alpha**0.5, beta**0.5, alpha_next**0.5, (1 - alpha_next - deviation**2) ** 0.5, deviation)

@@ -101,7 +101,8 @@ def make_dpm_solver_schedule(config: DiffusionConfig, order: StepSequence) -> Dp
     last = 0.0 if config.final_sigma_zero else float(trained_sigmas[0])
     sigmas = torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))
     steps = tuple(_step(config, sigmas, index, order) for index in range(order.step_count))
-    return DpmSolverSchedule(config, torch.from_numpy(timesteps), tuple(sigmas[:-1].tolist()), steps, order)
+    taken = torch.from_numpy(timesteps)[order.levels]
+    return DpmSolverSchedule(config, taken, tuple(sigmas[order.levels].tolist()), steps, order)
 
 
 def _noise_levels(
@@ -119,14 +120,14 @@ def _noise_levels(
 
 
 def _step(config: DiffusionConfig, sigmas: Tensor, index: int, order: StepSequence) -> DpmSolverStep:
-    alpha, sigma, log_snr = _level(sigmas[index])
-    alpha_next, sigma_next, log_snr_next = _level(sigmas[order.after(index)])
+    alpha, sigma, log_snr = _level(sigmas[order.level_of(index)])
+    alpha_next, sigma_next, log_snr_next = _level(sigmas[order.level_of(order.after(index))])
     span = log_snr_next - log_snr
     shrink = alpha_next * (torch.exp(-span) - 1.0)
     first_order = (float(alpha), float(sigma), float(sigma_next / sigma), float(-shrink))
     if not _may_be_second_order(config, order, index):
         return DpmSolverStep(*first_order)
-    ratio = (log_snr - _level(sigmas[order.before(index)])[2]) / span
+    ratio = (log_snr - _level(sigmas[order.level_of(order.before(index))])[2]) / span
     if config.solver_type is SolverType.MIDPOINT:
         weight = -0.5 * shrink
     else:

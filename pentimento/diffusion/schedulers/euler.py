@@ -94,12 +94,13 @@ def make_euler_schedule(config: DiffusionConfig, order: StepSequence) -> EulerSc
     down and adds fresh noise up to the next level. Raises ValueError when the steps do not fit the training
     schedule."""
     timesteps, sigmas = _noise_levels(config, order.step_count)
+    levels = sigmas[order.levels]
     is_ancestral = config.scheduler is Scheduler.EULER_ANCESTRAL
     return EulerSchedule(
         config,
-        timesteps,
-        tuple(sigmas[:-1].tolist()),
-        _steps(sigmas[:-1], sigmas[1:][order.landings], is_ancestral),
+        timesteps[order.levels],
+        tuple(levels.tolist()),
+        _steps(levels, sigmas[1:][order.landings], is_ancestral),
         _initial_scale(config, sigmas),
         order,
         needs_noise=is_ancestral,

@@ -81,8 +81,9 @@ def make_flow_match_euler_schedule(config: FlowConfig, order: StepSequence) -> F
     # diffusers shifts twice: the ends of the trained range first, then every step between them.
     ends = _shifted(np.array([trained, 1], dtype=np.float32) / np.float32(trained), config.shift)
     timesteps = np.linspace(float(ends[0]) * trained, float(ends[1]) * trained, step_count)
-    levels = torch.from_numpy(_shifted(timesteps / trained, config.shift)).to(torch.float32)
-    following = torch.cat([levels[1:], torch.zeros(1)])[order.landings]
+    whole = torch.from_numpy(_shifted(timesteps / trained, config.shift)).to(torch.float32)
+    following = torch.cat([whole[1:], torch.zeros(1)])[order.landings]
+    levels = whole[order.levels]
     steps = tuple(FlowStep(*row) for row in torch.stack((levels, following - levels), dim=1).tolist())
     ratios = levels.double() / (1 - levels.double())
     return FlowMatchEulerSchedule(config, levels * trained, tuple(ratios.tolist()), steps, order)

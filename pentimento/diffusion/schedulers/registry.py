@@ -17,14 +17,19 @@ FLOW_SCHEDULERS = (Scheduler.FLOW_MATCH_EULER,)
 
 @lru_cache(maxsize=256)
 def make_schedule(
-    config: SchedulerConfig, step_count: int, eta: float, thinned_steps: tuple[int, ...] = ()
+    config: SchedulerConfig,
+    step_count: int,
+    eta: float,
+    thinned_steps: tuple[int, ...] = (),
+    bridge: tuple[int, ...] = (),
 ) -> Schedule:
-    """Return the schedule of `config.scheduler`; of its steps from `thinned_steps[0]` on those alone are taken.
-    InvalidArgument for steps that do not fit, or an eta it has no use for."""
+    """Return the schedule of `config.scheduler`; of its steps from `thinned_steps[0]` on those alone are taken, and
+    those of a `bridge` at other levels (`StepSequence`). InvalidArgument for steps that do not fit, or an eta it has no
+    use for."""
     if eta != 0.0 and config.scheduler is not Scheduler.DDIM:
         raise InvalidArgument.of("eta", f"must be 0 with scheduler {config.scheduler.value}, got {eta}")
     try:
-        order = StepSequence(step_count, thinned_steps)
+        order = StepSequence(step_count, thinned_steps, bridge)
     except ValueError as error:
         raise InvalidArgument.of("thinned_steps", str(error)) from None
     try:

@@ -26,14 +26,19 @@ class StepSequence:
     """Which of `step_count` steps are taken: all, or from `thinned[0]` on those of `thinned` alone. A step keeps its
     number, and with it its noise level; one that is taken goes on to the level of the next one that is.
 
-    Raises ValueError for `thinned` that are not ascending steps of the schedule."""
+    With a `bridge` of n + 1 steps the last n steps before `bridge[-1]` are taken at the noise levels of the steps
+    `bridge[:-1]`: a start that is noised again has few steps back to where it enters the schedule.
+
+    Raises ValueError for `thinned` or a `bridge` that are not ascending steps of the schedule."""
 
     step_count: int
     thinned: tuple[int, ...] = ()
+    bridge: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.thinned:
-            check_thinned_steps(self.thinned, self.step_count)
+        for steps in (self.thinned, self.bridge):
+            if steps:
+                check_thinned_steps(steps, self.step_count)
 
     def after(self, step: int) -> int:
         """Return the step that is taken after `step`; `step_count` after the last."""
@@ -51,11 +56,21 @@ class StepSequence:
         """Return how many steps are taken from `step` on."""
         return taken_count(self.thinned, self.step_count, step)
 
+    def level_of(self, step: int) -> int:
+        """Return the step of the whole schedule whose noise level `step` begins at; `step_count` for the end."""
+        place = step - self.bridge[-1] - 1 if self.bridge else 0
+        return self.bridge[place] if -len(self.bridge) <= place < 0 else step
+
+    @property
+    def levels(self) -> list[int]:
+        """By step the one whose noise level it begins at: itself but for those of a bridge. For arrays of levels."""
+        return [self.level_of(step) for step in range(self.step_count)]
+
     @property
     def landings(self) -> list[int]:
         """By step the one whose end is the end of that step: itself where all are taken. For arrays of what follows
         each step."""
-        return [self.after(step) - 1 for step in range(self.step_count)]
+        return [self.level_of(self.after(step)) - 1 for step in range(self.step_count)]
 
 
 class Schedule(Protocol):

@@ -63,6 +63,7 @@ class EntryCommit:
     ancestor_depth: int
     created_at: float
     step_count: int
+    repeat_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class HeldLatent:
 @dataclass(frozen=True)
 class CachedEntry:
     """An entry that may serve: `pool`, and the key of the object that serves, are what a lookup must have asked for.
-    `tenant`: whose request's picture it is of; "" where that was not noted."""
+    `tenant`: whose request's picture it is of; "" where that was not noted. `repeat_key`: digest of the prompt and seed
+    of that request, "" where it was not noted."""
 
     entry_id: str
     pool: str
@@ -99,6 +101,7 @@ class CachedEntry:
     image_key: str = ""
     tenant: str = ""
     request_id: str = ""
+    repeat_key: str = ""
 
     def request_id_for(self, tenant: str) -> str:
         """Return the request whose picture it is of, "" for another tenant."""

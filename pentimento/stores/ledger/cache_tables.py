@@ -71,6 +71,8 @@ entries = Table(
     Column("doomed_at", Double),
     # Whose picture it is of; empty where that was not noted.
     Column("request_id", Text, nullable=False),
+    # Digest of that request's prompt and seed; empty where it was not noted.
+    Column("repeat_key", Text, nullable=False),
 )
 
 objects = Table(
@@ -373,4 +375,5 @@ MIGRATIONS = (
                 SELECT tenant, COUNT(*), SUM(size_bytes) FROM cache_entries WHERE doomed_at IS NULL GROUP BY tenant""",
         ),
     ),
+    Migration(11, ("ALTER TABLE cache_entries ADD COLUMN repeat_key TEXT NOT NULL DEFAULT ''",)),
 )

@@ -166,6 +166,7 @@ def _insert_entry(connection: Connection, commit: EntryCommit, rule: EvictionRul
         "pool": commit.pool,
         "tenant": commit.tenant,
         "request_id": commit.request_id,
+        "repeat_key": commit.repeat_key,
         "created_at": commit.created_at,
         "sequence": sequence,
         "ancestor_depth": commit.ancestor_depth,

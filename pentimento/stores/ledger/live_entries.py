@@ -25,6 +25,7 @@ _LIVE_ENTRIES = (
         _entries.c.ancestor_depth,
         _entries.c.tenant,
         _entries.c.request_id,
+        _entries.c.repeat_key,
         *REFERENCE,
         _objects.c.compatibility_key,
         _objects.c.resume_step,
@@ -88,4 +89,5 @@ def _entry(rows: Sequence[Any]) -> CachedEntry:
         image_key=image.compatibility_key if image is not None else "",
         tenant=first.tenant,
         request_id=first.request_id,
+        repeat_key=first.repeat_key,
     )

@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.errors import NotFound
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import Donor, FromImage, FromLatent, GenerationSpec, Provenance, Start
+from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, GenerationSpec, Provenance, Start
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.online_quality import PaintedAgain
 from services.frontdoor.requests.replays import Recorded
 from services.frontdoor.routing.stages import as_painted_by
-from services.frontdoor.routing.starts import steps_saved
 from services.frontdoor.workers.catalogue import Catalogue
 
 GATEWAY_TIMEOUT_S = 5.0
@@ -57,8 +56,14 @@ class ShadowPlan:
 
 
 def _allowed_steps(start: Start) -> int:
-    """Return the K of the threshold that the hit was allowed by: a latent that was noised again saves less."""
-    return start.resume_step if isinstance(start, FromLatent) else steps_saved(start)
+    """Return the K of the threshold that the hit was allowed by: a start that was noised again saves less."""
+    match start:
+        case FromLatent():
+            return start.resume_step
+        case FromImage():
+            return start.start_step
+        case FromNoise():
+            return 0
 
 
 def donor_of(provenance: Provenance) -> Donor | None:

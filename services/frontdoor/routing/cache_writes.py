@@ -14,7 +14,7 @@ from pentimento.domain.replay import ancestor_of, taken_of
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job, PendingEntries
 from services.frontdoor.routing.bounded_calls import bounded
-from services.frontdoor.routing.starts import ancestor_depth, kind_of, scope_of, steps_saved
+from services.frontdoor.routing.starts import ancestor_depth, kind_of, repeat_key_of, scope_of, steps_saved
 
 # Committing is off the critical path; this only bounds how long a drain may wait for it.
 COMMIT_TIMEOUT_S = 5.0
@@ -119,6 +119,7 @@ async def _committed(
             picture,
             ancestor_depth=ancestor_depth(_start_taken(pending.execution)),
             timeout_s=COMMIT_TIMEOUT_S,
+            repeat_key=repeat_key_of(pending.execution.resolved.spec),
         )
     except (InvalidArgument, FailedPrecondition):
         await _release(gateway, pending.grant)

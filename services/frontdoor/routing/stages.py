@@ -64,12 +64,20 @@ def as_started_by(option: PoolOption, pool: str, resolved: ResolvedRequest, held
     start = option.route.start
     assert isinstance(start, FromImage)
     steps, own_steps = option.resolved.spec.num_inference_steps, resolved.spec.num_inference_steps
-    first_step = scaled_start_step(start.start_step, steps, own_steps)
-    if not first_step:
+    image = _scaled(start, steps, own_steps)
+    if not image.saved_steps:
         return None
-    image = replace(start, start_step=first_step, noise_form=noise_form_of(held.prediction_type))
+    image = replace(image, noise_form=noise_form_of(held.prediction_type))
     route = replace(option.route, start=image, model=held.model, model_digest=held.model_digest)
     return PoolOption(pool, held, resolved, route)
+
+
+def _scaled(start: FromImage, steps: int, own_steps: int) -> FromImage:
+    """The same shares of a model that takes `own_steps`; one step at least leads back."""
+    step = scaled_start_step(start.start_step, steps, own_steps)
+    again = min(scaled_start_step(start.renoised_steps, steps, own_steps), max(step - 1, 0))
+    back = min(max(scaled_start_step(start.retaken_steps or start.renoised_steps, steps, own_steps), 1), again)
+    return replace(start, start_step=step, renoised_steps=again, retaken_steps=back)
 
 
 def known_stages(

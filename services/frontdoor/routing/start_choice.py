@@ -23,9 +23,11 @@ from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.pipelining import mode_of
 from services.frontdoor.routing.stages import PoolOption, as_painted_by, as_started_by, fits
-from services.frontdoor.routing.starts import kind_of, scope_of, steps_saved, work_left
+from services.frontdoor.routing.starts import kind_of, repeat_key_of, scope_of, steps_saved, work_left
 
 FROM_NOISE = FromNoise()
+# How the reason of a route begins whose hit gave way to noise.
+_GAVE_WAY = "from noise: thinned it takes"
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,11 @@ async def _look_up(
     if parts.gateway is None or embedding is None:
         return _not_asked(asked, "the cache could not be asked")
     timeout_s = parts.timeouts.lookup_s
-    # A latent that several pictures resumed would make them one and the same; an image is noised by each one's seed.
-    is_first = asker.resolved.image_index == 0
     candidates = [
-        LookupCandidate(one.scope(asker.tenant), one.candidate.latents and is_first, one.candidate.images)
-        for one in asked
+        LookupCandidate(one.scope(asker.tenant), one.candidate.latents, one.candidate.images) for one in asked
     ]
-    lookup = parts.gateway.lookup(candidates, embedding, asker.resolved.quality, timeout_s)
+    quality, repeat_key = asker.resolved.quality, repeat_key_of(asker.resolved.spec)
+    lookup = parts.gateway.lookup(candidates, embedding, quality, timeout_s, repeat_key)
     answer = await bounded("gateway", timeout_s, lookup, note)
     if answer is None or len(answer.starts) != len(asked):
         return _not_asked(asked, "the cache did not answer")
@@ -172,8 +172,13 @@ def _or_noise(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> Can
     left = hit.least_count if hit.options else whole
     if not parts.dataplane.is_shorter_from_noise(asked.candidate.pool, noise, left):
         return found
-    why = f"from noise: thinned it takes {noise.least_count} steps, from the nearest latent {left}"
+    why = f"{_GAVE_WAY} {noise.least_count} steps, from the nearest latent {left}"
     return replace(found, start=FROM_NOISE, reason=why)
+
+
+def gave_way(route: Route) -> bool:
+    """Return whether there was a hit, and a thinned image from noise takes fewer steps."""
+    return route.reason.startswith(_GAVE_WAY)
 
 
 def _found(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> FoundStart:

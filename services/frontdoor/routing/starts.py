@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
+from pentimento.domain.generation import FromImage, FromLatent, FromNoise, GenerationSpec, Start
 from pentimento.domain.image_request import CacheMode, ResolvedRequest
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
 
@@ -37,6 +37,11 @@ def scope_of(
         control_digest=_digest_of([*settings, pipelined_from_step] if pipelined_from_step else settings),
         shared_pool=resolved.cache is CacheMode.SHARED,
     )
+
+
+def repeat_key_of(spec: GenerationSpec) -> str:
+    """Return the digest of what makes a request the same one within its scope: prompt and seed."""
+    return _sha256(f"{spec.seed} {spec.prompt}".encode())
 
 
 @lru_cache(maxsize=256)
@@ -81,10 +86,8 @@ def kind_of(start: Start) -> str:
 def steps_saved(start: Start) -> int:
     """Denoising steps that the start leaves out."""
     match start:
-        case FromLatent():
+        case FromLatent() | FromImage():
             return start.saved_steps
-        case FromImage():
-            return start.start_step
         case FromNoise():
             return 0
 

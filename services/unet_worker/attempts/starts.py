@@ -8,7 +8,7 @@ A replay starts where the first painting did or nowhere.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from torch import Tensor
@@ -102,17 +102,16 @@ class StartResolver:
         data = await self._donors.read(start.latent)
         shape = self._model.latent_shape(spec.width_px, spec.height_px)
         latent = await self._judge(lambda: latent_from_bytes(data, shape))
-        if not start.renoised_steps:
-            return ResolvedStart(LatentStart(latent, step), step)
-        # Where this schedule has the level elsewhere it begins no later than it can.
-        first_step = max(step - start.renoised_steps, 0)
-        return ResolvedStart(LatentStart(latent, first_step, step), first_step)
+        # Where this schedule has the level elsewhere it is noised back no further than it can.
+        bridge = replace(start, resume_step=step, renoised_steps=min(start.renoised_steps, step)).bridge
+        first_step = step - max(len(bridge) - 1, 0)
+        return ResolvedStart(LatentStart(latent, first_step, bridge), first_step)
 
     async def _donor_image(self, spec: GenerationSpec, start: FromImage) -> ResolvedStart:
         """MoDM: the image re-noised to step k, then the remaining T - k steps."""
         data = await self._donors.read(start.image)
         pixels = await self._judge(lambda: _pixels(data, "donor", spec))
-        return ResolvedStart(ImageStart(pixels, start.start_step), start.start_step)
+        return ResolvedStart(ImageStart(pixels, start.saved_steps, bridge=start.bridge), start.saved_steps)
 
     async def _judge(self, read: Callable[[], T]) -> T:
         try:

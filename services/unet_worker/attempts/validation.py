@@ -188,18 +188,27 @@ def _check_start(spec: GenerationSpec, start: Start, noise_form: NoiseForm) -> N
     match start:
         case FromLatent():
             _check_range("route.start.latent.resume_step", start.resume_step, 1, start.donor_steps)
-            _check_range("route.start.latent.renoised_steps", start.renoised_steps, 0, start.resume_step - 1)
+            _check_bridge("route.start.latent", start, start.resume_step)
             _check_range("route.start.latent.latent.size_bytes", start.latent.size_bytes, 1, MAX_DONOR_BYTES)
             if not (math.isfinite(start.sigma) and start.sigma > 0.0):
                 raise InvalidArgument.of("route.start.latent.sigma", f"must be above 0 and finite, got {start.sigma}")
         case FromImage():
             _check_range("route.start.image.start_step", start.start_step, 0, spec.num_inference_steps - 1)
+            _check_bridge("route.start.image", start, start.start_step)
             _check_range("route.start.image.image.size_bytes", start.image.size_bytes, 1, MAX_DONOR_BYTES)
             if start.noise_form is not noise_form:
                 wanted = f"must be {noise_form.value} for this model, got {start.noise_form.value}"
                 raise InvalidArgument.of("route.start.image.noise_form", wanted)
         case FromNoise():
             pass
+
+
+def _check_bridge(field: str, start: FromLatent | FromImage, step: int) -> None:
+    """At least one step stays saved of a start that is noised again."""
+    if start.renoised_steps:
+        _check_range(f"{field}.renoised_steps", start.renoised_steps, 0, step if start.retaken_steps else step - 1)
+    if start.retaken_steps:
+        _check_range(f"{field}.retaken_steps", start.retaken_steps, 0, min(start.renoised_steps, step - 1))
 
 
 def _check_init_image(spec: GenerationSpec, start: Start) -> None:

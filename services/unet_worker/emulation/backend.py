@@ -360,7 +360,7 @@ class EmulatedBackend:
                     return EmulatedStart(step, step)
                 case FromImage() as image:
                     await self._donors.read(image.image)
-                    return EmulatedStart(image.start_step, image.start_step)
+                    return EmulatedStart(image.saved_steps, image.saved_steps)
         except UnusableDonor as unusable:
             if route.replay_of:
                 raise unusable.of_replay(route) from None

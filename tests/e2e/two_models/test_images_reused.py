@@ -53,7 +53,7 @@ async def test_the_light_model_refines_what_the_heavy_one_painted(suite_of_two: 
     assert (miss.provenance.spec.model, miss.provenance.route.start) == ("tiny-heavy", FromNoise())
     start = hit.provenance.route.start
     assert isinstance(start, FromImage)
-    assert (hit.provenance.spec.model, start.start_step, hit.provenance.steps_run) == ("tiny-light", 3, 7)
+    assert (hit.provenance.spec.model, start.start_step, hit.provenance.steps_run) == ("tiny-light", 3, 8)
     assert start.donor.ancestor_depth == 0
     assert hit.data != miss.data
 

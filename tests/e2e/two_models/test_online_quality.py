@@ -42,7 +42,7 @@ async def test_a_hit_is_painted_again_and_explain_tells_what_it_kept(suite_of_tw
         hit = await paint_hit(client)
         row = await watched_row(client)
 
-    assert hit.provenance.steps_saved == 4
+    assert hit.provenance.steps_saved == 3
     assert (row.from_image, row.saved_share, row.profiled_similarity, row.similarity) == (False, 0.4, -1.0, -1.0)
     assert row.achieved is not None
     assert row.achieved.sample_count >= 1

@@ -15,7 +15,7 @@ import pytest
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.domain.errors import NotFound
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
-from pentimento.domain.image_request import Completed, ImageRequest, ReplayRequest
+from pentimento.domain.image_request import CacheMode, Completed, ImageRequest, ReplayRequest
 from pentimento.domain.replay import ancestor_of
 from pentimento.stores.objects import open_objects
 from pentimento.supervisor.models import find_model
@@ -131,6 +131,30 @@ async def test_from_the_cache_until_its_object_is_gone(folder: Path, flags: tupl
         with pytest.raises(NotFound) as gone:
             await replay(suite, first.request_id)
     assert gone.value.reason == "ANCESTOR_GONE" and first.request_id in gone.value.message
+
+
+@pytest.mark.parametrize(("flags", "kind"), [((), FromLatent), (IMAGES[2:], FromImage)])
+async def test_seeds_of_a_prompt_differ_and_a_repeated_seed_does_not(
+    folder: Path, flags: tuple[str, ...], kind: type[Start]
+) -> None:
+    asked = [replace(FIRST, seed=seed) for seed in (1, 2, 3)]
+    async with real_suite(folder, *flags) as (suite, gateway):
+        await hit(suite, gateway, replace(FIRST, cache=CacheMode.READ))
+
+        first = [await suite.paint(one) for one in asked]
+        await suite.frontdoor.parts.jobs.finish_tasks()
+        again = [await suite.paint(one) for one in asked]
+        several = [
+            event.image
+            async for event in suite.client.generate(replace(FIRST, seed=4, image_count=3))
+            if isinstance(event, Completed)
+        ]
+
+    # Of four fifths of K = 5, or of K = 4, a step is charged besides; the first one's own start is taken as stored.
+    made = [(type(one.provenance.route.start), one.provenance.steps_run) for one in first[1:]]
+    assert made == [(kind, 6 if kind is FromLatent else 7)] * 2
+    assert [one.image for one in again] == [one.image for one in first]
+    assert len({one.image for one in first} | set(several)) == 6
 
 
 @pytest.mark.parametrize("asked_at_once", [True, False])

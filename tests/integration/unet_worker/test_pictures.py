@@ -1,5 +1,6 @@
 """Pictures through the real service: from noise, from the cache, from an image; and when the cache lets it down."""
 
+import asyncio
 import errno
 import os
 import shutil
@@ -10,8 +11,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
-from pentimento.domain.execution import AttemptResult, Started, StepProgress
-from pentimento.domain.generation import FromImage, GenerationSpec, InitImage, NoiseForm, ObjectReference, Scheduler
+from pentimento.domain.execution import Started, StepProgress
+from pentimento.domain.generation import FromImage, InitImage, NoiseForm, ObjectReference, Scheduler
 from pentimento.stores.objects import filesystem
 from services.unet_worker.attempts import order
 from tests.integration.unet_worker.conftest import Served, serve
@@ -121,20 +122,45 @@ async def test_a_resumed_latent_gives_the_same_picture_in_fewer_steps(worker: Se
     assert (resumed.steps_run, resumed.steps_saved) == (3, 5)
 
 
-async def test_of_one_latent_other_seeds_make_other_pictures_only_where_it_is_noised_again(worker: Served) -> None:
+@pytest.mark.parametrize(
+    ("again", "back", "is_varied", "steps"), [(0, 0, False, (3, 5)), (2, 0, True, (5, 3)), (4, 1, True, (4, 4))]
+)
+async def test_seeds_from_one_latent_differ_where_it_is_noised_again(
+    worker: Served, again: int, back: int, is_varied: bool, steps: tuple[int, int]
+) -> None:
     start = from_latent(await result_of(execute(worker, cache_grant=GRANT)), 5)
-    specs = [spec_with(seed=seed) for seed in (1, 2)]
+    varied = replace(start, renoised_steps=again, retaken_steps=back)
+    specs = [spec_with(seed=seed) for seed in (1, 2, 1)]
 
-    async def paint(number: int, spec: GenerationSpec, renoised_steps: int) -> AttemptResult:
-        again = replace(start, renoised_steps=renoised_steps)
-        return await result_of(execute(worker, attempt=attempt(number), start=again, spec=spec))
+    made = [
+        await result_of(execute(worker, attempt=attempt(2 + number), start=varied, spec=spec))
+        for number, spec in enumerate(specs)
+    ]
 
-    as_it_is = [await paint(2 + at, spec, 0) for at, spec in enumerate(specs)]
-    noised = [await paint(4 + at, spec, 2) for at, spec in enumerate(specs)]
+    assert (made[0].image != made[1].image) is is_varied
+    assert made[0].image == made[2].image
+    assert [(one.steps_run, one.steps_saved) for one in made] == [steps] * 3
 
-    assert as_it_is[0].image == as_it_is[1].image
-    assert noised[0].image != noised[1].image
-    assert [(one.steps_run, one.steps_saved) for one in noised] == [(5, 3), (5, 3)]
+
+@pytest.mark.parametrize("scheduler", [Scheduler.DDIM, Scheduler.EULER, Scheduler.DPM_SOLVER_PP_2M])
+async def test_hit_that_is_noised_again_is_independent_of_its_batch(worker: Served, scheduler: Scheduler) -> None:
+    spec = spec_with(scheduler=scheduler)
+    start = from_latent(await result_of(execute(worker, spec=spec, cache_grant=GRANT)), 5)
+    varied = replace(start, renoised_steps=4, retaken_steps=1)
+    seeds = [replace(spec, seed=seed) for seed in (1, 2, 3)]
+
+    together = await asyncio.gather(
+        *(
+            result_of(execute(worker, attempt=attempt(1, f"beside {number}"), start=varied, spec=one))
+            for number, one in enumerate(seeds)
+        )
+    )
+    alone = [
+        await result_of(execute(worker, attempt=attempt(1, f"alone {number}"), start=varied, spec=one))
+        for number, one in enumerate(seeds)
+    ]
+
+    assert [one.image for one in together] == [one.image for one in alone]
 
 
 async def test_a_cached_image_is_refined_from_its_step(worker: Served) -> None:
@@ -145,6 +171,13 @@ async def test_a_cached_image_is_refined_from_its_step(worker: Served) -> None:
     refined = await result_of(execute(worker, attempt=attempt(2), start=start))
 
     assert (refined.steps_run, refined.steps_saved) == (3, 5)
+
+    # Noised further back, its seed alone decides more of it; one step leads back.
+    varied = replace(start, renoised_steps=4, retaken_steps=1)
+    again = await result_of(execute(worker, attempt=attempt(3), start=varied))
+
+    assert again.image != refined.image
+    assert (again.steps_run, again.steps_saved) == (4, 4)
 
 
 async def test_an_image_of_the_request_is_changed_by_its_strength(worker: Served) -> None:

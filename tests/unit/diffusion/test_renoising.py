@@ -15,9 +15,11 @@ from pentimento.diffusion.schedulers import (
     scheduler_config,
 )
 from pentimento.domain.generation import Scheduler
+from pentimento.domain.thinned_steps import bridge_steps
 from tests.unit.diffusion.test_schedules import REFERENCES
 
 STEP_COUNT = 20
+BRIDGE = (2, 5, 8)
 CONFIG = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
 
 
@@ -95,3 +97,29 @@ def test_it_is_the_forward_process_of_all_training_steps_between() -> None:
 def test_noise_is_added_and_never_taken_away() -> None:
     with pytest.raises(ValueError, match="cannot be re-noised"):
         renoised_latent(schedule_of(Scheduler.DDIM), unit_noise(1), 4, 5, unit_noise(2))
+
+
+@pytest.mark.parametrize("scheduler", REFERENCES, ids=lambda each: each.value)
+def test_bridge_takes_the_steps_of_the_whole_schedule(scheduler: Scheduler) -> None:
+    config = scheduler_config(scheduler, config_of(scheduler))
+    bridged = make_schedule(config, STEP_COUNT, 0.0, bridge=BRIDGE)
+    thinned = make_schedule(config, STEP_COUNT, 0.0, thinned_steps=(*BRIDGE, *range(9, STEP_COUNT)))
+    stored, noise = unit_noise(1), unit_noise(2)
+    taken, wanted = bridged.from_variance_preserving(stored, 6), thinned.from_variance_preserving(stored, 2)
+
+    for _ in range(6, STEP_COUNT):
+        assert bridged.timesteps[taken.step_index] == thinned.timesteps[wanted.step_index]
+        fresh = noise if bridged.needs_noise else None
+        taken, _ = bridged.advance(taken, noise * 0.5, fresh)
+        wanted, _ = thinned.advance(wanted, noise * 0.5, fresh)
+
+    assert taken.step_index == wanted.step_index == STEP_COUNT
+    assert torch.equal(taken.latent, wanted.latent)
+
+
+@pytest.mark.parametrize(
+    ("step", "again", "back", "bridge"),
+    [(25, 22, 5, (3, 7, 12, 16, 21, 25)), (5, 4, 1, (1, 5)), (5, 2, 2, (3, 4, 5)), (5, 0, 0, ())],
+)
+def test_bridge_steps_are_spread_evenly(step: int, again: int, back: int, bridge: tuple[int, ...]) -> None:
+    assert bridge_steps(step, again, back) == bridge

@@ -1,12 +1,25 @@
 """What a route records of its stages."""
 
+from dataclasses import replace
+
 import pytest
 
 from pentimento.domain.fleet import StartThreshold
-from pentimento.domain.generation import CascadeStage
+from pentimento.domain.generation import (
+    CascadeStage,
+    Donor,
+    FromImage,
+    GenerationSpec,
+    NoiseForm,
+    ObjectReference,
+    Route,
+    Scheduler,
+)
+from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.tenants import TenantQuota
 from pentimento.policies.serving.entry import Stage, allowed_stages
-from services.frontdoor.routing.stages import cascade_stages, may_be_scored
+from pentimento.testing.held_models import HELD
+from services.frontdoor.routing.stages import PoolOption, as_started_by, cascade_stages, may_be_scored
 
 PLANNED = (
     Stage("l", "light", "c", thresholds=(StartThreshold("noise", 0.7),)),
@@ -50,3 +63,25 @@ def test_a_discriminator_may_be_asked_where_a_stage_has_a_threshold_or_is_the_op
 def test_stages_in_pools_that_the_tenant_may_not_use_are_left_out(pools: tuple[str, ...], left: str) -> None:
     """All of them are left where it may use none: admission refuses the first."""
     assert "".join(stage.pool for stage in allowed_stages(PLANNED, TenantQuota(pools=pools))) == left
+
+
+@pytest.mark.parametrize(
+    ("start", "scaled"),
+    [((25, 22, 5), (6, 5, 1)), ((25, 0, 0), (6, 0, 0)), ((25, 10, 0), (6, 2, 2)), ((2, 1, 1), None)],
+)
+def test_image_start_is_scaled_to_another_model_s_steps(
+    start: tuple[int, int, int], scaled: tuple[int, int, int] | None
+) -> None:
+    step, again, back = start
+    reference, donor = ObjectReference("images/x", "sha256:0", 1), Donor("entry", "sha256:0", 0.9)
+    image = FromImage(reference, step, NoiseForm.VARIANCE_PRESERVING, donor, again, back)
+    spec = GenerationSpec("a red circle", "", "large", 32, 32, 50, 3.0, Scheduler.DDIM, 7)
+    resolved = ResolvedRequest(spec, CacheMode.READ_WRITE, ImageFormat.PNG, None, 1000, 0)
+    large = PoolOption("large", replace(HELD, model="large"), resolved, Route("route", image, "large", "sha256:large"))
+    own = replace(resolved, spec=replace(spec, num_inference_steps=12))
+
+    option = as_started_by(large, "small", own, HELD)
+
+    found = option.route.start if option is not None else None
+    told = (found.start_step, found.renoised_steps, found.retaken_steps) if isinstance(found, FromImage) else None
+    assert told == scaled

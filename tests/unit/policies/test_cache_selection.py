@@ -1,6 +1,7 @@
 """Which start is chosen, and which never."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from pentimento.policies.cache_selection import (
     NIRVANA_LATENT_THRESHOLDS,
     Miss,
     NearestEntry,
+    Renoising,
     SelectionContext,
     SelectionRules,
     Threshold,
@@ -20,7 +22,7 @@ from pentimento.policies.cache_selection import (
     capture_steps,
     keeps_image,
     kept_steps,
-    renoised_steps,
+    renoising_of,
     select_start,
 )
 
@@ -268,24 +270,65 @@ def test_a_selection_saves_as_much_as_the_best_of_its_entries_alone(
 
 
 @pytest.mark.parametrize(
-    ("share", "resume_step", "again"), [(0.0, 25, 0), (0.2, 25, 5), (0.2, 5, 1), (0.1, 5, 0), (1.0, 5, 4), (1.0, 1, 0)]
+    ("step", "again", "back"), [(25, 22, 5), (20, 18, 4), (10, 9, 2), (5, 4, 1), (2, 1, 1), (1, 0, 0)]
 )
-def test_a_share_of_a_latent_s_steps_is_noised_again_and_one_stays_saved(
-    share: float, resume_step: int, again: int
-) -> None:
-    assert renoised_steps(resume_step, SelectionRules(renoised_share=share)) == again
+def test_start_of_another_seed_saves_four_fifths(step: int, again: int, back: int) -> None:
+    assert renoising_of(step, SelectionRules(renoised_share=0.9, retaken_share=0.2)) == Renoising(again, back)
 
 
-def test_a_latent_that_is_noised_again_saves_less_than_an_image_that_is_not() -> None:
+@pytest.mark.parametrize(("share", "again"), [(0.0, 0), (0.2, 5), (1.0, 24)])
+def test_all_steps_lead_back_where_all_are_retaken(share: float, again: int) -> None:
+    assert renoising_of(25, SelectionRules(renoised_share=share)) == Renoising(again, again)
+
+
+VARIED = SelectionRules(images=(Threshold(0.3, 21 / 50),), renoised_share=0.9, retaken_share=0.2)
+
+
+def test_latent_of_another_seed_is_noised_again() -> None:
+    chosen = select_start(SelectionContext(50, [NearestEntry(0.99, ALL)]), VARIED)
+
+    assert isinstance(chosen, UseLatent)
+    assert (chosen.resume_step, chosen.renoising, chosen.saved_steps) == (25, Renoising(22, 5), 20)
+    assert chosen.reason.endswith("noised again to 3 by its seed, 5 steps back")
+
+
+def test_image_of_another_seed_is_noised_further() -> None:
+    chosen = select_start(SelectionContext(50, (), [NearestEntry(0.4, has_image=True)]), VARIED)
+
+    assert isinstance(chosen, UseImage)
+    assert (chosen.start_step, chosen.renoising, chosen.saved_steps) == (21, Renoising(18, 4), 17)
+
+
+def test_own_latent_is_resumed_as_stored() -> None:
+    entries = [NearestEntry(1.0, (5, 20), is_own=True), NearestEntry(1.0, ALL)]
+
+    chosen = select_start(SelectionContext(50, entries), VARIED)
+
+    assert isinstance(chosen, UseLatent)
+    assert (chosen.entry, chosen.resume_step, chosen.renoising, chosen.saved_steps) == (0, 20, Renoising(), 20)
+
+
+def test_own_image_is_made_from_noise_again() -> None:
+    entries = [NearestEntry(0.4, has_image=True, is_own=True), NearestEntry(0.5, has_image=True)]
+
+    chosen = select_start(SelectionContext(50, (), entries), replace(VARIED, latents=()))
+
+    assert chosen == Miss("miss: the image of this prompt and seed was generated from noise, and is again")
+
+
+def test_latent_of_the_first_step_serves_no_other_seed() -> None:
+    chosen = select_start(SelectionContext(10, [NearestEntry(0.66, (1,))]), VARIED)
+
+    assert chosen == Miss("miss: a latent at step 1 would give every seed the same image")
+
+
+def test_latent_that_is_noised_again_saves_less_than_an_image_that_is_not() -> None:
     near = NearestEntry(0.99, ALL, has_image=True)
     context = SelectionContext(50, [near], [NearestEntry(0.99, has_image=True)])
-    images = (Threshold(0.3, 21 / 50),)
+    images = (Threshold(0.3, 22 / 50),)
 
-    as_it_is = select_start(context, SelectionRules(images=images))
-    again = select_start(context, SelectionRules(images=images, renoised_share=0.2))
+    as_stored = select_start(context, SelectionRules(images=images))
+    varied = select_start(context, SelectionRules(images=images, renoised_share=0.9, retaken_share=0.2))
 
-    assert isinstance(as_it_is, UseLatent) and as_it_is.saved_steps == 25
-    assert isinstance(again, UseImage) and again.start_step == 21
-    alone = select_start(SelectionContext(50, [near]), SelectionRules(renoised_share=0.2))
-    assert isinstance(alone, UseLatent)
-    assert (alone.resume_step, alone.renoised_steps, alone.saved_steps) == (25, 5, 20)
+    assert isinstance(as_stored, UseLatent) and as_stored.saved_steps == 25
+    assert isinstance(varied, UseLatent) and varied.saved_steps == 20

@@ -38,6 +38,7 @@ def check(order: ExecuteOrder) -> None:
         order_with(seed=2**64 - 1),
         order_with(start=FROM_LATENT),
         order_with(start=replace(FROM_LATENT, renoised_steps=FROM_LATENT.resume_step - 1)),
+        order_with(start=replace(FROM_LATENT, renoised_steps=FROM_LATENT.resume_step, retaken_steps=1)),
         order_with(start=FROM_IMAGE),
         order_with(init_image=InitImage(b"png", 0.5)),
         order_with(init_image=InitImage(b"png", 0.5, b"png")),
@@ -84,6 +85,11 @@ def test_sound_orders_are_taken(order: ExecuteOrder) -> None:
             order_with(start=replace(FROM_LATENT, renoised_steps=FROM_LATENT.resume_step)),
             "route.start.latent.renoised_steps",
         ),
+        (
+            order_with(start=replace(FROM_LATENT, renoised_steps=2, retaken_steps=3)),
+            "route.start.latent.retaken_steps",
+        ),
+        (order_with(start=replace(FROM_IMAGE, renoised_steps=9, retaken_steps=1)), "route.start.image.renoised_steps"),
         (order_with(start=replace(FROM_LATENT, sigma=math.nan)), "route.start.latent.sigma"),
         (order_with(start=replace(FROM_LATENT, sigma=0.0)), "route.start.latent.sigma"),
         (

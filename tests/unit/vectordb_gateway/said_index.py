@@ -89,7 +89,7 @@ def candidates(*of: CacheScope) -> list[LookupCandidate]:
 
 @dataclass
 class Gateway:
-    """A lookup over the ledger, and what the index says in each space."""
+    """A lookup over the ledger, and what the index says in each space. `reopens`: every lookup is of a new process."""
 
     ledger: CacheLedger
     index: SaidIndex = field(default_factory=SaidIndex)
@@ -102,6 +102,7 @@ class Gateway:
         self.timeout_s, self.max_ancestor_depth, self.scratch_share, self.row_age_s = 5.0, 5, 0.0, 0.0
         self.in_force = CacheInForce()
         self._lookups: list[Lookup] = []
+        self.reopens = True
 
     def open(self) -> Lookup:
         bounds = LookupBounds(self.timeout_s, self.max_ancestor_depth, self.scratch_share, self.row_age_s)
@@ -110,15 +111,25 @@ class Gateway:
         self._lookups.append(Lookup(*parts, in_force=lambda: self.in_force))
         return self._lookups[-1]
 
-    async def ask(self, *of: CacheScope, quality: float | None = None) -> LookupAnswer:
+    async def ask(self, *of: CacheScope, quality: float | None = None, repeat_key: str = "") -> LookupAnswer:
         """A lookup of several candidates."""
-        return await self.open().lookup(candidates(*of), EMBEDDING, quality)
+        lookup = self.open() if self.reopens or not self._lookups else self._lookups[-1]
+        return await lookup.lookup(candidates(*of), EMBEDDING, quality, repeat_key)
 
-    async def lookup(self, of: CacheScope | None = None, quality: float | None = None) -> CandidateStart:
+    async def lookup(
+        self, of: CacheScope | None = None, quality: float | None = None, repeat_key: str = ""
+    ) -> CandidateStart:
         """A lookup of one."""
-        return (await self.ask(of or scope(), quality=quality)).starts[0]
+        return (await self.ask(of or scope(), quality=quality, repeat_key=repeat_key)).starts[0]
 
-    def store(self, pool: str = "tenant", of: CacheScope | None = None, image: bool = False) -> str:
+    def store(
+        self,
+        pool: str = "tenant",
+        of: CacheScope | None = None,
+        image: bool = False,
+        repeat_key: str = "",
+        created_at: float = 1.0,
+    ) -> str:
         """A live entry with a latent of step 5; its id."""
         name, of = f"g{uuid.uuid4().hex}", of or scope()
         digest, by_step = scope_digest(of), {5: latent_key(of, 5), None: image_key(of)}
@@ -138,8 +149,9 @@ class Gateway:
             7,
             **vectors,
             ancestor_depth=3,
-            created_at=1,
+            created_at=created_at,
             step_count=50,
+            repeat_key=repeat_key,
         )  # type: ignore[arg-type]
         return self.ledger.commit(commit).result()
 

@@ -19,9 +19,10 @@ from pentimento.domain.generation import (
     FromLatent,
     FromNoise,
     NoiseForm,
+    Start,
 )
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer
-from pentimento.policies.cache_selection import SelectionRules
+from pentimento.policies.cache_selection import NEAREST_COUNT, SelectionRules
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding
 from pentimento.stores.vectors.index import Space, VectorQuery
@@ -78,15 +79,64 @@ async def test_the_nearest_entry_s_latent_is_where_it_starts(gateway: Gateway) -
     assert answer.text_similarity == 0.7
 
 
-async def test_a_latent_is_noised_again_by_the_share_that_the_rules_say(gateway: Gateway) -> None:
-    gateway.rules = SelectionRules(renoised_share=0.4)
-    gateway.say(gateway.store(), similarity=0.7)
+VARIED = SelectionRules(renoised_share=0.9, retaken_share=0.2)
 
-    answer = await gateway.lookup()
+
+async def test_lookup_of_another_seed_is_noised_again(gateway: Gateway) -> None:
+    gateway.rules = VARIED
+    gateway.say(gateway.store(repeat_key="one"), similarity=1.0)
+
+    answer = await gateway.lookup(repeat_key="two")
 
     assert isinstance(answer.start, FromLatent)
-    assert (answer.start.resume_step, answer.start.renoised_steps) == (5, 2)
-    assert answer.reason.endswith("noised again to 3")
+    assert (answer.start.resume_step, answer.start.renoised_steps, answer.start.retaken_steps) == (5, 4, 1)
+    assert answer.start.saved_steps == 4
+
+
+async def test_lookup_of_an_entry_s_own_seed_resumes_it_as_stored(gateway: Gateway) -> None:
+    gateway.rules = VARIED
+    # More than one search finds, all of one prompt.
+    others = [gateway.store(repeat_key=f"other {number}") for number in range(NEAREST_COUNT)]
+    own = gateway.store(repeat_key="one")
+    gateway.say(*others, own, similarity=1.0)
+
+    answer = await gateway.lookup(repeat_key="one")
+
+    assert isinstance(answer.start, FromLatent)
+    assert (answer.start.donor.entry_id, answer.start.saved_steps) == (own, 5)
+
+
+@pytest.mark.parametrize(("space", "kind"), [(Space.TEXT, FromLatent), (Space.IMAGE, FromImage)])
+@pytest.mark.parametrize("awaited", [False, True])
+async def test_repeated_lookup_starts_from_the_same_entry_until_it_is_gone(
+    gateway: Gateway, space: Space, kind: type[Start], awaited: bool
+) -> None:
+    gateway.rules, gateway.reopens = replace(VARIED, images=IMAGES), False
+    gateway.index = AwaitedIndex() if awaited else gateway.index
+    first, nearer = gateway.store(image=True), gateway.store(image=True)
+    gateway.say(first, similarity=0.7, space=space)
+    before = await gateway.lookup(repeat_key="one")
+
+    gateway.say(nearer, similarity=0.8, space=space)
+    again, other = await gateway.lookup(repeat_key="one"), await gateway.lookup(repeat_key="two")
+    gateway.ledger.doom([first], 0.0).result()
+    gone = await gateway.lookup(repeat_key="one")
+
+    assert isinstance(before.start, kind)
+    assert again.start == before.start
+    donors = [one.start.donor.entry_id for one in (again, other, gone) if isinstance(one.start, FromLatent | FromImage)]
+    assert donors == [first, nearer, nearer]
+
+
+async def test_lookup_among_entries_of_one_prompt_takes_the_oldest(gateway: Gateway) -> None:
+    gateway.rules = VARIED
+    newer, older = gateway.store(created_at=2.0), gateway.store(created_at=1.0)
+    gateway.say(newer, older, similarity=1.0)
+
+    answer = await gateway.lookup(repeat_key="one")
+
+    assert isinstance(answer.start, FromLatent)
+    assert answer.start.donor.entry_id == older
 
 
 @pytest.mark.parametrize("busy", [False, True])

@@ -18,13 +18,13 @@ def load(*flags: str) -> GatewaySettings:
 def test_without_a_word_nothing_is_reused() -> None:
     settings = load()
 
-    assert settings.selection.rules() == SelectionRules((), (), 0.9)
+    assert settings.selection.rules() == SelectionRules((), (), 0.9, renoised_share=0.9, retaken_share=0.2)
     assert not settings.selection.reuse().reuses_anything
     assert settings.choice() == CacheChoice()
 
 
 def test_models_without_a_profile_reuse_by_nirvanas_constants_where_they_shall() -> None:
-    assert load("--unprofiled-reuse").selection.rules() == SelectionRules(NIRVANA_LATENT_THRESHOLDS, (), 0.9)
+    assert load("--unprofiled-reuse").selection.rules().latents == NIRVANA_LATENT_THRESHOLDS
     told = load("--unprofiled-reuse", "--latent-thresholds", "0.8:0.2")
     assert told.selection.rules().latents == (Threshold(0.8, 0.2),)
 
@@ -43,9 +43,10 @@ def test_thresholds_are_pairs() -> None:
     assert rules.images == (Threshold(0.25, 0.1),)
 
 
-def test_a_share_of_a_latents_steps_is_noised_again_where_it_is_asked_for() -> None:
-    assert load().selection.rules().renoised_share == 0.0
-    assert load("--renoised-share", "0.2").selection.rules().renoised_share == 0.2
+def test_renoising_follows_its_settings() -> None:
+    rules = load("--renoised-share", "0.2", "--retaken-share", "1").selection.rules()
+
+    assert (rules.renoised_share, rules.retaken_share) == (0.2, 1.0)
 
 
 @pytest.mark.parametrize("pair", ["0.8", "0.8:", "x:0.5", "2:0.5", "0.8:0", "0.8:1", "0.8:0.5:1", "nan:0.5"])

@@ -482,15 +482,18 @@ class FromLatent(_message.Message):
     SIGMA_FIELD_NUMBER: _builtins.int
     DONOR_FIELD_NUMBER: _builtins.int
     RENOISED_STEPS_FIELD_NUMBER: _builtins.int
+    RETAKEN_STEPS_FIELD_NUMBER: _builtins.int
     resume_step: _builtins.int
     """K: denoising steps that the latent has been through, of donor_steps."""
     donor_steps: _builtins.int
     sigma: _builtins.float
     """Noise level of the latent; a latent is keyed by it, not by K alone."""
     renoised_steps: _builtins.int
-    """Of the steps saved, how many are not: the latent is noised again to the level before step K minus these, by the
-    request's seed, so that pictures from one latent differ. 0: it is resumed as it is.
+    """The latent is noised again to the level before step K minus these, by the request's seed, so that images from one
+    latent differ. 0: it is resumed as it is.
     """
+    retaken_steps: _builtins.int
+    """How many steps lead from there to step K, spread evenly; the others of renoised_steps are left out. 0: all are taken."""
     @_builtins.property
     def latent(self) -> _tensor_pb2.Tensor: ...
     @_builtins.property
@@ -504,10 +507,11 @@ class FromLatent(_message.Message):
         sigma: _builtins.float = ...,
         donor: Global___Donor | None = ...,
         renoised_steps: _builtins.int = ...,
+        retaken_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "latent", b"latent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "donor_steps", b"donor_steps", "latent", b"latent", "renoised_steps", b"renoised_steps", "resume_step", b"resume_step", "sigma", b"sigma"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "donor_steps", b"donor_steps", "latent", b"latent", "renoised_steps", b"renoised_steps", "resume_step", b"resume_step", "retaken_steps", b"retaken_steps", "sigma", b"sigma"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -523,8 +527,13 @@ class FromImage(_message.Message):
     START_STEP_FIELD_NUMBER: _builtins.int
     NOISE_FORM_FIELD_NUMBER: _builtins.int
     DONOR_FIELD_NUMBER: _builtins.int
+    RENOISED_STEPS_FIELD_NUMBER: _builtins.int
+    RETAKEN_STEPS_FIELD_NUMBER: _builtins.int
     start_step: _builtins.int
     noise_form: Global___NoiseForm.ValueType
+    renoised_steps: _builtins.int
+    """As of FromLatent: the image is noised to the level before step k minus these, and fewer steps lead back to step k."""
+    retaken_steps: _builtins.int
     @_builtins.property
     def image(self) -> _tensor_pb2.ObjectReference: ...
     @_builtins.property
@@ -536,10 +545,12 @@ class FromImage(_message.Message):
         start_step: _builtins.int = ...,
         noise_form: Global___NoiseForm.ValueType = ...,
         donor: Global___Donor | None = ...,
+        renoised_steps: _builtins.int = ...,
+        retaken_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "image", b"image"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "image", b"image", "noise_form", b"noise_form", "start_step", b"start_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["donor", b"donor", "image", b"image", "noise_form", b"noise_form", "renoised_steps", b"renoised_steps", "retaken_steps", b"retaken_steps", "start_step", b"start_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -127,9 +127,14 @@ class LookupRequest(_message.Message):
     TEXT_EMBEDDING_FIELD_NUMBER: _builtins.int
     ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
+    REPEAT_KEY_FIELD_NUMBER: _builtins.int
     encoder_digest: _builtins.str
     quality: _builtins.float
     """Share of the from-scratch quality asked for, 0..1; absent means the deployment's alpha."""
+    repeat_key: _builtins.str
+    """Digest of the request's prompt and seed. An entry of the same one gives the same image again; every other start is noised again
+    by the request's seed, so that the images differ. Empty: not known.
+    """
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___LookupCandidate]:
         """1 to 16, all of one tenant and with the same say about the shared pool."""
@@ -143,10 +148,11 @@ class LookupRequest(_message.Message):
         text_embedding: _embedder_service_pb2.Embedding | None = ...,
         encoder_digest: _builtins.str = ...,
         quality: _builtins.float | None = ...,
+        repeat_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "quality", b"quality", "text_embedding", b"text_embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "candidates", b"candidates", "encoder_digest", b"encoder_digest", "quality", b"quality", "text_embedding", b"text_embedding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "candidates", b"candidates", "encoder_digest", b"encoder_digest", "quality", b"quality", "repeat_key", b"repeat_key", "text_embedding", b"text_embedding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__quality: _TypeAlias = _typing.Literal["quality"]  # noqa: Y015
     _WhichOneofArgType__quality: _TypeAlias = _typing.Literal["_quality", b"_quality"]  # noqa: Y015
@@ -362,9 +368,12 @@ class CommitRequest(_message.Message):
     IMAGE_EMBEDDING_FIELD_NUMBER: _builtins.int
     ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
     ANCESTOR_DEPTH_FIELD_NUMBER: _builtins.int
+    REPEAT_KEY_FIELD_NUMBER: _builtins.int
     grant_id: _builtins.str
     encoder_digest: _builtins.str
     ancestor_depth: _builtins.int
+    repeat_key: _builtins.str
+    """Digest of the prompt and seed of the request that the entry is of; empty: not known."""
     @_builtins.property
     def attempt(self) -> _generation_pb2.Attempt: ...
     @_builtins.property
@@ -386,10 +395,11 @@ class CommitRequest(_message.Message):
         image_embedding: _embedder_service_pb2.Embedding | None = ...,
         encoder_digest: _builtins.str = ...,
         ancestor_depth: _builtins.int = ...,
+        repeat_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_image_embedding", b"_image_embedding", "attempt", b"attempt", "entries", b"entries", "image_embedding", b"image_embedding", "scope", b"scope", "text_embedding", b"text_embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_image_embedding", b"_image_embedding", "ancestor_depth", b"ancestor_depth", "attempt", b"attempt", "encoder_digest", b"encoder_digest", "entries", b"entries", "grant_id", b"grant_id", "image_embedding", b"image_embedding", "scope", b"scope", "text_embedding", b"text_embedding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_image_embedding", b"_image_embedding", "ancestor_depth", b"ancestor_depth", "attempt", b"attempt", "encoder_digest", b"encoder_digest", "entries", b"entries", "grant_id", b"grant_id", "image_embedding", b"image_embedding", "repeat_key", b"repeat_key", "scope", b"scope", "text_embedding", b"text_embedding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__image_embedding: _TypeAlias = _typing.Literal["image_embedding"]  # noqa: Y015
     _WhichOneofArgType__image_embedding: _TypeAlias = _typing.Literal["_image_embedding", b"_image_embedding"]  # noqa: Y015

@@ -7,8 +7,9 @@ const KINDS = { FromNoise: "noise", FromLatent: "latent", FromImage: "image" };
 
 /** K, the steps that a start saves. */
 export function savedSteps(start) {
-  if (start.kind === "FromLatent") return start.resume_step - (start.renoised_steps ?? 0);
-  return start.kind === "FromImage" ? start.start_step : 0;
+  const retaken = start.retaken_steps || start.renoised_steps || 0;
+  if (start.kind === "FromLatent") return start.resume_step - retaken;
+  return start.kind === "FromImage" ? start.start_step - retaken : 0;
 }
 
 /** Hit or miss, in a word and its colour; where there is little room without the kind of start. */
