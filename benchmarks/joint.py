@@ -101,8 +101,8 @@ LOAD_S = {"large": 20.0, "sdxl": 10.0, "sana": 5.0}
 
 @dataclass(frozen=True)
 class Constants:
-    """What is assumed of images: how well confidence tells quality, what hits keep, and what SDXL's images are worth,
-    which nobody measured: by default halfway between the other two."""
+    """Assumptions about images: how well confidence tells quality, the quality of hits, and that of SDXL's images,
+    which was not measured: halfway between the other two by default."""
 
     auroc: float = AUROC
     hit: float = 0.95
@@ -280,7 +280,7 @@ def search(is_carried: Callable[[int], bool], guess: int) -> None:
 
 @cache
 def play(system: str, trace: Trace, peak: float, segment_s: float, constants: Constants) -> LoadRun:
-    """Play a trace on a system; nothing is given up on, whatever comes."""
+    """Play a trace on a system."""
     if system == RIVAL and constants.auroc != AUROC:
         # It asks no discriminator.
         return play(system, trace, peak, segment_s, replace(constants, auroc=AUROC))

@@ -8,7 +8,8 @@ import numpy as np
 
 # router, by another judge: AUROC of the prompt-aware discriminator and of DiffServe's; by another encoder.
 AUROC, AUROC_BY_ENCODER, AUROC_DIFFSERVE = 0.84, 0.70, 0.53
-# router: on so many prompts the light image is as good as the heavy one; standard deviation of the share that it keeps.
+# router: the share of prompts on which the light image is as good as the heavy one; standard deviation of the share of
+# quality that it keeps.
 AS_GOOD, LIGHT_DEVIATION = 0.29, 0.19
 # selector_profile, images by the rule of the mean, as selected: what hits keep, and its standard deviation.
 HIT_MEAN, HIT_DEVIATION = 0.935, 0.121
@@ -40,5 +41,5 @@ def correlation_of(auroc: float, as_good: float = AS_GOOD, points: int = 200) ->
 
 
 def own_deviation(spread: float, deviation: float = LIGHT_DEVIATION) -> float:
-    """Return the standard deviation that is left to single images where quality is uniform over `spread` besides."""
+    """Return the standard deviation of single images beside a quality that is uniform over `spread`."""
     return math.sqrt(max(deviation**2 - spread**2 / 12.0, 0.0))

@@ -96,7 +96,7 @@ QUALITIES = qualities(REFINED)
 
 @dataclass(frozen=True)
 class TraceConstants:
-    """What is assumed of images: how well confidence tells quality, and what refined hits keep."""
+    """Assumptions about images: how well confidence tells quality, and the quality of refined hits."""
 
     auroc: float = AUROC
     hit: float = REFINED

@@ -5,9 +5,9 @@ while idle). The quality of a light image is a straight line over the quantile o
 
     share kept = mean + spread * (quantile - 1/2)
 
-The profile is the prior and counts as `PRIOR_COUNT` images, evenly spread over the quantiles. A deferral is compared
-whatever its quality, so a line over the confidences that were deferred holds for those that were not. Plans use the
-lower confidence bound of the spread: a discriminator whose confidence says nothing of quality gains nothing.
+The profile is the prior and counts as `PRIOR_COUNT` images, evenly spread over the quantiles. Confidence alone decides
+which images are compared, so a line over low confidences holds for high ones. Plans use the lower confidence bound of
+the spread: a cascade gains nothing if its discriminator cannot tell quality.
 """
 
 import math
@@ -29,7 +29,7 @@ BOUND_ERRORS = 1.0
 HALF_LIFE_S = 3_600.0
 # Variance of the quantile, which is uniform.
 _UNIFORM_VARIANCE = 1.0 / 12.0
-# One part whose quantile is 1/2: hits have no confidence.
+# Hits have no confidence: all of them lie at the quantile 1/2.
 _EVEN = DeferralCurve()
 
 
@@ -60,7 +60,7 @@ class LearntLine:
         return line
 
     def faded(self, share: float) -> "LearntLine":
-        """Return the sums as if so large a share (0..1) of the images had been compared."""
+        """Return the sums of that share (0..1) of the images."""
         return LearntLine(*(share * value for value in astuple(self)))
 
     def estimate(self, mean: float, spread: float) -> tuple[float, float]:
@@ -82,7 +82,7 @@ class LearntLine:
 
 @dataclass(frozen=True)
 class LearntQuality:
-    """What is known at `at_s` of light images, and of the hits of each model: lines without an x."""
+    """Sums at `at_s`: of light images, and of the hits of each of `models`, which have no confidence."""
 
     models: tuple[str, ...]
     at_s: float = 0.0
@@ -91,7 +91,7 @@ class LearntQuality:
 
     @classmethod
     def of(cls, values: Sequence[float], settings: ServingSettings) -> "LearntQuality":
-        """Read what an allocator with these settings remembers; nothing where it remembers something else."""
+        """Read the memory of an allocator with these settings; empty sums if it is of another form."""
         models = tuple(dict.fromkeys(one for one in (settings.heavy, settings.light, *settings.small_models) if one))
         size = len(fields(LearntLine))
         if len(values) != 1 + size * (1 + len(models)):
@@ -105,7 +105,7 @@ class LearntQuality:
         return (self.at_s, *(value for line in (self.light, *self.hits) for value in astuple(line)))
 
     def seen(self, context: AllocationContext, settings: ServingSettings, curve: DeferralCurve) -> "LearntQuality":
-        """Return what is known after this look. `curve`: f(t) as it is observed now."""
+        """Return the sums after this look. `curve`: f(t) as observed."""
         kept = 0.5 ** ((context.now_s - self.at_s) / HALF_LIFE_S)
         compared = demand_of(context, settings.light).compared if settings.light else ()
         hits = tuple(
@@ -115,14 +115,14 @@ class LearntQuality:
         return replace(self, at_s=context.now_s, light=self.light.faded(kept).seen(compared, curve), hits=hits)
 
     def applied(self, settings: ServingSettings) -> ServingSettings:
-        """Return the settings with the qualities as they are estimated."""
+        """Return the settings with the estimated qualities."""
         best = settings.quality_of(settings.heavy).quality
         if best <= 0.0:
             return settings
         return replace(settings, qualities=tuple(self._learnt(settings, model, best) for model in self.models))
 
     def notes(self, settings: ServingSettings) -> list[str]:
-        """Return what comparisons say, for people; nothing before any."""
+        """Return the estimates in words; none before the first comparison."""
         learnt = self.applied(settings)
         found = []
         if self.light.n >= 1.0:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Deferrals:
-    """Compares a share of the deferred requests, beside everything else. Without an embedder of images none."""
+    """Compares a share of the deferred requests in the background. Without an embedder of images it compares none."""
 
     sample_share: float
     embedder: Embedders | None
@@ -51,7 +51,7 @@ class Deferrals:
 
 
 def accepted_light(job: Job, delivered: Execution) -> LightImage | None:
-    """Return what is known of a delivered image that a discriminator accepted; None for any other."""
+    """Return pool, confidence and next model of a delivered image that a discriminator scored; None for any other."""
     following = delivered.stage + 1
     if delivered.confidence is None or following >= len(job.stages):
         return None
