@@ -111,7 +111,7 @@ class Composition:
 
     def python(self, service: str, code: str) -> str:
         """What a piece of Python prints in a service's container."""
-        return self.run("exec", "-T", service, "python", "-c", code).strip()
+        return self.run("exec", "-T", service, "python", "-c", code, limit_s=300).strip()
 
     @contextmanager
     def started_python(self, service: str, code: str) -> Iterator[IO[str]]:
