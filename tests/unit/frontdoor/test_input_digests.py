@@ -1,15 +1,18 @@
-"""Digests of the images that a request comes with: large ones are nothing for the event loop."""
+"""Digests of the images that a request brings: each was found to be whole, and none holds up the event loop."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, InitImage, Scheduler
+from pentimento.pictures.png_text import flat_png
 from pentimento.stores.objects.store import digest_of
 from services.frontdoor.objects import inputs
-from services.frontdoor.objects.inputs import input_digests
+from services.frontdoor.objects.inputs import checked_digests
 
-SMALL, LARGE = b"small", bytes(1 << 20)
+SMALL, LARGE = flat_png(32, 32, (200, 30, 30)), flat_png(640, 640, (30, 200, 30))
 SPEC = GenerationSpec(
     "a red circle",
     "",
@@ -26,7 +29,7 @@ SPEC = GenerationSpec(
 
 
 async def test_each_image_has_its_digest_by_its_place() -> None:
-    found = await input_digests(SPEC)
+    found = await checked_digests(SPEC)
 
     assert found == {
         "init_image.image": digest_of(LARGE),
@@ -34,15 +37,32 @@ async def test_each_image_has_its_digest_by_its_place() -> None:
     }
 
 
-async def test_only_large_images_go_to_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = dict[int, int]()
+@pytest.mark.parametrize(
+    ("damaged", "place"),
+    [
+        ({"init_image": InitImage(LARGE[:-40] + bytes(40), 0.5)}, "init_image.image"),
+        ({"init_image": InitImage(LARGE, 0.5, mask=SMALL[:60])}, "init_image.mask"),
+        (
+            {"controlnets": (ControlNetSelection("canny", SMALL), ControlNetSelection("depth", SMALL[:-1]))},
+            "controlnets[1].conditioning_image",
+        ),
+    ],
+)
+async def test_image_that_is_not_whole_is_named_by_place(damaged: dict[str, object], place: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        await checked_digests(replace(SPEC, **damaged))  # type: ignore[arg-type]
 
-    def noted(data: bytes) -> str:
-        threads[len(data)] = threading.get_ident()
-        return digest_of(data)
+    assert [one.field for one in refused.value.violations] == [place]
 
-    monkeypatch.setattr(inputs, "digest_of", noted)
 
-    await input_digests(SPEC)
+async def test_images_are_checked_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set[int]()
 
-    assert threads[len(SMALL)] == threading.get_ident() != threads[len(LARGE)]
+    def noted(data: bytes, field: str) -> None:
+        threads.add(threading.get_ident())
+
+    monkeypatch.setattr(inputs, "check_whole", noted)
+
+    await checked_digests(SPEC)
+
+    assert threading.get_ident() not in threads and threads
