@@ -33,15 +33,18 @@ class EndArm:
 
 
 EVERYTHING = EndArm("everything on")
+# Both sides take all steps of an image.
+EQUAL_STEPS = EndArm("everything but thinning", thins=False)
+THINNING = EndArm("thinning alone", "mixture", cached=False)
 ARMS = (
     EVERYTHING,
     EndArm("everything but the cache", cached=False),
     EndArm("everything but the cascade", "mixture"),
-    EndArm("everything but thinning", thins=False),
+    EQUAL_STEPS,
     EndArm("batches by steps alone", "mixture", cached=False, thins=False),
     EndArm("the cache alone", "mixture", thins=False),
     EndArm("the cascade alone", cached=False, thins=False),
-    EndArm("thinning alone", "mixture", cached=False),
+    THINNING,
 )
 PEER = "diffusers behind LitServe"
 
@@ -61,13 +64,21 @@ class AskedPicture:
 
 @dataclass
 class SideRun:
-    """What a side painted: PNGs by row, seconds of each answer by row, seconds of its rounds, how pictures started or
-    why there is none."""
+    """What a side generated: PNGs by row, seconds of each answer by row, seconds of its rounds, how images started or
+    why there is none, the steps that each took, and seconds of processor time by service."""
 
     pictures: dict[int, bytes] = field(default_factory=dict)
     latencies_s: dict[int, float] = field(default_factory=dict)
     round_s: list[float] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    processor_s: dict[str, float] = field(default_factory=dict)
+
+    def note_processor_s(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        """Changes state: add what services took between two readings."""
+        for service, seconds in after.items():
+            spent = seconds - before.get(service, 0.0)
+            self.processor_s[service] = self.processor_s.get(service, 0.0) + spent
 
     @property
     def p95_s(self) -> float:
@@ -81,7 +92,8 @@ class SideRun:
         return [name, client_count, round(rate, 3), round(p95_s, 3) if math.isfinite(p95_s) else None]
 
 
-Painter = Callable[[AskedPicture], Awaitable[tuple[bytes, str]]]
+# An encoded image, how it started, and the steps that it took.
+Painter = Callable[[AskedPicture], Awaitable[tuple[bytes, str, int]]]
 
 
 @dataclass(frozen=True)
@@ -99,10 +111,11 @@ class Sides:
         """Return what fills an arm's cache."""
         return lambda asked: self._by_suite(asked, arm, binding=True)
 
-    async def _by_peer(self, asked: AskedPicture) -> tuple[bytes, str]:
-        return await self.peer.paint(peer_order(asked)), "noise"
+    async def _by_peer(self, asked: AskedPicture) -> tuple[bytes, str, int]:
+        order = peer_order(asked)
+        return await self.peer.paint(order), "noise", order.steps
 
-    async def _by_suite(self, asked: AskedPicture, arm: EndArm, *, binding: bool) -> tuple[bytes, str]:
+    async def _by_suite(self, asked: AskedPicture, arm: EndArm, *, binding: bool) -> tuple[bytes, str, int]:
         request = ImageRequest(
             asked.prompt,
             # LoRAs are made for one model, so that whoever asks for them names it.
@@ -115,7 +128,7 @@ class Sides:
         picture = await self.clients[arm.name].generate(request)
         made = picture.provenance
         thinned = ", thinned" if made.route.thinned_steps else ""
-        return picture.data, f"{made.spec.model} from {start_kind(made)}{thinned}"
+        return picture.data, f"{made.spec.model} from {start_kind(made)}{thinned}", made.steps_run
 
 
 def peer_order(asked: AskedPicture) -> PeerOrder:
@@ -134,7 +147,8 @@ async def play(painter: Painter, asked: Sequence[AskedPicture], client_count: in
         for one in left:
             began = time.monotonic()
             try:
-                run.pictures[one.row], told = await painter(one)
+                run.pictures[one.row], told, steps = await painter(one)
+                run.steps.append(steps)
                 run.latencies_s[one.row] = time.monotonic() - began
             except PentimentoError as error:
                 told = f"failed: {error.reason}"

@@ -25,16 +25,19 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
 from benchmarks.diffusers_litserve import diffusers_peer
 from benchmarks.end_sides import (
     ARMS,
+    EQUAL_STEPS,
     EVERYTHING,
     HEAVY,
     LIGHT,
     PEER,
+    THINNING,
     AskedPicture,
     EndArm,
     SideRun,
@@ -45,9 +48,10 @@ from benchmarks.end_sides import (
 )
 from benchmarks.peer_orders import PeerSettings
 from benchmarks.picture_judges import PictureJudges, check_judges
-from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
+from benchmarks.report import Figure, Options, Target, at_least, at_most, informative, measured, parse_options, publish
 from benchmarks.reuse_quality import JudgedPictures, QualityGate
 from benchmarks.statistics import quantile, ratio_of_sums
+from benchmarks.suite_processes import processor_s
 from benchmarks.value_figures import picture_figures
 from benchmarks.value_runs import SETTINGS
 from pentimento.diffusion.weights import quiet_loaders
@@ -72,6 +76,8 @@ FRONTDOOR = f'thinning_rule = "mean"\nskip_light_below = {SKIP_BELOW}\ncache_cos
 # What a lone picture takes the peer, times so much.
 SLO_FACTOR = 4.0
 TIMES_FASTER = 5.0
+# With all steps on both sides.
+TIMES_FASTER_AT_EQUAL_STEPS = 1.28
 # Ours is to hold the SLO with room for chance, since the runs that count are longer; the peer need not.
 HELD_SHARE = 0.85
 GATE = QualityGate(0.95)
@@ -174,20 +180,29 @@ async def play_all(
         for number, part in enumerate(parts_of(asked[rest["warm"] :], rest["rounds"])):
             for side in (None, *ARMS)[:: 1 if number % 2 == 0 else -1]:
                 count = thinning_clients if side is not None and side.thins else peer_clients
-                await play_round(sides, side, part, count, runs)
+                suite = running[side.name][0] if side is not None else None
+                await play_round(sides, side, part, count, runs, suite)
     notes: dict[str, object] = {"slo_s": slo_s, "peer": settings.name, "peer's clients": peer_clients}
     notes |= {"clients of arms that thin": thinning_clients, "trials of the peer": peer_trials, "trials": trials}
     return runs, notes
 
 
 async def play_round(
-    sides: Sides, side: EndArm | None, part: Sequence[AskedPicture], client_count: int, runs: Mapping[str, SideRun]
+    sides: Sides,
+    side: EndArm | None,
+    part: Sequence[AskedPicture],
+    client_count: int,
+    runs: Mapping[str, SideRun],
+    suite: LocalSuite | None,
 ) -> None:
-    """Changes state: one side paints a part of the log. The peer runs in its own turns alone."""
+    """Changes state: one side, served by `suite` or by the peer, generates a part of the log. The peer runs in its own
+    turns alone."""
     run = runs[PEER if side is None else side.name]
     if side is None:
         sides.peer.resume()
+    before = processor_s(suite.state.path) if suite is not None else {}
     run.round_s.append(await play(sides.painter(side), part, client_count, run))
+    run.note_processor_s(before, processor_s(suite.state.path) if suite is not None else {})
     if side is None:
         sides.peer.pause()
     name = PEER if side is None else side.name
@@ -266,14 +281,21 @@ async def clients_of(running: Mapping[str, tuple[LocalSuite, str]]) -> AsyncIter
 def figures_of(
     runs: Mapping[str, SideRun], log: SceneLog, first: int, judges: PictureJudges, slo_s: float
 ) -> list[Figure]:
-    """Return the throughputs ÷ the peer's, whether the SLO was held, and the gate of quality."""
+    """Return the throughputs ÷ the peer's, the steps and the processor time of an image, whether the SLO was held, and
+    the gate of quality."""
     peer, found = runs[PEER], list[Figure]()
+    targets = {EVERYTHING: TIMES_FASTER, EQUAL_STEPS: TIMES_FASTER_AT_EQUAL_STEPS}
     for arm in ARMS:
-        main = arm is EVERYTHING
-        pairs = list(zip(peer.round_s, runs[arm.name].round_s, strict=True))
-        target = at_least(TIMES_FASTER) if main else informative()
-        found.append(measured(f"{arm.name}: images a second ÷ the peer's", pairs, ratio_of_sums, target))
+        target = at_least(targets[arm]) if arm in targets else informative()
+        found.append(faster(f"{arm.name}: images a second ÷ the peer's", runs[arm.name], peer, target))
+    beside = f"{EVERYTHING.name}: images a second ÷ those of {THINNING.name}"
+    found.append(faster(beside, runs[EVERYTHING.name], runs[THINNING.name], at_least(1.0)))
     for name, run in runs.items():
+        found.append(measured(f"{name}: steps of an image", run.steps, fmean, informative("steps")))
+        found += [
+            Figure(f"{name}: {service}, processor time of an image", spent / len(run.steps), informative("s"), [], None)
+            for service, spent in sorted(run.processor_s.items())
+        ]
         rate = len(run.latencies_s) / sum(run.round_s)
         found.append(Figure(f"{name}: images a second", rate, informative("1/s"), run.round_s, None))
         late = [value > slo_s for value in run.latencies_s.values()]
@@ -287,6 +309,11 @@ def figures_of(
         of_arm = picture_figures(arm.name, judged(runs[arm.name], log, rows, judges), reference, GATE)
         found += of_arm if arm is EVERYTHING else (replace(figure, target=informative()) for figure in of_arm)
     return found
+
+
+def faster(name: str, ours: SideRun, theirs: SideRun, target: Target) -> Figure:
+    """Return images a second of one side ÷ those of another, round by round."""
+    return measured(name, list(zip(theirs.round_s, ours.round_s, strict=True)), ratio_of_sums, target)
 
 
 def judged(run: SideRun, log: SceneLog, rows: Sequence[int], judges: PictureJudges) -> JudgedPictures:

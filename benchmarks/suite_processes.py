@@ -54,6 +54,17 @@ def holdings(process: psutil.Process) -> Holdings | None:
         return None
 
 
+def processor_s(state: Path) -> dict[str, float]:
+    """Return the seconds of processor time that the processes of each service took since they started: replicas, and
+    their children, together."""
+    spent: dict[str, float] = {}
+    for name, process in members(state).items():
+        with contextlib.suppress(psutil.Error):
+            times, service = process.cpu_times(), name.partition("/")[0].partition(".")[0]
+            spent[service] = spent.get(service, 0.0) + times.user + times.system
+    return spent
+
+
 def reset_peak(process: psutil.Process) -> None:
     with contextlib.suppress(OSError):
         Path(f"/proc/{process.pid}/clear_refs").write_text(_RESET_PEAK)

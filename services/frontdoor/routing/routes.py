@@ -35,7 +35,7 @@ from services.frontdoor.routing.stages import (
     may_be_scored,
     restaged,
 )
-from services.frontdoor.routing.start_choice import Asker, decide_route, expected_device_s, new_route_id
+from services.frontdoor.routing.start_choice import Asker, decide_route, expected_device_s, gave_way, new_route_id
 from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
 from services.frontdoor.status import CountedStart
 
@@ -202,14 +202,14 @@ def _note_spared(parts: FrontdoorParts, job: Job, held: HeldModel, entered: Pool
     """Note what its lookup spares, beside the picture from noise that the last of its stages would paint."""
     request, start = job.request, entered.route.start
     if kind_of(start) == NOISE:
-        parts.cache_worth.note(request.tenant, 0.0)
+        parts.cache_worth.note(request.tenant, 0.0, found=gave_way(entered.route))
         return
     last = request.stages[-1]
     of_last = held if last is request.stages[0] else parts.catalogue.known(last.model) or held
     noise_s = expected_device_s(parts, last.pool, as_painted_by(request.resolved, of_last), of_last)
     hit_s = expected_device_s(parts, entered.pool, entered.resolved, entered.held, start)
     if noise_s is not None and hit_s is not None:
-        parts.cache_worth.note(request.tenant, noise_s - hit_s)
+        parts.cache_worth.note(request.tenant, noise_s - hit_s, found=True)
 
 
 def _stages_from(parts: FrontdoorParts, job: Job, entered: PoolOption) -> tuple[Stage, ...]:

@@ -30,20 +30,21 @@ def test_the_peer_is_asked_for_the_same_picture() -> None:
 async def test_every_row_is_painted_once_by_so_many_clients_and_failures_are_never_answered() -> None:
     run, under_way, most = SideRun(), set[int](), 0
 
-    async def paint(asked: AskedPicture) -> tuple[bytes, str]:
+    async def paint(asked: AskedPicture) -> tuple[bytes, str, int]:
         nonlocal most
         under_way.add(asked.row)
         most = max(most, len(under_way))
         under_way.remove(asked.row)
         if asked.row == 4:
             raise Unavailable("NO_WORKER", "nobody is there")
-        return b"picture", "noise"
+        return b"picture", "noise", 4
 
     await play(paint, LOG, 2, run)
 
     assert sorted(run.pictures) == [0, 1, 2, 3, 5, 6]
     assert run.latencies_s[4] == float("inf")
     assert sorted(run.told) == ["failed: NO_WORKER", *["noise"] * 6]
+    assert run.steps == [4] * 6
 
 
 @pytest.mark.parametrize(("failed_count", "p95_s"), [(0, 95.0), (5, 95.0), (6, float("inf"))])
@@ -53,3 +54,12 @@ def test_the_95th_percentile_is_infinite_where_more_than_a_twentieth_failed(fail
 
     assert run.p95_s == p95_s
     assert run.trial_row("trial", 2)[-1] == (p95_s if p95_s < 100 else None)
+
+
+def test_processor_time_is_added_up_by_service() -> None:
+    run = SideRun()
+
+    run.note_processor_s({"gateway": 1.0}, {"gateway": 1.5, "embedder": 0.25})
+    run.note_processor_s({"gateway": 2.0, "embedder": 0.5}, {"gateway": 2.25, "embedder": 0.5})
+
+    assert run.processor_s == {"gateway": 0.75, "embedder": 0.25}

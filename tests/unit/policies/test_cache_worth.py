@@ -45,6 +45,26 @@ def test_what_spares_more_lately_is_asked_by_all_again() -> None:
     assert all(asked(worth, 100))
 
 
+def test_few_hits_that_spare_too_little_decide_it() -> None:
+    worth = CacheWorth(0.02)
+    for _ in range(15):
+        worth.note("a", 0.01, found=True)
+    before = asked(worth, 20)
+    worth.note("a", 0.01, found=True)
+
+    assert all(before)
+    assert asked(worth, 16) == [*15 * [False], True]
+    assert worth.why_left_out("a") == "one request in 16 asks the cache: a hit spares 10.0 ms and takes 20"
+
+
+def test_hits_that_pay_are_asked_for_while_the_cache_is_nearly_empty() -> None:
+    worth = noted(CacheWorth(0.02), 0.0, 200)
+    for _ in range(20):
+        worth.note("a", 0.3, found=True)
+
+    assert all(asked(worth, 100))
+
+
 def test_a_cache_that_is_filled_is_judged_by_what_it_spares_now() -> None:
     worth = noted(CacheWorth(0.02), 0.0, 200)
 
