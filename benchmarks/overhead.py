@@ -34,6 +34,8 @@ from pentimento.supervisor.models import find_model
 # Every lookup searches, and only the very same prompt could hit. The five shares are the default's: as many latents are
 # captured and written as in normal use.
 NEVER_A_HIT = {"PENTIMENTO_VECTORDB_GATEWAY_LATENT_THRESHOLDS": "1:0.1,1:0.2,1:0.3,1:0.4,1:0.5"}
+# Images come one at a time: nothing else is compiled for, which takes a minute for each size.
+ALONE = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1"}
 COMPILE = "PENTIMENTO_UNET_WORKER_COMPILE"
 # The worker setting of each mode.
 MODES = {"compiled": "compile", "eager": "off"}
@@ -77,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def suite_of(model: Path, mode: str) -> Any:
     """Return a suite with a worker of that mode, to be entered."""
     flags = ["--model", str(model), "--device", "cpu", "--threads", "1"]
-    return local_suite(flags, environment={**NEVER_A_HIT, COMPILE: MODES[mode]})
+    return local_suite(flags, environment={**NEVER_A_HIT, **ALONE, COMPILE: MODES[mode]})
 
 
 def sides_of(stack: ExitStack, suites: Mapping[str, LocalSuite], model: Path) -> dict[tuple[str, str], Paint]:
@@ -179,7 +181,7 @@ def notes_of(options: Options, caches: Mapping[str, Mapping[str, int]]) -> dict[
         "torch_threads": 1,
         "warm_up_rounds": WARM_UP_ROUNDS,
         "cache": dict(caches),
-        "configuration": {**NEVER_A_HIT, COMPILE: "by mode"},
+        "configuration": {**NEVER_A_HIT, **ALONE, COMPILE: "by mode"},
     }
 
 

@@ -90,7 +90,7 @@ def engine_answers(model: Path, compiled: bool) -> Answer:
 
     loaded = load_model(model, torch.device("cpu"), torch.float32)
     denoiser = denoiser_for(loaded, CompileChoice.COMPILE if compiled else CompileChoice.OFF)
-    engine = StepEngine(loaded, EngineSettings(), denoiser=denoiser)
+    engine = StepEngine(loaded, EngineSettings(max_batch=1), denoiser=denoiser)
     engine.start()
     if isinstance(denoiser, CompiledDenoiser):
         compiled_denoiser(loaded, engine, denoiser)
