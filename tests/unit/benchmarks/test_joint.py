@@ -33,7 +33,9 @@ def test_carried_load_is_where_mean_of_traces_meets_bound() -> None:
     traces = [[[1.0, 0.0, 0.97], [2.0, 0.0, 0.94]], [[1.0, 0.0, 0.95], [2.0, 0.0, 0.94]]]
 
     assert carried(traces) == pytest.approx(1.5)
-    assert carried([[[1.0, 0.0, 0.9]]]) == 0.0
+    # Its margin is -1, that of an idle fleet 1.
+    assert carried([[[1.0, 0.0, 0.9]]]) == pytest.approx(0.5)
+    assert carried([[[1.0, 0.0, 0.97]]]) == 1.0
 
 
 def test_correlation_grows_with_auroc_from_nothing() -> None:
