@@ -156,12 +156,12 @@ Points = list[list[float]]
 def main() -> int:
     options = parse_options("joint", __doc__, add_options)
     cases = options.rest["cases"] or tuple(CASES)
-    segment_s = SEGMENT_S / 4 if options.quick else SEGMENT_S
+    segment_s = SEGMENT_S / 4 if options.quick else options.rest["segment_s"]
     found: dict[str, dict[str, list[Points]]] = {}
     for case in cases:
         found[case] = {}
         for system in options.rest["systems"] or systems_of(case):
-            traces = traces_of(case, system, 1 if options.quick else SEEDS)
+            traces = traces_of(case, system, 1 if options.quick else options.rest["seeds"])
             found[case][system] = loads_of(system, traces, segment_s, CASES[case])
             print(case, system, round(carried(found[case][system]), 3), means(found[case][system]), flush=True)
     notes = {
@@ -176,6 +176,8 @@ def main() -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--systems", nargs="+", choices=tuple(SERVING_POLICIES), help="these alone")
+    parser.add_argument("--segment-s", type=float, default=SEGMENT_S, help="seconds of a part of a shape")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of each shape")
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), help="these alone")
 
 
