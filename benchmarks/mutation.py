@@ -71,6 +71,7 @@ SUITES = (
             "tests/unit/stores/test_forgotten_pictures.py",
             "tests/unit/stores/test_group_commit.py",
             "tests/unit/stores/test_journal_searches.py",
+            "tests/unit/stores/test_journal_time.py",
             "tests/unit/stores/test_journal_webhooks.py",
             "tests/unit/stores/test_ledger_database.py",
             "tests/unit/stores/test_ledger_tables.py",

@@ -2,7 +2,7 @@
 
     python -m benchmarks.variety --judge JUDGES [--prompts 24]
 
-JUDGES is the work folder of a trained judge (`benchmarks.picture_judges`). Prompts are of a scene log
+JUDGES is the work folder of a trained judge (`benchmarks.picture_judges`). AskedPrompts are of a scene log
 (`zoo.scene_log`); each has one donor, generated from noise by another seed. Eight other seeds then start where the
 gateway's own rule sends them (`policies.cache_selection`, the gateway's default settings, the largest K of the shipped
 profile): `tiny-heavy` from the donor's latent, `tiny-light` from the image of `tiny-heavy`. The same seeds are
@@ -66,7 +66,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class AskedPrompts:
     """What is asked for: `asked` holds a class index for each attribute."""
 
     texts: tuple[str, ...]
@@ -78,15 +78,15 @@ class Prompts:
         return tuple(text for text in self.texts for _ in range(SEEDS))
 
 
-def prompts_of(count: int, seed: int) -> Prompts:
+def prompts_of(count: int, seed: int) -> AskedPrompts:
     """Return so many different prompts of a scene log."""
     log = write_scene_log(2 * count, clip_embedder(WEIGHTS / "tiny-clip"), np.random.default_rng(seed))
     rows = {text: row for row, text in reversed(list(enumerate(log.prompts)))}
     chosen = sorted(rows.values())[:count]
-    return Prompts(tuple(log.prompts[row] for row in chosen), torch.tensor([log.asked[row] for row in chosen]))
+    return AskedPrompts(tuple(log.prompts[row] for row in chosen), torch.tensor([log.asked[row] for row in chosen]))
 
 
-def generate(model: StudyModel, prompts: Prompts, start_of: Callable[[int], Start]) -> list[bytes]:
+def generate(model: StudyModel, prompts: AskedPrompts, start_of: Callable[[int], Start]) -> list[bytes]:
     """Return the images of eight seeds of each prompt; `start_of` gives the start of a prompt's place."""
     requests = [
         model.request(text, place * SEEDS + seed, start_of(place))
@@ -103,7 +103,7 @@ class Eyes:
         check_trained(judge_work, "judge", f"--work {judge_work}")
         self._examiner = Examiner(WEIGHTS, judge_work)
 
-    def see(self, images: Sequence[bytes], prompts: Prompts) -> Seen:
+    def see(self, images: Sequence[bytes], prompts: AskedPrompts) -> Seen:
         """Return what is measured of the images of eight seeds of each prompt."""
         pixels = torch.stack([pixels_of(image) for image in images])
         with torch.no_grad():
@@ -132,7 +132,7 @@ class Kind:
     start_of: StartOf
 
 
-def kinds_of(prompts: Prompts) -> Sequence[Kind]:
+def kinds_of(prompts: AskedPrompts) -> Sequence[Kind]:
     """Return both kinds, over donors that `tiny-heavy` generates from noise."""
     painting = StudyPaintingSettings(max_batch=BATCH)
     heavy, light = (study_model(WEIGHTS / name, painting) for name in ("tiny-heavy", "tiny-light"))
@@ -168,7 +168,7 @@ def _largest_step(kind: ReuseKind, model: StudyModel) -> int:
     return max(skipped_steps(row, model.step_count) for row in profile.thresholds())
 
 
-def figures_of(kind: Kind, prompts: Prompts, eyes: Eyes, rules: SelectionRules) -> list[Figure]:
+def figures_of(kind: Kind, prompts: AskedPrompts, eyes: Eyes, rules: SelectionRules) -> list[Figure]:
     """Return the figures of one kind: the rule of now, and beside it the starts as stored."""
     again, step = renoising_of(kind.step, rules), kind.step
     arms: Mapping[str, Callable[[int], Start]] = {

@@ -203,4 +203,4 @@ def test_a_missing_directory_is_a_wrong_setting():
     outcome = start("--encoder", "/nowhere")
 
     assert outcome.returncode == 2
-    assert outcome.stderr.startswith(b"embedder: --encoder ")
+    assert outcome.stderr.startswith(b"embedder: --encoder: no such file or directory: /nowhere")

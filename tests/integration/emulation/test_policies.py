@@ -164,7 +164,7 @@ async def test_the_joint_policy_counts_on_steps_that_may_be_left_out_and_gets_th
         ("static-cascade", {"heavy": 2, "light": 2}),
         ("vanilla", {"heavy": 4}),
         ("modm", {"heavy": 4}),
-        ("joint", {"heavy": 2, "light": 2}),
+        ("joint", {"heavy": 3, "light": 1}),
     ],
 )
 async def test_every_kind_of_policy_is_played(directory: Path, policy: str, first_given: dict[str, int]) -> None:

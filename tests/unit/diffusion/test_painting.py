@@ -100,7 +100,9 @@ def test_only_a_latent_that_is_noised_again_makes_another_picture_of_another_see
     seeds = [spec_with(seed=seed) for seed in (1, 2)]
 
     resumed = [paint(model, PaintingRequest(spec, LatentStart(latent, 7))) for spec in seeds]
-    again = [paint(model, PaintingRequest(spec, LatentStart(latent, 4, stored_step=7))) for spec in (*seeds, seeds[0])]
+    again = [
+        paint(model, PaintingRequest(spec, LatentStart(latent, 4, bridge=(4, 5, 6, 7)))) for spec in (*seeds, seeds[0])
+    ]
 
     assert torch.equal(*resumed)
     assert not torch.equal(again[0], again[1])
@@ -109,7 +111,7 @@ def test_only_a_latent_that_is_noised_again_makes_another_picture_of_another_see
 
 def test_a_donor_of_the_same_seed_does_not_get_its_own_noise_again(model: DiffusionModel) -> None:
     stored = torch.zeros(model.latent_shape(SPEC.width_px, SPEC.height_px))
-    request = PaintingRequest(SPEC, LatentStart(stored, 1, stored_step=7))
+    request = PaintingRequest(SPEC, LatentStart(stored, 1, bridge=tuple(range(1, 8))))
 
     added = prepare(model, PromptMemo(model, 8), request).state.latent
     donors = prepare(model, PromptMemo(model, 8), PaintingRequest(SPEC, NoiseStart())).state.latent
