@@ -16,6 +16,7 @@ from pentimento.policies.thinning import ThinningMode
 from pentimento.policies.thinning_profiles import ThinnedRow, read_thinning_profiles, thinning_to_json
 from pentimento.supervisor.models import find_model, shipped_thinning_profiles
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
+from services.frontdoor.workers import attempts
 from services.unet_worker.attempts.attempt_book import AttemptBook
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.runner import AttemptRunner
@@ -63,6 +64,8 @@ async def test_a_picture_that_runs_is_thinned_once_others_wait_and_is_replayed(
         return found
 
     monkeypatch.setattr(AttemptBook, "thin", seen)
+    # The frontdoor hears of each step: this worker stands still at the third, whose news would wait for a later one.
+    monkeypatch.setattr(attempts, "PROGRESS_INTERVAL_S", 0.0)
     async with thinning_suite(folder, folder / "late.json") as suite:
         loop, others = asyncio.get_running_loop(), list[asyncio.Task[Completed]]()
 
