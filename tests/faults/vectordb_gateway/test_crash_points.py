@@ -142,7 +142,7 @@ class Cache:
     async def live(self) -> None:
         """Two entries in, which is too many, of the first two latents pinned, one of which served; a grant given back;
         a round of maintenance; one pin ended, and another round. A hit is painted again; then the bytes of what is
-        pinned are lost, the points of the index, and bytes of an entry."""
+        pinned are lost, the points of the index, and bytes of an entry; at last the tenant is forgotten."""
         entry_ids = [await self.store(number) for number in range(2)]
         await self.writing.release((await self.upload(attempt())).grant_id)
         self.maintenance.run_round()
@@ -162,6 +162,8 @@ class Cache:
         self.missing.append((entry.entry_id, entry.image.key))
         self.objects.delete(entry.image.key)
         await self.report_missing(self.missing)
+        self.maintenance.run_round()
+        await self.pinning.forget_tenant("tenant")
         self.maintenance.run_round()
 
     async def store(self, number: int) -> str:
