@@ -87,7 +87,7 @@ class SelectionSettings:
         0.0, help="share of lookups that are misses whatever the cache has, for diversity", minimum=0, maximum=1
     )
     renoised_share: float = setting(
-        0.9,
+        1.0,
         help="share of its K steps by which a start of another seed's image is noised again, by the request's seed, so "
         "that images from one entry differ; 0: those from one latent are the same image",
         minimum=0,

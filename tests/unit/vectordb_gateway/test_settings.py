@@ -18,7 +18,7 @@ def load(*flags: str) -> GatewaySettings:
 def test_without_a_word_nothing_is_reused() -> None:
     settings = load()
 
-    assert settings.selection.rules() == SelectionRules((), (), 0.9, renoised_share=0.9, retaken_share=0.2)
+    assert settings.selection.rules() == SelectionRules((), (), 0.9, renoised_share=1.0, retaken_share=0.2)
     assert not settings.selection.reuse().reuses_anything
     assert settings.choice() == CacheChoice()
 
