@@ -5,6 +5,8 @@ of them has nothing to run, and the run waits forever. Its issues 1323, 1327 and
 with the fixes of 1324 and 1328 makes `remove_node` and `_reschedule` below unnecessary.
 """
 
+from contextlib import suppress
+
 import psutil
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
@@ -54,9 +56,7 @@ def kill_children_left_by(node: WorkerController) -> None:
     """Kill what a dead test process had started: nobody waits for these processes any more."""
     run, name = node.workerinput["testrunuid"], node.gateway.id
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):  # It may end at any moment, or belong to another user.
             environment = process.environ()
-        except psutil.Error:  # It has ended, or belongs to another user.
-            continue
-        if (environment.get("PYTEST_XDIST_TESTRUNUID"), environment.get("PYTEST_XDIST_WORKER")) == (run, name):
-            process.kill()
+            if (environment.get("PYTEST_XDIST_TESTRUNUID"), environment.get("PYTEST_XDIST_WORKER")) == (run, name):
+                process.kill()

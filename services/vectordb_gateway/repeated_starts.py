@@ -25,16 +25,14 @@ class RepeatedStarts:
 
     def entry_id(self, repeat_key: str, scope: CacheScope) -> str:
         """Return the entry that the request started from before; empty where it is not known."""
-        with self._lock:
-            known = self._starts.get((repeat_key, scope)) if repeat_key else None
+        known = self._known(repeat_key, scope)
         return known[1] if known is not None else ""
 
     def matches(
         self, repeat_key: str, scope: CacheScope, read: Callable[[str], CachedEntry | None], pools: tuple[str, ...]
     ) -> Matches | None:
         """Return that entry alone; None where it is not known, or serves no more."""
-        with self._lock:
-            known = self._starts.get((repeat_key, scope)) if repeat_key else None
+        known = self._known(repeat_key, scope)
         entry = read(known[1]) if known is not None else None
         if known is None or entry is None or entry.pool not in pools:
             return None
@@ -52,3 +50,7 @@ class RepeatedStarts:
             self._starts.move_to_end((repeat_key, scope))
             if len(self._starts) > _MOST_COUNT:
                 self._starts.popitem(last=False)
+
+    def _known(self, repeat_key: str, scope: CacheScope) -> tuple[type[Start], str, float] | None:
+        with self._lock:
+            return self._starts.get((repeat_key, scope)) if repeat_key else None

@@ -5,13 +5,16 @@ import random
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from tests.file_scheduling import ByFile
+from tests.started_processes import runs
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("TEST_PROCESS_KILL_COUNT", "1"))
@@ -93,7 +96,7 @@ def test_suites_of_one_folder_stay_in_one_process() -> None:
 
 
 KILLED_TREE = """
-import os, random, signal, time
+import os, signal, subprocess
 import pytest
 
 KILLED = {killed!r}
@@ -102,6 +105,8 @@ KILLED = {killed!r}
 def test_in(at, request):
     name = f"{file}-{{at}}"
     if name == KILLED:
+        child = subprocess.Popen(["sleep", "600"])
+        open({child!r}, "w").write(str(child.pid))
         os.kill(os.getpid(), signal.SIGKILL)
     open(os.path.join({ran!r}, name), "w").close()
 """
@@ -116,7 +121,9 @@ def test_run_ends_after_process_was_killed(tmp_path: Path, seed: int) -> None:
     everything = [f"{file}-{at}" for file, count in enumerate(counts) for at in range(count)]
     killed = rng.choice(everything)
     for file, count in enumerate(counts):
-        text = KILLED_TREE.format(killed=killed, count=count, file=file, ran=str(tmp_path / "ran"))
+        text = KILLED_TREE.format(
+            killed=killed, count=count, file=file, ran=str(tmp_path / "ran"), child=str(tmp_path / "child")
+        )
         (tmp_path / f"test_{file}.py").write_text(text)
     (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
     command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--max-worker-restart=2", str(tmp_path)]
@@ -131,3 +138,6 @@ def test_run_ends_after_process_was_killed(tmp_path: Path, seed: int) -> None:
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert re.search(rf"crashed while running '.*test_{file}\.py::test_in\[{at}\]'", ended.stdout), ended.stdout
     assert {path.name for path in (tmp_path / "ran").iterdir()} == {*everything} - {killed}
+    with suppress(psutil.NoSuchProcess):
+        child = psutil.Process(int((tmp_path / "child").read_text()))
+        assert not runs(child), "a child of the killed process goes on"
