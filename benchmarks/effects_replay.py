@@ -85,7 +85,7 @@ def replay_here(recording: Path) -> int:
 async def record(folder: Path, recording: Path, count: int, seed: int) -> None:
     """A cascade under load: requests that are too many, cancelled or late, and workers that fail under them."""
     rng = random.Random(seed)
-    settings = {"queue_limit": count // 8, "hedge_after": 3.0, "record_effects": str(recording)}
+    settings = {"queue_limit": count // 8, "record_effects": str(recording)}
     async with running_cascade(folder, 0.9, **settings) as cascade, asyncio.TaskGroup() as clients:
         for worker in (cascade.light, cascade.heavy):
             worker.credit_count, worker.step_s = 3, 0.01

@@ -63,7 +63,7 @@ def on_attempt_persisted(state: State, now: float, event: AttemptPersisted) -> l
     request = state.requests.get(event.request_id)
     if request is not None and request.fencing_token != event.fencing_token:
         request = None
-    if event.won and request is not None and request.phase in ATTEMPTED and event.fencing_token in request.live:
+    if event.won and request is not None and request.phase in ATTEMPTED:
         return _execute(state, now, request)
     give_back(state, key)
     release: list[Effect] = [ReleaseGrant(*key)]
@@ -80,22 +80,12 @@ def _execute(state: State, now: float, request: Request) -> list[Effect]:
     request.started_load = worker.used_credits
     if request.phase is Phase.STARTING:
         state.enter(request, Phase.RUNNING)
-        _watch_for_hedge(state, now, request)
     if key in state.peers:
         effects.append(ReservePair(*key, worker.worker_id, state.peers[key]))
     number, token, generation = request.attempt_number, request.fencing_token, worker.worker_generation
     steps = request.thinned_steps
     execute = Execute(request.request_id, number, token, worker.worker_id, generation, request.deadline, steps)
     return [*effects, execute]
-
-
-def _watch_for_hedge(state: State, now: float, request: Request) -> None:
-    if state.settings.hedge_after is None:
-        return
-    expected_s = state.pool(request.pool).speed.seconds(request.attempt_work, request.started_load)
-    if expected_s is not None:
-        at = now + state.settings.hedge_after * expected_s
-        state.set_timer(at, TimerKind.HEDGE, request.request_id)
 
 
 def _leave_to_others(state: State, request: Request) -> list[Effect]:
@@ -170,7 +160,7 @@ def on_attempt_failed(state: State, now: float, event: AttemptFailed) -> list[Ef
         refresh(state, worker)
     release: list[Effect] = [ReleaseGrant(*key)]
     request = state.requests.get(event.request_id)
-    if request is None or request.phase is not Phase.RUNNING or request.live:
+    if request is None or request.phase is not Phase.RUNNING:
         return release
     return release + _after_failure(state, now, request, worker, event, to_blame)
 
@@ -183,7 +173,7 @@ def lose_attempt(state: State, now: float, key: AttemptKey) -> list[Effect]:
     request = state.requests.get(key[0])
     # While the journal writes, the grant may not be there yet: AttemptPersisted gives it back.
     release: list[Effect] = [] if key in state.unpersisted else [ReleaseGrant(*key)]
-    if worker is None or request is None or request.live:
+    if worker is None or request is None:
         return release
     if request.phase is Phase.STARTING:
         state.enqueue(request, rerun=True)

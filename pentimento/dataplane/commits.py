@@ -39,11 +39,12 @@ def fall_back(state: State, request: Request, reason: str) -> list[Effect]:
 
 
 def stop_attempts(state: State, request: Request) -> list[Effect]:
-    """Stop the attempts that run, or may run unreported. Their credits come back when their streams end."""
+    """Stop the attempt that runs, or may run unreported. Its credit comes back when its stream ends."""
     if request.phase is Phase.ORPHANED:
         return [StopAttempt(request.request_id, request.fencing_token, request.worker_id)]
-    keys = [(request.request_id, token) for token in request.live]
-    return [StopAttempt(*key, state.attempt_workers[key]) for key in keys if key not in state.unpersisted]
+    key = request.attempt_key
+    worker_id = state.attempt_workers.get(key)
+    return [] if worker_id is None or key in state.unpersisted else [StopAttempt(*key, worker_id)]
 
 
 def on_result_committed(state: State, now: float, event: ResultCommitted) -> list[Effect]:

@@ -18,7 +18,6 @@ def take(state: State, worker: Worker, key: AttemptKey, *, preparing: bool = Fal
     if preparing:
         worker.preparing[key] = None
     state.attempt_workers[key] = worker.worker_id
-    state.requests[key[0]].live += (key[1],)
     refresh(state, worker)
 
 
@@ -49,9 +48,6 @@ def give_back(state: State, key: AttemptKey) -> Worker | None:
     if worker_id is None:
         return None
     give_back_peer(state, key)
-    request = state.requests.get(key[0])
-    if request is not None:
-        request.live = tuple(token for token in request.live if token != key[1])
     worker = state.workers[worker_id]
     del worker.in_flight[key]
     worker.preparing.pop(key, None)

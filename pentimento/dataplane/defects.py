@@ -68,14 +68,14 @@ def _never_journalled(state: State, now: float, event: EffectFailed) -> list[Eff
 
 
 def _never_followed(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """Lose the attempt: it may run, but nobody would hear of its end. One beside it goes on."""
+    """Lose the attempt: it may run, but nobody would hear of its end."""
     key = (event.request_id, event.fencing_token)
     worker = give_back(state, key) if key not in state.unpersisted else None
     if worker is None:
         return []
     stop: list[Effect] = [StopAttempt(*key, worker.worker_id), ReleaseGrant(*key)]
     request = state.requests.get(event.request_id)
-    if request is None or request.phase is not Phase.RUNNING or request.live:
+    if request is None or request.phase is not Phase.RUNNING:
         return stop
     return stop + end_request(state, request, End.FAILED, Reason.EFFECT_FAILED, _MESSAGE)
 

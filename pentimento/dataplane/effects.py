@@ -85,15 +85,6 @@ class ReservePair:
 
 
 @dataclass(frozen=True, slots=True)
-class Hedge:
-    """Run the PersistAttempt that follows beside the attempt that it names, which takes longer than it should. The
-    first of the two to finish is committed and the other stopped."""
-
-    request_id: str
-    fencing_token: int
-
-
-@dataclass(frozen=True, slots=True)
 class Execute:
     """Run the attempt; answered by AttemptFinished or AttemptFailed. `thinned_steps`: from the first of them on these
     steps alone are taken; empty for all."""
@@ -152,7 +143,7 @@ class CommitResult:
     """Store the picture of the attempt `picture_token`, then compare-and-set it into the journal under the newest
     token, `fencing_token`; answered by ResultCommitted or CommitFailed.
 
-    The two differ where a light picture stands in for a heavy one, or a hedge was slower than what it hedged.
+    The two differ where a light picture stands in for a heavy one.
     `degraded`: why the picture is less than was asked for, for its provenance: UNSCORED (the discriminator did not
     answer), PREDICTED_LATE, DEADLINE_EXCEEDED or the heavy attempt's own failure; "" when nothing is wrong with it.
     """
@@ -244,7 +235,6 @@ Effect = (
     | ResolveRoute
     | PersistAttempt
     | ReservePair
-    | Hedge
     | Execute
     | Attach
     | StopAttempt

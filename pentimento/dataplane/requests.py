@@ -38,7 +38,7 @@ ATTEMPTED = frozenset({Phase.STARTING, Phase.RUNNING})
 class Request:
     """One admitted request. `losses` counts workers lost under it, `excluded` names them as (id, generation).
 
-    `live`: tokens of its attempts that hold a credit, the newest last. `picture_token`: the attempt whose picture is
+    `picture_token`: the attempt whose picture is
     scored or committed, 0 before; `fallback_token`: the one whose picture an earlier stage of the cascade leaves.
     `cascade_name` is the plan's, empty for the operator's own; `start` the kind of start of the stage that it is in.
     `has_inputs`: it came with images, which are fetched and decoded before an attempt begins. `planned` as in
@@ -69,7 +69,6 @@ class Request:
     pair: bool = False
     attempt_number: int = 0
     fencing_token: int = 0
-    live: tuple[int, ...] = ()
     worker_id: str = ""
     # Of its newest attempt; never while that prepares its inputs.
     started_at: float = 0.0

@@ -29,9 +29,6 @@ class DataplaneSettings:
     `pair_tight_share`: a request is painted by two workers while less than so many times its service time is left to
     its deadline; None for whatever deadline.
 
-    `hedge_after`: an attempt that takes so many times what was predicted is run a second time beside, where a worker
-    idles; None for never.
-
     `thinning`: whether steps that a request may leave out are, to meet its deadline or also under load.
     """
 
@@ -53,5 +50,4 @@ class DataplaneSettings:
     skip_light_below: float | None = None
     adapter_load_s: float = 0.5
     pair_tight_share: float | None = None
-    hedge_after: float | None = None
     thinning: ThinningMode = ThinningMode.OFF

@@ -29,7 +29,6 @@ class TimerKind(IntEnum):
     ORPHAN_WAIT = 1
     SUSPECT_WAIT = 2
     FORGET_WORKER = 3
-    HEDGE = 4
 
 
 @dataclass(slots=True)
@@ -44,7 +43,6 @@ class Counters:
     dropped: int = 0
     rejected: int = 0
     rerun: int = 0
-    hedged: int = 0
     fallen_back: int = 0
     thinned: int = 0
     refused_plans: int = 0
@@ -166,8 +164,7 @@ class State:
         self._count(request, +1)
 
     def begin(self, request: Request, now: float, ends_at: float | None) -> None:
-        """Count an attempt that starts: the first of a request that waits, another one of one that is hedged, or one
-        that has prepared its inputs. `ends_at` None: it holds no credit yet."""
+        """Count an attempt that starts, or that has prepared its inputs. `ends_at` None: it holds no credit yet."""
         self._count(request, -1)
         if request.phase is Phase.QUEUED:
             self._leave_lanes(request)

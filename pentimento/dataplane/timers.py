@@ -6,7 +6,6 @@ from pentimento.dataplane.effects import Effect
 from pentimento.dataplane.endings import on_deadline
 from pentimento.dataplane.events import TimePassed
 from pentimento.dataplane.fleet import forget_worker
-from pentimento.dataplane.hedging import on_hedge_due
 from pentimento.dataplane.recovery import on_orphan_wait_over
 from pentimento.dataplane.requests import Phase, Request
 from pentimento.dataplane.state import State, TimerKind
@@ -37,8 +36,6 @@ def _fire(state: State, now: float, kind: TimerKind, request: Request) -> list[E
     match kind:
         case TimerKind.DEADLINE:
             return on_deadline(state, now, request)
-        case TimerKind.HEDGE:
-            return on_hedge_due(state, now, request)
         case TimerKind.ORPHAN_WAIT:
             on_orphan_wait_over(state, request)
         case _ if request.phase is Phase.QUEUED:

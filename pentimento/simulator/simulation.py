@@ -75,7 +75,6 @@ class Simulation:
             effects.ResolveRoute: self._resolve_route,
             effects.PersistAttempt: self._persist_attempt,
             effects.ReservePair: _nothing,
-            effects.Hedge: _nothing,
             effects.Execute: self._execute,
             effects.Attach: _nothing,
             effects.StopAttempt: self._stop_attempt,
@@ -245,7 +244,7 @@ class Simulation:
         request, thinned = self._requests.get(job.owner[0]), self._progress.end(job.owner)
         if request is not None:
             request.device_s += job.device_s
-            # A request that went on while this attempt ran (a hedge, a cascade) has another start by now.
+            # A request that went on while this attempt ran (a cascade) has another start by now.
             share, model = self._fleet.thinned_share(device.costs.model, thinned), device.costs.model
             request.painted[job.owner[1]] = SimulatedPicture(request.pool, model, request.start, request.steps, share)
             request.stages.append(StageSpan("wait_worker", job.arrived_s, job.began_s))

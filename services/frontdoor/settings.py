@@ -64,9 +64,6 @@ class FrontdoorSettings:
         maximum=60_000,
     )
     foresee_timeout_ms: int = setting(50, help="wait for what a prompt tells, where that is asked", minimum=1)
-    hedge_after: float = setting(
-        0.0, help="run an attempt a second time after so many times its predicted seconds; 0 for never", minimum=0
-    )
     profiles: tuple[str, ...] = setting(
         (), help="files of `pentimento bench profile`, or directories of them, which predictions start from"
     )

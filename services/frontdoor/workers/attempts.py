@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from pentimento.clients.worker import WorkerClient
-from pentimento.dataplane.effects import Attach, Execute, Hedge, ReservePair, StopAttempt, ThinAttempt
+from pentimento.dataplane.effects import Attach, Execute, ReservePair, StopAttempt, ThinAttempt
 from pentimento.dataplane.events import (
     AttemptFailed,
     AttemptFinished,
@@ -83,10 +83,6 @@ def reserve_pair(parts: FrontdoorParts, effect: ReservePair) -> None:
     execution = parts.jobs.get(effect.request_id).executions[effect.fencing_token]
     parts.shadows.make_way(effect.peer_id)
     execution.peer = (effect.peer_id, parts.links.address_of(effect.peer_id))
-
-
-def hedge(parts: FrontdoorParts, effect: Hedge) -> None:
-    parts.jobs.get(effect.request_id).note("run a second time beside a slow attempt")
 
 
 def stop_attempt(parts: FrontdoorParts, effect: StopAttempt) -> None:

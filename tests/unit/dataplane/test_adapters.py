@@ -128,17 +128,6 @@ def test_a_rerun_goes_where_its_lora_is(driver: Driver) -> None:
     assert started(driver.worker("third", holdings=holding("neon"))) == [("r1", "third")]
 
 
-def test_a_hedge_goes_where_the_lora_is() -> None:
-    driver = Driver(DataplaneSettings(hedge_after=2.0))
-    driver.profile("m", (1, 1.0))
-    driver.worker("able", holdings=holding("neon"))
-    driver.start(driver.queue(needs=NEON, work=10.0))
-    driver.worker("other")
-
-    driver.now += 25.0
-    assert driver.send(events.TimePassed()) == []
-
-
 def test_a_spare_lane_without_the_lora_leaves_the_request_to_its_own(driver: Driver) -> None:
     spare = (events.RouteOption("large", "dl", 3.0),)
     driver.worker("large", model="large", model_digest="dl", holdings=holding("mosaic"))

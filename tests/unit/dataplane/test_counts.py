@@ -46,7 +46,6 @@ def test_what_nobody_sets_is_as_the_documentation_has_it() -> None:
         "skip_light_below": None,
         "adapter_load_s": 0.5,
         "pair_tight_share": None,
-        "hedge_after": None,
         "thinning": ThinningMode.OFF,
     }
 

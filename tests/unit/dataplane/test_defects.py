@@ -77,37 +77,6 @@ def test_an_attempt_that_nobody_follows_is_stopped_at_its_worker(driver: Driver,
     assert_serves_another(driver)
 
 
-def test_a_request_goes_on_with_the_attempt_beside_the_broken_one() -> None:
-    driver = Driver(DataplaneSettings(hedge_after=2.0))
-    driver.profile()
-    driver.worker("w1")
-    first = driver.run().fencing_token
-    driver.worker("w2")
-    driver.now += 3.0
-    hedge = driver.start(driver.send(events.TimePassed()))
-
-    after = fail(driver, hedge)
-
-    assert kinds(after) == [effects.StopAttempt, effects.ReleaseGrant]
-    assert kinds(driver.send(events.AttemptFinished("r1", first)))[0] is effects.CommitResult
-
-
-def test_a_hedge_that_is_not_journalled_ends_the_request_as_its_token_may_be_the_newest() -> None:
-    driver = Driver(DataplaneSettings(hedge_after=2.0))
-    driver.profile()
-    driver.worker("w1")
-    first = driver.run()
-    driver.worker("w2")
-    driver.now += 3.0
-    hedge = only(effects.PersistAttempt, driver.send(events.TimePassed()))
-
-    after = fail(driver, hedge)
-
-    assert only(effects.StopAttempt, after).fencing_token == first.fencing_token
-    ended(driver, after)
-    assert not driver.dataplane.state.workers["w2"].in_flight
-
-
 def test_a_peer_that_was_not_told_is_free_again(driver: Driver) -> None:
     driver.worker("w1", pairable=True)
     driver.worker("w2", pairable=True)
@@ -200,7 +169,7 @@ def test_an_answer_that_breaks_is_given_from_the_journal(driver: Driver, kind: s
 
 @pytest.mark.parametrize(
     "kind",
-    ["CommitCacheEntries", "ReleaseGrant", "PrepareRoute", "Hedge", "StopAttempt", "DeliverRecorded", "Drained"],
+    ["CommitCacheEntries", "ReleaseGrant", "PrepareRoute", "StopAttempt", "DeliverRecorded", "Drained"],
 )
 def test_what_no_request_waits_for_ends_none(driver: Driver, kind: str) -> None:
     driver.worker()

@@ -1,4 +1,4 @@
-"""Spare lanes, pairs, hedges and standbys."""
+"""Spare lanes, pairs and standbys."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.events import FailureKind
-from pentimento.dataplane.hedging import on_hedge_due
 from pentimento.domain.fleet import Capability, Plan, WorkerPair
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.adapter_needs import AdapterHoldings, AdapterNeeds
@@ -159,83 +158,6 @@ def peer_of(driver: Driver, deadline: float = 1000.0, request_id: str = "r1", **
     return pairs[0] if pairs else None
 
 
-def hedging_driver() -> Driver:
-    driver = Driver(DataplaneSettings(hedge_after=2.0))
-    driver.profile("m", (1, 10.0))
-    driver.worker("w1")
-    return driver
-
-
-def hedge(driver: Driver) -> tuple[int, int]:
-    """Tokens of a slow attempt on w1 and of its hedge on w2, both running."""
-    slow = driver.run("r1").fencing_token
-    driver.worker("w2")
-    driver.now += 20.0
-    due = driver.send(events.TimePassed())
-    assert kinds(due) == [effects.Hedge, effects.PersistAttempt]
-    second = only(effects.PersistAttempt, due)
-    assert second.worker_id == "w2"
-    driver.send(events.AttemptPersisted("r1", second.fencing_token))
-    return slow, second.fencing_token
-
-
-def test_a_slow_attempt_is_hedged_and_the_loser_stopped() -> None:
-    driver = hedging_driver()
-    slow, second = hedge(driver)
-
-    after = driver.send(events.AttemptFinished("r1", second))
-
-    assert kinds(after) == [effects.StopAttempt, effects.CommitResult]
-    assert only(effects.StopAttempt, after).fencing_token == slow
-    assert kinds(driver.send(events.AttemptFailed("r1", slow, FailureKind.STOPPED))) == [effects.ReleaseGrant]
-
-
-def test_a_slow_attempt_that_makes_it_first_is_committed_under_the_newest_token() -> None:
-    driver = hedging_driver()
-    slow, second = hedge(driver)
-
-    commit = only(effects.CommitResult, driver.send(events.AttemptFinished("r1", slow)))
-
-    assert (commit.fencing_token, commit.picture_token) == (second, slow)
-
-
-def test_of_two_attempts_one_may_fail() -> None:
-    driver = hedging_driver()
-    slow, second = hedge(driver)
-
-    assert kinds(driver.send(events.AttemptFailed("r1", second, FailureKind.FATAL))) == [effects.ReleaseGrant]
-    assert only(effects.CommitResult, driver.send(events.AttemptFinished("r1", slow))).picture_token == slow
-
-
-def test_nothing_is_hedged_by_default(driver: Driver) -> None:
-    driver.profile("m", (1, 10.0))
-    driver.worker("w1")
-    driver.run("r1")
-    driver.worker("w2")
-
-    assert driver.dataplane.next_wakeup() == 1000.0
-
-
-def test_nothing_is_hedged_while_others_wait() -> None:
-    driver = hedging_driver()
-    driver.run("r1")
-    driver.queue("waits")
-    driver.now += 20.0
-
-    assert driver.send(events.TimePassed()) == []
-
-
-def test_nothing_is_hedged_on_a_worker_that_runs_another() -> None:
-    driver = hedging_driver()
-    driver.run("slow")
-    driver.worker("w2", credit_count=2)
-    driver.now += 5.0
-    driver.run("other")
-    driver.now += 16.0
-
-    assert driver.send(events.TimePassed()) == []
-
-
 def test_a_standby_takes_nothing_before_it_took_over() -> None:
     driver = Driver(epoch=0)
     assert only(effects.Reject, driver.arrive("r1")).reason == "STANDBY"
@@ -302,22 +224,3 @@ def test_what_a_forgotten_worker_still_runs_takes_its_credit(driver: Driver) -> 
     back = driver.worker("w1", running=frozenset({("r1", run.fencing_token)}))
 
     assert kinds(back) == [effects.StopAttempt]
-
-
-def test_a_hedge_is_due_after_as_many_times_what_was_predicted() -> None:
-    driver = hedging_driver()
-
-    driver.run("r1")
-
-    assert driver.dataplane.next_wakeup() == driver.now + 2.0 * 10.0
-
-
-def test_a_request_with_two_attempts_gets_no_third() -> None:
-    driver = hedging_driver()
-    driver.run("r1")
-    for name in ("w2", "w3"):
-        driver.worker(name)
-    request = driver.dataplane.state.requests["r1"]
-    assert kinds(on_hedge_due(driver.dataplane.state, driver.now, request)) == [effects.Hedge, effects.PersistAttempt]
-
-    assert on_hedge_due(driver.dataplane.state, driver.now, request) == []

@@ -20,7 +20,7 @@ PROFILES = events.ProfilesReceived((events.SpeedProfile(LIGHT, ((1, 3.0),)), eve
 class DataplaneInAnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = BreakingWorld(hedge_after=1.0)
+        self.world = BreakingWorld()
 
     @rule(
         tenant=st.sampled_from(["a", "b"]),

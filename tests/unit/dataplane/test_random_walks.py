@@ -20,7 +20,7 @@ class Walk:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self.world = BreakingWorld(hedge_after=rng.choice([None, 1.0]), fall_back=rng.random() < 0.8)
+        self.world = BreakingWorld(fall_back=rng.random() < 0.8)
         if rng.random() < 0.7:
             self.world.send(PROFILES)
         self._steps: dict[Callable[[], None], int] = {
