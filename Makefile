@@ -87,7 +87,7 @@ lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts and the
 	$(BIN)/python scripts/generate_protos.py --check
 	$(BIN)/python scripts/generate_reference.py --check
 
-docs: $(DOCS_READY) ## the site of the documentation, in build/site, with every link checked
+docs: $(DOCS_READY) ## build the site in build/site, with the gRPC and HTTP references, and check every link
 	$(BIN)/python scripts/build_site.py
 
 contracts: $(DEV_READY) ## what in the contracts would break a peer of the last version; fails from version 1.0 on
@@ -100,7 +100,7 @@ format: $(DEV_READY) ## put the code into the project's form
 protos: $(DEV_READY) ## regenerate the code of the contracts
 	$(BIN)/python scripts/generate_protos.py
 
-reference: $(DEV_READY) ## regenerate the reference pages of the API, the settings and the metrics
+reference: $(DEV_READY) ## regenerate the committed reference pages: settings, metrics, reasons
 	$(BIN)/python scripts/generate_reference.py
 
 client-wheel: $(DEV_READY) ## dist/pentimento_protos-*.whl: the contracts alone, for clients in Python
@@ -154,7 +154,7 @@ $(DEV_READY): $(TORCH_READY) pyproject.toml constraints/base.txt
 	@$(INSTALL) $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[dev]"
 	@touch $@ $(DEMO_READY)
 
-# The site needs no torch, nor anything else of the suite.
+# The site needs no torch: the extra has only the packages that its generated pages are made from.
 $(DOCS_READY): $(MADE) pyproject.toml constraints/base.txt
 	@$(INSTALL) -c constraints/base.txt --editable ".[docs]"
 	@touch $@

@@ -82,11 +82,13 @@ NAVIGATION = {
     "docs/benchmarks": {"": ["Earlier runs <docs/benchmark-runs>"]},
     "docs/clients": {"": ["examples/*/README"]},
     "docs/reference/README": {
-        "": [f"docs/reference/{name}" for name in ("http", "api", "settings", "metrics", "reasons")],
+        "": [f"docs/reference/{name}" for name in ("settings", "metrics", "reasons", "api", "http")],
     },
     "docs/services": {"": ["services/*/README"]},
     "docs/adr/README": {"": ["docs/adr/0*"]},
 }
+# `scripts/build_site.py` writes these pages before Sphinx reads them; they are not committed.
+GENERATED = ("docs/reference/api", "docs/reference/http")
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s#]+)((?:#[^)\s]*)?)\)")
 # A visitor of the site's own address is sent on.
 FIRST_PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Pentimento</title>

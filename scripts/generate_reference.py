@@ -1,17 +1,21 @@
-"""Generate the reference pages under `docs/reference/` from what they describe.
+"""Generate the reference pages under `docs/reference/` from the code that they describe.
 
-    python scripts/generate_reference.py            # writes them
-    python scripts/generate_reference.py --check    # exits 1 and lists the pages that are out of date
+    python scripts/generate_reference.py            # write the committed pages
+    python scripts/generate_reference.py --check    # exit 1 and list the committed pages that are out of date
+    python scripts/generate_reference.py --site     # write the pages that only the site has
 
-`api.md` comes from the contracts in `protos/`, `settings.md` from the settings classes of the services, `metrics.md`
-from the metrics that the processes register, `reasons.md` from `pentimento.domain.reasons`, `http.md` from the API
-document of the edge, where the edge's packages are installed.
+| page | generated from | |
+| --- | --- | --- |
+| `settings.md` | the settings classes of the services | committed |
+| `metrics.md` | the metrics that the processes register | committed |
+| `reasons.md` | `pentimento.domain.reasons` | committed |
+| `api.md` | the contracts in `protos/` | built with the site |
+| `http.md` | the OpenAPI document of the edge | built with the site |
 """
 
 import argparse
 import importlib
 import importlib.resources
-import importlib.util
 import sys
 import tempfile
 import types
@@ -339,24 +343,26 @@ def edge_page() -> str:
     return http_page(HEAD, importlib.import_module("services.edge.api_document").api_document())
 
 
-PAGES = {"api.md": api_page, "settings.md": settings_page, "metrics.md": metrics_page, "reasons.md": reasons_page}
-if importlib.util.find_spec("starlette") is not None:
-    PAGES["http.md"] = edge_page
+COMMITTED = {"settings.md": settings_page, "metrics.md": metrics_page, "reasons.md": reasons_page}
+# Git ignores these: `make docs` writes them before it builds the site.
+OF_THE_SITE = {"api.md": api_page, "http.md": edge_page}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is out of date")
-    check = parser.parse_args().check
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--check", action="store_true", help="write nothing; exit 1 if a committed page is out of date")
+    choice.add_argument("--site", action="store_true", help="write the pages that only the site has")
+    options = parser.parse_args()
     stale = []
-    for name, page in PAGES.items():
+    for name, page in (OF_THE_SITE if options.site else COMMITTED).items():
         path, text = REFERENCE / name, page()
         if not path.exists() or path.read_text() != text:
             stale.append(str(path.relative_to(ROOT)))
-            if not check:
+            if not options.check:
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(text)
-    if check and stale:
+    if options.check and stale:
         sys.exit("generate_reference: out of date, run `make reference`:\n  " + "\n  ".join(stale))
 
 

@@ -11,10 +11,9 @@ from google.protobuf import descriptor_pool
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.snippets.blocks import ROOT
+from services.edge.api_document import api_document
 
-REFERENCE = ROOT / "docs" / "reference" / "http.md"
-# Paths that take fields, and the schema in the reference that has them.
+# Paths that take fields, and their schemas in the API document.
 BODIES = {
     "/v1/images/generations": "GenerationRequest",
     "/v1/images/edits": "EditRequest",
@@ -33,10 +32,8 @@ class NoSuchCall(Exception):
 
 @cache
 def fields_of(schema: str) -> frozenset[str]:
-    """Return the names of a schema's own fields, by the reference."""
-    _, _, rest = REFERENCE.read_text().partition(f"\n## {schema}\n")
-    rows, _, _ = rest.partition("\n## ")
-    return frozenset(re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE))
+    """Return the names of a schema's own fields in the API document."""
+    return frozenset(api_document()["components"]["schemas"][schema]["properties"])
 
 
 def check_curl(words: Sequence[str]) -> None:

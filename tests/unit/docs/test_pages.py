@@ -15,8 +15,14 @@ GUIDES = (
     *sorted(ROOT.glob("services/*/README.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
 )
+# `make docs` generates these; other pages may link to them without an anchor.
+OF_THE_SITE = {ROOT / "docs" / "reference" / name for name in ("api.md", "http.md")}
 # Decision records keep the names of their day; only their links are held.
-PAGES = (*GUIDES, *sorted(ROOT.glob("docs/adr/*.md")), *sorted(ROOT.glob("docs/reference/*.md")))
+PAGES = (
+    *GUIDES,
+    *sorted(ROOT.glob("docs/adr/*.md")),
+    *sorted(page for page in ROOT.glob("docs/reference/*.md") if page not in OF_THE_SITE),
+)
 # Written by a user's command, not in the tree.
 MADE_BY_COMMANDS = ("deploy/secrets",)
 # Stands for any name.
@@ -51,6 +57,8 @@ def anchors(page: Path) -> set[str]:
 def leads_somewhere(page: Path, link: str) -> bool:
     path, _, anchor = link.partition("#")
     target = page.parent / path if path else page
+    if target.resolve() in OF_THE_SITE:
+        return not anchor
     return target.exists() and (not anchor or target.suffix != ".md" or anchor in anchors(target))
 
 
