@@ -79,7 +79,6 @@ NAVIGATION = {
             )
         ],
     },
-    "docs/benchmarks": {"": ["Earlier runs <docs/benchmark-runs>"]},
     "docs/clients": {"": ["examples/*/README"]},
     "docs/reference/README": {
         "": [f"docs/reference/{name}" for name in ("settings", "metrics", "reasons", "api", "http")],
