@@ -175,25 +175,9 @@ def _reserve_peer(state: State, key: LaneKey, request: Request, worker: Worker) 
     lane = state.lanes[key]
     if not worker.pairable or not lane.ready or lane.fresh or lane.spare or lane.set_aside:
         return
-    peer = _idle_partner(state, key, request, worker)
-    if peer is not None:
+    peer = cheapest_worker(state, key, request)
+    if peer is not None and peer is not worker and peer.pairable and not peer.used_credits:
         take_as_peer(state, peer, request.attempt_key)
-
-
-def _idle_partner(state: State, key: LaneKey, request: Request, worker: Worker) -> Worker | None:
-    """The cheapest worker that idles and suits the request; of those that the plan pairs with `worker`, where it pairs
-    any."""
-    lane, named = state.lanes[key], state.partners
-    if not named:
-        cheapest = cheapest_worker(state, key, request)
-        found = [cheapest] if cheapest is not None else []
-    else:
-        partners = named.get(worker.worker_id, frozenset())
-        found = [state.workers[name] for name in lane.ready if name in partners]
-    for peer in found:
-        if peer is not worker and peer.pairable and not peer.used_credits and suits(request, peer):
-            return peer
-    return None
 
 
 def _dispatch_reruns(state: State, now: float, lane: Lane) -> list[Effect]:

@@ -68,7 +68,6 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
     state.deserted = frozenset(pool.pool for pool in event.plan.pools) - state.staffed
     state.entered = state.staffed & {pool.pool for pool in event.plan.pools if takes(pool, NOISE)}
     state.dirty |= {key: None for key in state.lanes if key[0] in state.deserted}
-    state.partners = _partners(event.plan)
     state.registered = {one.model: one.digest for one in event.plan.registered}
     thinned = {pool.pool for pool in event.plan.pools if pool.thins}
     for name in thinned | state.pools.keys():
@@ -92,15 +91,6 @@ def _leave_unrouted(state: State) -> list[Effect]:
     """Send those on whose start is being decided where nobody is left: it may be waiting for their model."""
     routing = [request for request in state.requests.values() if request.phase is Phase.ROUTING]
     return [effect for one in routing if is_deserted(state, one.pool) for effect in go_on(state, one)]
-
-
-def _partners(plan: Plan) -> dict[str, frozenset[str]]:
-    """By worker, those that it may paint with; either of a pair may ask the other."""
-    found: dict[str, set[str]] = {}
-    for pair in plan.pairs:
-        for one, other in (pair.worker_ids, pair.worker_ids[::-1]):
-            found.setdefault(one, set()).add(other)
-    return {worker_id: frozenset(partners) for worker_id, partners in found.items()}
 
 
 def on_profiles_received(state: State, now: float, event: ProfilesReceived) -> list[Effect]:

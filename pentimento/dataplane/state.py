@@ -85,8 +85,6 @@ class State:
     skip_bounds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     # The digests of the model repository, by name.
     registered: Mapping[str, str] = field(default_factory=dict)
-    # Whom the plan lets a worker paint with; empty where it leaves that open.
-    partners: Mapping[str, frozenset[str]] = field(default_factory=dict)
     profiles: dict[str, SpeedProfile] = field(default_factory=dict)
     admission_share: float = 0.0
     # Of tenants that have quotas: what they used, and their weights. Of all: how many requests have not ended.

@@ -243,13 +243,6 @@ class AdapterPlacement:
 
 
 @dataclass(frozen=True)
-class WorkerPair:
-    """Two workers of one model that may paint a picture together, a half of its guidance each."""
-
-    worker_ids: tuple[str, str]
-
-
-@dataclass(frozen=True)
 class RegisteredDigest:
     """The digest that the model repository has for a name."""
 
@@ -261,9 +254,8 @@ class RegisteredDigest:
 class Plan:
     """Intent; what workers report is the truth. `drops_late` False: requests that are predicted to miss their deadline
     are tried all the same. `placements`: where adapters are, as the replicas reported it; `components`: where what
-    services hold is to be. `pairs`: who may paint a picture with whom; where it names none, any two workers of one
-    model. `notes`: what was not planned, and why. `registered`: who holds another digest under one of these names gets
-    no requests."""
+    services hold is to be. `notes`: what was not planned, and why. `registered`: workers that hold another digest under
+    one of these names get no requests."""
 
     version: PlanVersion
     assignments: tuple[WorkerAssignment, ...] = ()
@@ -273,7 +265,6 @@ class Plan:
     allocator: str = ""
     drops_late: bool = True
     placements: tuple[AdapterPlacement, ...] = ()
-    pairs: tuple[WorkerPair, ...] = ()
     cascades: tuple[CascadePlan, ...] = ()
     cache: CachePlan = CachePlan()
     components: tuple[ComponentPlacement, ...] = ()

@@ -21,7 +21,6 @@ from pentimento.domain.fleet import (
     ReplicaReport,
     StartShare,
     WorkerAssignment,
-    WorkerPair,
 )
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
@@ -96,7 +95,6 @@ class AllocationDecision:
     cascades: tuple[CascadePlan, ...] = ()
     cache: CachePlan = field(default_factory=CachePlan)
     components: tuple[ComponentPlacement, ...] = ()
-    pairs: tuple[WorkerPair, ...] = ()
     notes: tuple[str, ...] = ()
 
     def as_plan(self, version: PlanVersion, allocator: str = "") -> Plan:
@@ -107,7 +105,6 @@ class AllocationDecision:
             self.pools,
             self.admission_rate,
             allocator=allocator,
-            pairs=self.pairs,
             cascades=self.cascades,
             cache=self.cache,
             components=self.components,

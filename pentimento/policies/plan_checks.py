@@ -31,9 +31,6 @@ def check_plan(plan: Plan) -> None:
         if placement.kind is ReplicaKind.UNET_WORKER or not placement.component:
             limit = "must be a component of a service; models of workers are in the assignments"
             raise InvalidArgument.of(f"components[{index}]", limit)
-    for index, pair in enumerate(plan.pairs):
-        if pair.worker_ids[0] == pair.worker_ids[1]:
-            raise InvalidArgument.of(f"pairs[{index}]", f"must be two workers, got {pair.worker_ids[0]!r} twice")
 
 
 def _check_assignments(plan: Plan) -> None:

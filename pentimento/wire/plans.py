@@ -19,7 +19,6 @@ from pentimento.domain.fleet import (
     StagePlan,
     StartThreshold,
     WorkerAssignment,
-    WorkerPair,
 )
 from pentimento.wire.adapters import adapter_from_proto, adapter_to_proto
 from pentimento.wire.enumerations import REPLICA_KINDS
@@ -36,7 +35,6 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         allocator=plan.allocator,
         keeps_late=not plan.drops_late,
         placements=[_placement_to_proto(placement) for placement in plan.placements],
-        pairs=[pb.WorkerPair(worker_id=one, peer_id=other) for one, other in (pair.worker_ids for pair in plan.pairs)],
         cascades=[_cascade_to_proto(cascade) for cascade in plan.cascades],
         cache=_cache_to_proto(plan.cache),
         components=[_component_to_proto(placement) for placement in plan.components],
@@ -55,7 +53,6 @@ def plan_from_proto(message: pb.Plan) -> Plan:
         allocator=message.allocator,
         drops_late=not message.keeps_late,
         placements=tuple(_placement_from_proto(placement) for placement in message.placements),
-        pairs=tuple(WorkerPair((pair.worker_id, pair.peer_id)) for pair in message.pairs),
         cascades=tuple(_cascade_from_proto(cascade) for cascade in message.cascades),
         cache=_cache_from_proto(message.cache) if message.HasField("cache") else CachePlan(),
         components=tuple(_component_from_proto(placement) for placement in message.components),

@@ -1,8 +1,8 @@
 """One allocation problem for every way in which a picture can be painted, as a mixed integer linear program.
 
 A *route* is one of those ways: the heavy model from noise, a cascade at one threshold, a latent resumed, an image
-refined by a small model, each with or without adapters. A *component* is what a device holds: a model, a ControlNet, or
-a model whose guidance is halved between a pair of devices. A *pool* is a component in batches of one size on devices of
+refined by a small model, each with or without adapters. A *component* is what a device holds: a model or a
+ControlNet. A *pool* is a component in batches of one size on devices of
 one kind; a *course* is a route through certain pools that keeps the SLO.
 
     max  sum_i rate_i * (served_weight + quality of its route - price of its device-seconds)
@@ -11,7 +11,7 @@ one kind; a *course* is a route through certain pools that keeps the SLO.
     work     sum_i rate_i * work_ip + aside_p <= (n_p - new_p * load_s / horizon_s) * T_p
     aside    sum of aside_p over the pools of a component = what routes need of it beside their course
     new      sum of new_p over a component's pools on a kind of device >= their units - those that are held
-    devices  sum of n_p * devices_p over the pools of a kind <= the devices of that kind
+    devices  sum of n_p over the pools of a kind <= the devices of that kind
 
 A device that loads a component carries nothing for `load_s` of the `horizon_s` that the demand is expected to hold: a
 switch is made where it pays within the horizon. A device-second that a request takes, where it takes fewest, costs
@@ -30,13 +30,12 @@ from pentimento.policies.serving.costs import BatchCost
 @dataclass(frozen=True)
 class Component:
     """What a device holds. `costs`: what batches cost, by the kinds of device that it fits on. `load_s`: seconds until
-    it serves. `wait_s`: how long its requests wait for their batch. `devices`: how many of them hold it together."""
+    it serves. `wait_s`: how long its requests wait for their batch."""
 
     name: str
     costs: Mapping[str, tuple[BatchCost, ...]]
     load_s: float = 0.0
     wait_s: float = 0.0
-    devices: int = 1
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class JointProblem:
     @cached_property
     def _seconds_of_run(self) -> Mapping[str, float]:
         return {
-            component.name: component.devices / max(cost.throughput for costs in found for cost in costs)
+            component.name: 1.0 / max(cost.throughput for costs in found for cost in costs)
             for component in self.components
             if (found := [costs for costs in component.costs.values() if costs])
         }

@@ -54,8 +54,7 @@ class JointProgram:
             for kind in problem.devices:
                 self._count_loads(kind, component)
         for kind, count in problem.devices.items():
-            own = [(unit, self._components[p.component].devices) for p, unit in units.items() if p.kind == kind]
-            self._program.require(own, at_most=count)
+            self._program.require([(unit, 1.0) for p, unit in units.items() if p.kind == kind], at_most=count)
         self._searched: BranchAndBound | None = None
         # What no plan without loads exceeds, once that was searched for.
         self._best_held = math.inf
@@ -98,9 +97,8 @@ class JointProgram:
 
     def _devices(self) -> list[Budget]:
         """The devices of each kind, which pools share."""
-        needed = {place: (p.kind, self._components[p.component].devices) for place, p in enumerate(self._pools)}
         return [
-            Budget({place: devices for place, (of, devices) in needed.items() if of == kind}, count)
+            Budget({place: 1 for place, pool in enumerate(self._pools) if pool.kind == kind}, count)
             for kind, count in self._problem.devices.items()
         ]
 
@@ -113,7 +111,7 @@ class JointProgram:
         return [Budget(costs, self._problem.held.get(key, 0)) for key, costs in own.items()]
 
     def _most(self, pool: PlannedPool) -> int:
-        return self._problem.devices[pool.kind] // self._components[pool.component].devices
+        return self._problem.devices[pool.kind]
 
     def _add_rates(self) -> dict[Course, int]:
         rates: dict[Course, int] = {}

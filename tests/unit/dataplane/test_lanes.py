@@ -6,7 +6,7 @@ import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.events import FailureKind
-from pentimento.domain.fleet import Capability, Plan, WorkerPair
+from pentimento.domain.fleet import Capability, Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.adapter_needs import AdapterHoldings, AdapterNeeds
 from tests.unit.dataplane.driver import Driver, kinds, only
@@ -101,21 +101,6 @@ def test_a_pair_is_for_who_has_little_time_left(remaining_s: float, paired: bool
 
 def test_a_pair_whose_gain_is_not_known_waits_for_nobodys_deadline() -> None:
     assert peer_of(pairing_driver(DataplaneSettings(pair_tight_share=2.0)), 101.0) is None
-
-
-def test_the_plan_says_who_pairs_with_whom() -> None:
-    driver = pairing_driver()
-    driver.worker("w3", pairable=True)
-    driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), pairs=(WorkerPair(("w3", "w1")),))))
-
-    assert peer_of(driver) == "w3"
-
-
-def test_a_worker_that_the_plan_pairs_with_nobody_paints_alone() -> None:
-    driver = pairing_driver()
-    driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), pairs=(WorkerPair(("w2", "w3")),))))
-
-    assert peer_of(driver) is None
 
 
 def test_a_peer_has_what_the_request_needs() -> None:

@@ -18,7 +18,6 @@ from pentimento.domain.fleet import (
     StagePlan,
     StartThreshold,
     WorkerAssignment,
-    WorkerPair,
 )
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.eviction_rules import EVICTION_NAMES
@@ -36,7 +35,6 @@ GOOD = Plan(
     cascades=(CascadePlan("c", (FIRST, LAST)),),
     cache=CachePlan(("noise",), False, 0.9, -2, "lcbfu"),
     components=(ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ("cn",)),),
-    pairs=(WorkerPair(("w1", "w2")),),
 )
 
 
@@ -89,7 +87,6 @@ def test_a_plan_that_makes_sense_passes() -> None:
         (staged(FIRST, replace(LAST, reuse_share=0.1)), "cascades[0].stages[1].reuse_share"),
         ({"components": (ComponentPlacement(ReplicaKind.UNET_WORKER, "a", ()),)}, "components[0]"),
         ({"components": (ComponentPlacement(ReplicaKind.CONTROLNET, "", ()),)}, "components[0]"),
-        ({"pairs": (WorkerPair(("w1", "w1")),)}, "pairs[0]"),
         ({"registered": (RegisteredDigest("a", "sha256:1"), RegisteredDigest("a", "sha256:2"))}, "registered"),
     ],
 )
@@ -148,10 +145,6 @@ def test_what_is_just_within_its_limits_passes(change: dict[str, object]) -> Non
         (
             {"pools": (LIGHT, replace(HEAVY, routes=(RouteShare("noise", 1.0, "c"),)))},
             "pools[1].routes[0].cascade: must begin with 'heavy', begins with 'light'",
-        ),
-        (
-            {"pairs": (WorkerPair(("w1", "w2")), WorkerPair(("w2", "w2")))},
-            "pairs[1]: must be two workers, got 'w2' twice",
         ),
     ],
 )

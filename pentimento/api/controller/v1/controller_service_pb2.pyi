@@ -626,7 +626,6 @@ class Plan(_message.Message):
     ALLOCATOR_FIELD_NUMBER: _builtins.int
     KEEPS_LATE_FIELD_NUMBER: _builtins.int
     PLACEMENTS_FIELD_NUMBER: _builtins.int
-    PAIRS_FIELD_NUMBER: _builtins.int
     CASCADES_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     COMPONENTS_FIELD_NUMBER: _builtins.int
@@ -648,10 +647,6 @@ class Plan(_message.Message):
     @_builtins.property
     def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterPlacement]:
         """Which replicas have which LoRA or ControlNet."""
-
-    @_builtins.property
-    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerPair]:
-        """Who may paint a picture with whom (latent parallelism); where none are named, any two workers of one model."""
 
     @_builtins.property
     def cascades(self) -> _containers.RepeatedCompositeFieldContainer[Global___CascadePlan]: ...
@@ -680,7 +675,6 @@ class Plan(_message.Message):
         allocator: _builtins.str = ...,
         keeps_late: _builtins.bool = ...,
         placements: _abc.Iterable[Global___AdapterPlacement] | None = ...,
-        pairs: _abc.Iterable[Global___WorkerPair] | None = ...,
         cascades: _abc.Iterable[Global___CascadePlan] | None = ...,
         cache: Global___CachePlan | None = ...,
         components: _abc.Iterable[Global___ComponentPlacement] | None = ...,
@@ -689,7 +683,7 @@ class Plan(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "cache", b"cache", "cascades", b"cascades", "components", b"components", "endpoints", b"endpoints", "keeps_late", b"keeps_late", "notes", b"notes", "pairs", b"pairs", "placements", b"placements", "pools", b"pools", "registered", b"registered", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "cache", b"cache", "cascades", b"cascades", "components", b"components", "endpoints", b"endpoints", "keeps_late", b"keeps_late", "notes", b"notes", "placements", b"placements", "pools", b"pools", "registered", b"registered", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -716,30 +710,6 @@ class RegisteredDigest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisteredDigest: _TypeAlias = RegisteredDigest  # noqa: Y015
-
-@_typing.final
-class WorkerPair(_message.Message):
-    """Two workers of one model, each of which may ask the other for one half of a picture's guidance."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WORKER_ID_FIELD_NUMBER: _builtins.int
-    PEER_ID_FIELD_NUMBER: _builtins.int
-    worker_id: _builtins.str
-    peer_id: _builtins.str
-    def __init__(
-        self,
-        *,
-        worker_id: _builtins.str = ...,
-        peer_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer_id", b"peer_id", "worker_id", b"worker_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___WorkerPair: _TypeAlias = WorkerPair  # noqa: Y015
 
 @_typing.final
 class AdapterPlacement(_message.Message):

@@ -123,15 +123,6 @@ def test_a_controlnet_needs_devices_and_no_time_of_its_own() -> None:
     assert units_by_component(problem) == {"heavy": 1, "control": 3}
 
 
-def test_a_model_in_pairs_takes_two_devices_each() -> None:
-    paired = Component("paired", {"gpu": (BatchCost(1, 0.6),)}, devices=2)
-    route = PaintingRoute("paired", "noise", (Use("paired", 1.0),), 1.0)
-    problem = replace(PROBLEM, demand={"noise": 99.0}, devices={"gpu": 5}, components=(paired,), routes=(route,))
-
-    assert units_by_component(problem) == {"paired": 2}
-    assert rates_by_route(problem) == {"paired": pytest.approx(2 / 0.6, abs=1e-5)}
-
-
 def test_a_model_is_held_only_by_kinds_that_it_fits_on() -> None:
     everywhere = replace(LIGHT, costs={"gpu": LIGHT.costs["gpu"], "small": (BatchCost(1, 0.2),)})
     problem = replace(PROBLEM, devices={"gpu": 1, "small": 3}, components=(HEAVY, everywhere), demand={"noise": 9.0})
@@ -261,11 +252,10 @@ def test_room_for_who_is_not_there_costs_nothing() -> None:
 
 
 def test_device_seconds_are_those_of_all_that_a_route_uses() -> None:
-    """Two tenths of a heavy run of 0.4 s, whose component takes two devices, and a light one of 0.1 s."""
-    pair = replace(HEAVY, devices=2)
+    """Two tenths of a heavy run of 0.4 s and a light one of 0.1 s."""
     cascade = PaintingRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.2)), 1.0)
 
-    assert replace(PROBLEM, components=(pair, LIGHT)).device_seconds(cascade) == pytest.approx(0.1 + 0.2 * 0.8)
+    assert replace(PROBLEM, components=(HEAVY, LIGHT)).device_seconds(cascade) == pytest.approx(0.1 + 0.2 * 0.4)
 
 
 def test_a_search_that_ends_too_soon_is_gone_on_with_by_the_solver_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
