@@ -2,9 +2,13 @@
 tests that reach its line, in a copy of the tree.
 
     python -m benchmarks.mutation [--only MODULE ...] [--sample N] [--seed N] [--processes N] [--list]
+    python -m benchmarks.mutation --paths pentimento/sdk [--tests tests/unit/sdk ...] --list > before.txt
+    python -m benchmarks.mutation --changed main --list
 
-A mutant that a test fails on, or that hangs, is killed. Those that survive are listed in the result; the ones that
-change nothing anybody could see stand with their reasons in mutation_equivalents.toml and are counted apart.
+A mutant that a test fails on, or that hangs, is killed. The result names the test that killed each mutant and counts
+kills by level (unit, contract, ...), quickest tests first: a level has the kills that the quicker tests of others
+missed. Survivors that change nothing observable stand with their reasons in mutation_equivalents.toml and are counted
+apart. With `--paths` or `--changed` a result is written only where `--out` says so.
 """
 
 import argparse
@@ -27,14 +31,18 @@ from benchmarks.mutation_runs import (
     measure,
     run_all,
 )
+from benchmarks.mutation_targets import changed_since, chosen_module
 from benchmarks.parts import PartResult, merge_parts
 from benchmarks.report import (
     Figure,
     Interval,
+    Options,
     Target,
     at_least,
+    default_out,
     informative,
     parse_options,
+    print_figures,
     publish,
 )
 from benchmarks.statistics import CONFIDENCE, binomial_interval
@@ -125,32 +133,61 @@ _OVERHEAD_S = 1.5
 def main() -> int:
     options = parse_options("mutation", __doc__, add_options)
     os.nice(NICENESS)
-    only, seed = options.rest["only"], options.rest["seed"]
     sample = 10 if options.quick else options.rest["sample"]
     known = known_equivalents()
-    told = known if options.rest["list"] else None
+    listed = known if options.rest["list"] else None
+    suites, is_chosen = suites_of(options)
     found = {}
     with copies(options.rest["processes"]) as trees:
-        for suite in (suite for suite in SUITES if suite.name in (only or [suite.name])):
-            outcomes = run_suite(suite, sample, seed, trees, told)
-            found[suite.name] = PartResult(figures_of(suite.name, outcomes, known), {"seed": seed, "sample": sample})
-    figures, notes = merge_parts(options.out if only else None, [suite.name for suite in SUITES], found)
-    return publish(options, figures, notes={"parts": notes})
+        for suite in suites:
+            outcomes = run_suite(suite, sample, options.rest["seed"], trees, listed)
+            found[suite.name] = PartResult(
+                figures_of(suite.name, outcomes, known),
+                {"seed": options.rest["seed"], "sample": sample, "killed_by_level": killed_by_level(outcomes)},
+            )
+    if not is_chosen:
+        figures, notes = merge_parts(
+            options.out if options.rest["only"] else None, [suite.name for suite in SUITES], found
+        )
+        return publish(options, figures, notes={"parts": notes})
+    figures = [figure for part in found.values() for figure in part.figures]
+    if options.out != default_out("mutation", options.quick):
+        return publish(options, figures, notes={"parts": {name: part.notes for name, part in found.items()}})
+    print_figures(figures, all(figure.ok for figure in figures))
+    return 0 if all(figure.ok for figure in figures) else 1
+
+
+def suites_of(options: Options) -> tuple[list[MutatedModule], bool]:
+    """Return the modules to mutate, and whether the command line chose their files."""
+    paths: list[str] = list(options.rest["paths"])
+    if options.rest["changed"]:
+        paths += changed_since(options.rest["changed"])
+    if paths:
+        return [chosen_module(paths, options.rest["tests"])], True
+    if options.rest["changed"]:
+        raise SystemExit(f"no source file has changed since {options.rest['changed']}")
+    if options.rest["tests"]:
+        raise SystemExit("--tests needs --paths or --changed: the named modules have tests of their own")
+    return [suite for suite in SUITES if suite.name in (options.rest["only"] or [suite.name])], False
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     names = [suite.name for suite in SUITES]
-    parser.add_argument("--only", nargs="+", default=[], choices=names, help="these modules; of others, figures stay")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--only", nargs="+", default=[], choices=names, help="these modules; others keep their figures")
+    chosen.add_argument("--paths", nargs="+", default=[], help="files, folders or patterns to mutate instead")
+    chosen.add_argument("--changed", metavar="REF", help="mutate the source files changed since this commit")
+    parser.add_argument("--tests", nargs="+", default=[], help="folders or files of tests (default: the packages' own)")
     parser.add_argument("--sample", type=int, default=150, help="mutants a module (default: 150)")
-    parser.add_argument("--seed", type=int, default=0, help="which ones are drawn")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="mutants at a time")
-    parser.add_argument("--list", action="store_true", help="print every survivor")
+    parser.add_argument("--list", action="store_true", help="print every mutant, with the test that killed it")
 
 
 def run_suite(
-    suite: MutatedModule, sample: int, seed: int, trees: Sequence[Path], told: Equivalents | None = None
+    suite: MutatedModule, sample: int, seed: int, trees: Sequence[Path], listed: Equivalents | None = None
 ) -> list[MutantOutcome]:
-    """`told`: prints survivors as they come, those of the equivalents with their reasons."""
+    """Run a sample of mutants. With `listed`, print each as its run ends, equivalent ones with their reasons."""
     measured = measure(suite, trees[0])
     check_unchanged(suite, measured, trees[0])
     mutants = drawn(suite.paths(), sample, seed)
@@ -161,8 +198,8 @@ def run_suite(
     outcomes = []
     for outcome in run_all(mutants, measured, trees):
         outcomes.append(outcome)
-        if told is not None and not outcome.is_killed:
-            print(*row(outcome, told), flush=True)
+        if listed is not None:
+            print(*row(outcome, listed), flush=True)
     print(f"{suite.name}: {time.monotonic() - started:.0f} s", flush=True)
     return outcomes
 
@@ -207,10 +244,16 @@ def share(name: str, outcomes: Sequence[MutantOutcome], known: Equivalents, targ
 
 
 def row(outcome: MutantOutcome, known: Equivalents) -> list[str]:
-    """Verdict, operator, place and change; of one that changes nothing anybody could see, why."""
+    """Return verdict, operator, place and change, then the test that killed it or the reason why none could."""
     mutant = outcome.mutant
     reason = "" if outcome.is_killed else known.get(mutant.identity, "")
-    return [outcome.verdict, mutant.operator, str(mutant), *([f"equivalent: {reason}"] if reason else [])]
+    explained = [f"by {outcome.test}"] if outcome.test else [f"equivalent: {reason}"] if reason else []
+    return [outcome.verdict, mutant.operator, str(mutant), *explained]
+
+
+def killed_by_level(outcomes: Iterable[MutantOutcome]) -> dict[str, int]:
+    """Count killed mutants by the level of the test that killed them."""
+    return dict(Counter(outcome.level for outcome in outcomes if outcome.is_killed))
 
 
 if __name__ == "__main__":

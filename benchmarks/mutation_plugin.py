@@ -5,6 +5,7 @@ With a file named in PENTIMENTO_TEST_LINES it writes there what every test takes
 
 import json
 import os
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -18,6 +19,8 @@ PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin"
 RECORD = os.environ.get("PENTIMENTO_TEST_LINES", "")
 # Of a file of tests that is loaded, before its name: whose constants run a line, nobody else knows.
 LOADED = "loaded "
+# Imported once for all mutants where tests need them: each takes more than most tests.
+SLOW_LIBRARIES = ("torch", "sklearn", "openai", "highspy")
 
 settings.register_profile(
     "mutation",
@@ -69,7 +72,8 @@ class Recorder:
             os.path.relpath(file): {str(line): names for line, names in data.contexts_by_lineno(file).items()}
             for file in data.measured_files()
         }
-        found = {"seconds": self.seconds, "failed": sorted(self.failed), "lines": lines}
+        libraries = [name for name in SLOW_LIBRARIES if name in sys.modules]
+        found = {"seconds": self.seconds, "failed": sorted(self.failed), "lines": lines, "libraries": libraries}
         Path(RECORD).write_text(json.dumps(found))
 
 

@@ -42,12 +42,13 @@ class MutatedModule:
 @dataclass(frozen=True)
 class Measured:
     """What the tests take without a mutant, in seconds, and who runs which line: file, line, tests. `unseen`: those
-    that may run any."""
+    that may run any. `libraries`: packages that take long to import and that the tests have imported."""
 
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
     failed: list[str] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
+    libraries: list[str] = field(default_factory=list)
 
     def sound_tests(self) -> list[str]:
         """Those that pass without a mutant."""
@@ -70,14 +71,21 @@ class Measured:
 
 @dataclass(frozen=True)
 class MutantOutcome:
-    """`verdict`: killed, stopped (it hung, which is as good), survived, or unreached (no test runs its line)."""
+    """`verdict`: killed, stopped (it hung, which is as good), survived, or unreached (no test runs its line).
+    `test` is the test that killed it, "" where the module could not be imported or a test hung."""
 
     mutant: Mutant
     verdict: str
+    test: str = ""
 
     @property
     def is_killed(self) -> bool:
         return self.verdict in ("killed", "stopped")
+
+    @property
+    def level(self) -> str:
+        """The folder of `tests/` that the killing test stands in; the verdict where no test is known."""
+        return self.test.split("/")[1] if self.test.startswith("tests/") else self.verdict
 
 
 @contextmanager
@@ -108,16 +116,17 @@ def measure(suite: MutatedModule, tree: Path) -> Measured:
     found = json.loads(record.read_text())
     lines = {file: {int(line): names for line, names in by_line.items()} for file, by_line in found["lines"].items()}
     unseen = [name for name in found["seconds"] if name.startswith(suite.processes)] if suite.processes else []
-    return Measured(found["seconds"], lines, found["failed"], unseen)
+    return Measured(found["seconds"], lines, found["failed"], unseen, found["libraries"])
 
 
 def check_unchanged(suite: MutatedModule, measured: Measured, tree: Path) -> None:
     """Leaves out tests that fail in a copy as it is, in the way mutants are run: what fails then, no mutant does.
     RuntimeError where many do."""
-    runner = Runner(tree)
+    runner = Runner(tree, measured.libraries)
+    limit_s = max(600.0, TIME_SLACK_S + TIME_FACTOR * sum(measured.seconds.values()))
     try:
         for _ in range(LEFT_OUT_COUNT + 1):
-            verdict, _, failed = runner.unchanged(suite.paths()[0], measured.sound_tests()).partition(" ")
+            verdict, _, failed = runner.unchanged(suite.paths()[0], measured.sound_tests(), limit_s).partition(" ")
             if verdict == "passed":
                 return
             if not failed:
@@ -129,10 +138,10 @@ def check_unchanged(suite: MutatedModule, measured: Measured, tree: Path) -> Non
 
 
 class Runner:
-    """A process in a copy that runs one mutant at a time."""
+    """A process in a copy that runs one mutant at a time, with `libraries` imported once for all of them."""
 
-    def __init__(self, tree: Path) -> None:
-        command = (sys.executable, "-m", "benchmarks.mutation_zygote")
+    def __init__(self, tree: Path, libraries: Sequence[str] = ()) -> None:
+        command = (sys.executable, "-m", "benchmarks.mutation_zygote", *libraries)
         streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process: subprocess.Popen[str] = subprocess.Popen(command, cwd=tree, env=_environment(tree), **streams)  # type: ignore[call-overload]
 
@@ -142,12 +151,12 @@ class Runner:
             return MutantOutcome(mutant, "unreached")
         limit = TIME_SLACK_S + TIME_FACTOR * sum(measured.seconds[name] for name in tests)
         word = self._ask([mutant.path, mutant.source, tests, limit])
-        verdict = word.partition(" ")[0]
-        return MutantOutcome(mutant, {"passed": "survived", "failed": "killed", "stopped": "stopped"}[verdict])
+        verdict, _, test = word.partition(" ")
+        return MutantOutcome(mutant, {"passed": "survived", "failed": "killed", "stopped": "stopped"}[verdict], test)
 
-    def unchanged(self, path: str, tests: Sequence[str]) -> str:
+    def unchanged(self, path: str, tests: Sequence[str], limit_s: float) -> str:
         """What becomes of the tests as the file is: "passed", or "failed" and which."""
-        return self._ask([path, (ROOT / path).read_text(), tests, 600.0])
+        return self._ask([path, (ROOT / path).read_text(), tests, limit_s])
 
     def _ask(self, order: list[object]) -> str:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -169,7 +178,7 @@ def run_all(mutants: Iterable[Mutant], measured: Measured, trees: Sequence[Path]
     with ExitStack() as stack:
         idle: SimpleQueue[Runner] = SimpleQueue()
         for tree in trees:
-            runner = Runner(tree)
+            runner = Runner(tree, measured.libraries)
             stack.callback(runner.close)
             idle.put(runner)
 

@@ -1,8 +1,9 @@
 """Runs the tests of one mutant after the other in a copy of the tree, each in a process forked from this one.
 
-What every test needs of others' packages is loaded once, here; of ours nothing is, so that each process loads the
-mutant. Reads a line of JSON a mutant ([path, source, tests, seconds]), answers with a line: "passed", "failed" and the
-test that did, "stopped" (it took longer, without what it waited for a processor) or "broken" (no test was run).
+What every test needs of others' packages is loaded once, here, with those that the command line names; of ours nothing
+is, so that each process loads the mutant. Reads a line of JSON a mutant ([path, source, tests, seconds]), answers with
+a line: "passed", "failed" and the test that did, "stopped" (it took longer, without what it waited for a processor) or
+"broken" (no test was run).
 """
 
 import contextlib
@@ -33,7 +34,7 @@ _POLL_S = 0.02
 
 def main() -> None:
     sys.dont_write_bytecode = True
-    for name in (*_PRELOADED, *PLUGINS):
+    for name in (*_PRELOADED, *PLUGINS, *sys.argv[1:]):
         importlib.import_module(name)
     for number, line in enumerate(sys.stdin, start=1):
         path, source, tests, seconds = json.loads(line)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutation import SUITES, drawn, known_equivalents
+from benchmarks.mutation import SUITES, drawn, killed_by_level, known_equivalents, row
 from benchmarks.mutation_operators import Mutant, Source
-from benchmarks.mutation_runs import Measured
+from benchmarks.mutation_runs import Measured, MutantOutcome
+from benchmarks.mutation_targets import chosen_module, package_tests, sources_in
 from pentimento.testing.machine import ROOT
 
 SOURCE = '''"""A word about the module."""
@@ -116,6 +117,40 @@ def test_a_line_that_nobody_is_seen_to_run_is_left_to_tests_with_processes_of_th
     measured = Measured({}, {"box.py": {1: [""]}}, unseen=["process"])
 
     assert measured.tests_of(a_mutant(range(9, 10))) == ["process"]
+
+
+def test_killed_mutants_are_counted_by_the_level_of_their_test() -> None:
+    tests = ["tests/unit/a.py::one", "tests/contract/b.py::two", "tests/unit/a.py::one", ""]
+    killed = [MutantOutcome(a_mutant(range(1, 2)), "killed", test) for test in tests]
+
+    counts = killed_by_level([*killed, MutantOutcome(a_mutant(range(1, 2)), "survived")])
+
+    assert counts == {"unit": 2, "contract": 1, "killed": 1}
+    assert row(killed[0], {})[-1] == "by tests/unit/a.py::one"
+
+
+def test_sources_of_a_folder_are_its_modules_without_generated_ones(tmp_path: Path) -> None:
+    for name in ("lab/a.py", "lab/deep/b.py", "lab/c_pb2.py", "lab/d.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+
+    assert sorted(sources_in("lab", tmp_path)) == ["lab/a.py", "lab/deep/b.py"]
+    assert sorted(sources_in("lab/*.py", tmp_path)) == ["lab/a.py"]
+    assert sorted(sources_in("lab/d.txt", tmp_path)) == []
+
+
+def test_sources_have_the_tests_of_their_package_at_every_level(tmp_path: Path) -> None:
+    for name in ("unit/sdk", "contract/rpc", "services/sdk", "golden/sdk"):
+        (tmp_path / "tests" / name).mkdir(parents=True)
+
+    assert package_tests(["pentimento/sdk/client.py"], tmp_path) == ["tests/services/sdk", "tests/unit/sdk"]
+
+
+def test_chosen_module_without_sources_or_tests_is_refused() -> None:
+    with pytest.raises(SystemExit, match="no source file"):
+        chosen_module(["pentimento/nothing"], [])
+    with pytest.raises(SystemExit, match="name some with --tests"):
+        chosen_module(["scripts/demo.py"], [])
 
 
 def test_the_same_seed_draws_the_same_mutants_and_every_file_has_its_share() -> None:
