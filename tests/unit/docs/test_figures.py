@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PUBLISHES = re.compile(r"return publish(?:_parts)?\(options")
 PUBLISHING = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if PUBLISHES.search(path.read_text())}
+README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
 RESULTS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "benchmarks" / "results").glob("*.json")}
 NUMBER = re.compile(r"[+−]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
@@ -28,15 +29,9 @@ def said_to_be_left_out() -> set[str]:
     return {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.partition(" | ")[0])}
 
 
-def readme_rows() -> list[tuple[str, str, str]]:
-    """Benchmark, what was measured, and its figures."""
-    table = (ROOT / "README.md").read_text().partition("## Figures")[2].partition("## ")[0]
-    return re.findall(r"^\| `(\w+)`(.*?) \| (.*?) \|", table, re.MULTILINE)
-
-
-def page_rows() -> list[tuple[str, str, str]]:
-    """The same of the tables of docs/benchmarks.md."""
-    return re.findall(r"^\| \[(\w+)\]\(#\1\)(.*?) \| (.*?) \|", PAGE, re.MULTILINE)
+def rows(text: str) -> list[tuple[str, str, str]]:
+    """Benchmark, what was measured, and its figures, of the tables of a page: the link to a section begins a row."""
+    return re.findall(r"^\| \[(\w+)\]\([\w/.]*#\1\)(.*?) \| (.*?) \|", text, re.MULTILINE)
 
 
 def value(text: str) -> float:
@@ -59,7 +54,7 @@ def measured(benchmark: str) -> list[float]:
 
 @pytest.mark.parametrize("benchmark", sorted({result["benchmark"] for result in RESULTS.values()}))
 def test_each_result_has_a_row_and_a_section(benchmark: str) -> None:
-    assert benchmark in {name for name, _, _ in page_rows()}
+    assert benchmark in {name for name, _, _ in rows(PAGE)}
     assert f"\n### {benchmark}\n" in PAGE
 
 
@@ -68,7 +63,7 @@ def test_make_bench_runs_every_benchmark_or_the_page_says_why_not(name: str) -> 
     assert (name in run_by_make()) != (name in said_to_be_left_out())
 
 
-@pytest.mark.parametrize("benchmark, what, figures", [*readme_rows(), *page_rows()], ids=lambda text: text[:20])
+@pytest.mark.parametrize("benchmark, what, figures", [*rows(README), *rows(PAGE)], ids=lambda text: text[:20])
 def test_figures_of_pages_equal_the_results(benchmark: str, what: str, figures: str) -> None:
     found = measured(benchmark)
 
@@ -78,3 +73,7 @@ def test_figures_of_pages_equal_the_results(benchmark: str, what: str, figures: 
     assert [text for text in told if all(abs(value(text) - one) > half_a_digit(text) for one in found)] == []
     if count := COUNT.search(what):
         assert value(count[1] or count[2]) in (row["n"] for row in RESULTS[benchmark]["figures"])
+
+
+def test_readme_has_ten_figures() -> None:
+    assert len(rows(README)) == 10
