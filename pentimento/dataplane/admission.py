@@ -31,13 +31,13 @@ def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
         return [replace(refusal, request_id=request_id) for request_id in ids]
     charge(state, now, event)
     for request_id in ids:
-        state.add(_request_of(event, request_id, now))
+        state.add(_request_of(event, request_id))
     return [effect for request_id in ids for effect in (PersistAccepted(request_id), PrepareRoute(request_id))]
 
 
-def _request_of(event: RequestArrived, request_id: str, now: float) -> Request:
+def _request_of(event: RequestArrived, request_id: str) -> Request:
     identity = (request_id, event.tenant, event.pool, event.work, event.deadline)
-    request = Request(*identity, arrived_at=now, slo_class=event.slo_class, cascade=event.cascade, needs=event.needs)
+    request = Request(*identity, cascade=event.cascade, needs=event.needs)
     request.thinning, request.cascade_name = event.thinning, event.cascade_name
     request.has_inputs, request.planned = event.has_inputs, event.planned
     return request

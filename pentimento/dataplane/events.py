@@ -38,7 +38,6 @@ class FailureKind(Enum):
 class RequestArrived:
     """A valid request asks to be admitted to `pool`.
 
-    `slo_class` decides how long others with earlier deadlines may overtake it (`DataplaneSettings.aging_limit_s`).
     `cascade`: pools in order, beginning with `pool` (DiffServe, section 3.1); none or one is no cascade; `cascade_name`
     is the plan's. `needs`: what its LoRAs and ControlNets ask of a worker, the same at every stage. `thinning`: which
     of its steps may be left out in `pool` where it starts from noise. `others`: further requests that differ from it by
@@ -52,7 +51,6 @@ class RequestArrived:
     pool: str
     work: float
     deadline: float
-    slo_class: str = ""
     cascade: tuple[str, ...] = ()
     needs: AdapterNeeds = NO_NEEDS
     thinning: ThinningOffer = WHOLE
@@ -311,7 +309,6 @@ class RecoveredRequest:
     attempt_number: int = 0
     fencing_token: int = 0
     worker_id: str = ""
-    slo_class: str = ""
     cascade: tuple[str, ...] = ()
     cascade_stage: int = 0
     cascade_name: str = ""

@@ -65,8 +65,6 @@ def _take_over(state: State, now: float, recovered: RecoveredRequest) -> list[Ef
         recovered.pool,
         recovered.work,
         recovered.deadline,
-        arrived_at=now,
-        slo_class=recovered.slo_class,
         cascade=recovered.cascade,
         cascade_stage=recovered.cascade_stage,
         cascade_name=recovered.cascade_name,

@@ -50,8 +50,6 @@ class Request:
     pool: str
     work: float
     deadline: float
-    arrived_at: float = 0.0
-    slo_class: str = ""
     cascade: tuple[str, ...] = ()
     cascade_stage: int = 0
     cascade_name: str = ""

@@ -1,7 +1,6 @@
 """What an operator decides about a dataplane."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pentimento.policies.thinning import ThinningMode
 
@@ -16,8 +15,7 @@ class DataplaneSettings:
 
     `drop_late`: requests predicted to miss their deadline are rejected, or dropped when it is their turn (DiffServe,
     section 4.1), instead of being tried; predictions are later by `prediction_margin` times what measured service times
-    scatter. `aging_limit_s`: by SLO class ("" for all others), how long requests of the same tenant with earlier
-    deadlines may overtake one; None for as long as they like.
+    scatter.
 
     Of a cascade: `confidence_threshold` where the plan has none; `accept_unscored`, rather than going on, when the
     discriminator does not answer; `fall_back` to an earlier stage's picture, `fall_back_margin_s` before the deadline,
@@ -42,7 +40,6 @@ class DataplaneSettings:
     max_retry_after_ms: int = 600_000
     drop_late: bool = True
     prediction_margin: float = 1.0
-    aging_limit_s: Mapping[str, float | None] = field(default_factory=dict)
     confidence_threshold: float = 0.0
     accept_unscored: bool = True
     fall_back: bool = True

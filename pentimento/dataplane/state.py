@@ -196,18 +196,12 @@ class State:
         if rerun:
             lane.reruns[request.request_id] = None
             return
-        due = min(request.deadline, request.arrived_at + self._aging_limit_s(request.slo_class))
-        lane.fresh.push(request.request_id, request.tenant, due, request.work)
+        lane.fresh.push(request.request_id, request.tenant, request.deadline, request.work)
         for option in request.spare:
             key = (option.pool, option.model_digest)
             self.lane(key).note_inputs(request)
-            self.lane(key).spare.push(request.request_id, request.tenant, due, option.work)
+            self.lane(key).spare.push(request.request_id, request.tenant, request.deadline, option.work)
             self.dirty[key] = None
-
-    def _aging_limit_s(self, slo_class: str) -> float:
-        limits = self.settings.aging_limit_s
-        seconds = limits.get(slo_class, limits.get("")) if limits else None
-        return math.inf if seconds is None else seconds
 
     def _leave_lanes(self, request: Request) -> None:
         self.lanes[request.lane_key].discard(request.request_id)

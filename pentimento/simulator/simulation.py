@@ -208,7 +208,7 @@ class Simulation:
         deadline = NEVER_S if self._scenario.answers_late else arrival.at_s + arrival.deadline_s
         work = float(request.steps * self._scenario.pixels)
         needs, thinning = self._adapters.needs_of(arrival), self._fleet.thinning_of(request.model, arrival)
-        asked = (request_id, arrival.tenant, pool, work, deadline, arrival.slo_class, cascade, needs, thinning)
+        asked = (request_id, arrival.tenant, pool, work, deadline, cascade, needs, thinning)
         self.submit(events.RequestArrived(*asked, cascade_name=stages[0].cascade, planned=stages[0].planned))
 
     def _break(self, outage: Outage) -> None:

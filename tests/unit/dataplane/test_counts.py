@@ -38,7 +38,6 @@ def test_what_nobody_sets_is_as_the_documentation_has_it() -> None:
         "max_retry_after_ms": 600_000,
         "drop_late": True,
         "prediction_margin": 1.0,
-        "aging_limit_s": {},
         "confidence_threshold": 0.0,
         "accept_unscored": True,
         "fall_back": True,
@@ -121,7 +120,7 @@ def test_a_worker_s_word_before_the_journal_s_is_not_believed(driver: Driver, wo
     [
         (
             events.RequestArrived("r", "t", "m", 1.0, 9.0),
-            events.RequestArrived("r", "t", "m", 1.0, 9.0, slo_class="", cascade=()),
+            events.RequestArrived("r", "t", "m", 1.0, 9.0, cascade=()),
         ),
         (
             events.RouteResolved("r", "m", "d", 1.0),
@@ -143,7 +142,7 @@ def test_a_worker_s_word_before_the_journal_s_is_not_believed(driver: Driver, wo
         (events.SpeedProfile("m", ()), events.SpeedProfile("m", (), fixed_s=0.0)),
         (
             events.RecoveredRequest("r", "t", "m", 1.0, 9.0),
-            events.RecoveredRequest("r", "t", "m", 1.0, 9.0, False, "", 0, 0, "", "", (), 0),
+            events.RecoveredRequest("r", "t", "m", 1.0, 9.0, False, "", 0, 0, "", (), 0),
         ),
         (effects.ResolveRoute("r"), effects.ResolveRoute("r", cascade_stage=0)),
         (effects.PersistAttempt("r", 1, 2, "w"), effects.PersistAttempt("r", 1, 2, "w", cascade_stage=0, option=0)),

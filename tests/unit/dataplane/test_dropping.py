@@ -114,25 +114,6 @@ def test_many_tenants_together_hold_no_more_than_twice_the_limit() -> None:
     assert verdicts == [effects.PersistAccepted] * 8 + [effects.Reject] * 4
 
 
-def test_a_request_is_overtaken_for_no_longer_than_its_class_is_patient() -> None:
-    driver = Driver(DataplaneSettings(aging_limit_s={"batch": 30.0}))
-    driver.queue("batch", deadline=10_000.0, slo_class="batch")
-    driver.now += 20.0
-    driver.queue("in time", deadline=driver.now + 5.0)
-    driver.now += 20.0
-    driver.queue("too late", deadline=driver.now + 5.0)
-
-    driver.worker()
-    order = []
-    for _ in range(3):
-        running = next(r for r in driver.dataplane.state.requests.values() if r.phase.value == "starting")
-        order.append(running.request_id)
-        driver.send(events.AttemptPersisted(running.request_id, running.fencing_token))
-        driver.send(events.AttemptFinished(running.request_id, running.fencing_token))
-
-    assert order == ["in time", "batch", "too late"]
-
-
 def test_tenants_take_turns_at_the_workers() -> None:
     driver = Driver()
     for tenant in ("greedy", "modest"):
