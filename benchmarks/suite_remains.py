@@ -10,7 +10,7 @@ from pentimento.supervisor.state import StateDirectory
 
 _RESULTS = "select image_key from journal_requests where image_key is not null"
 _CACHED = "select key from cache_objects"
-# Says whose objects the store has (ADR 0096).
+# Says whose objects the store has (ADR 0003).
 _MARK = "owner/journal"
 _OPEN_GRANTS = "select count(*) from cache_grants where entry_id is null"
 

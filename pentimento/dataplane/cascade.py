@@ -1,8 +1,8 @@
-"""Light first: a picture that the discriminator is confident of stays, any other request goes on to the next pool
-(DiffServe, section 3.1) and has that picture to fall back on.
+"""Run the light stage first and defer a request if its image scores below the threshold (DiffServe, section 3.1). The
+light image stays the fallback.
 
-Where a plan's cascade has a stage whose pictures are not scored, nothing leads from there to the next one but time: it
-stands in for that stage where that would be too late (ADR 0067)."""
+From a stage without a score only time leads to the next one: it stands in if the first would be too late (ADR 0008).
+"""
 
 from pentimento.dataplane.commits import commit_picture, stop_attempts
 from pentimento.dataplane.effects import Effect, ReleaseGrant, ResolveRoute, Score

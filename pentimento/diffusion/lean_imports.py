@@ -1,5 +1,5 @@
-"""diffusers' networks without the libraries that only its pipelines, schedulers, LoRA loader and compiled models use:
-docs/adr/0018 says why, and what holds it together."""
+"""Import diffusers' networks without the libraries that only its pipelines, schedulers, LoRA loader and compiled models
+use (ADR 0005)."""
 
 import importlib
 import logging

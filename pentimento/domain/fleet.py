@@ -311,7 +311,7 @@ class AdapterDemand:
 class PoolDemand:
     """What became of a pool's requests since the last report, what cascades sent on to it included; `pool` is empty
     where it is called after its model. Of the `scored_count` a cascade sent `deferred_count` on to the next pool, and
-    `stood_in_count` without a score (ADR 0067); `confidences` are the scores by CONFIDENCE_BINS equal parts of 0..1, or
+    `stood_in_count` without a score (ADR 0008); `confidences` are the scores by CONFIDENCE_BINS equal parts of 0..1, or
     none. `starts` and `adapters` are those of requests that came to it first. `compared`: what light images kept of the
     heavy model's quality, by the same parts of confidence, or none; `hits`: what starts from the cache kept.
     """

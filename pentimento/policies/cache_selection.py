@@ -55,7 +55,7 @@ class SelectionRules:
     `keeps_latents_of_hits`: a run that started from the cache leaves its later latents there too (NIRVANA keeps those
     of misses alone). `keeps_images_of_hits`: it leaves its image there (MoDM's cache-all). A start of another
     seed's image is noised again by the request's seed, so that the images differ (NIRVANA, appendix C): by
-    `renoised_share` (0..1) of its K steps, of which `retaken_share` (0..1) of K lead back (ADR 0105).
+    `renoised_share` (0..1) of its K steps, of which `retaken_share` (0..1) of K lead back (ADR 0007).
     """
 
     latents: Thresholds = NIRVANA_LATENT_THRESHOLDS

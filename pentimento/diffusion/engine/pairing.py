@@ -1,9 +1,9 @@
-"""Pictures whose other half of the guidance a peer computes (Katz, section 7: latent parallelism).
+"""Compute one half of the guidance here and the other on a peer (Katz, section 7: latent parallelism).
 
-At a step the peer is asked for the unconditional half, and this worker computes the conditional one as a single row.
-The step is taken once both are there. A peer that is lost, late or busy costs nothing but speed: the step is computed
-whole, and the next one may be the peer's again. Not so under ControlNets: their streams are for the rows that they were
-opened with, so a picture is paired from its first step on, until a step is computed whole (ADR 0075).
+In each step the peer computes the unconditional half and this worker the conditional one, as a single row. The sampler
+moves once both have arrived. A lost, late or busy peer costs speed only: the step is computed whole, and the next one
+may use the peer again. Streams of ControlNets serve the rows that they were opened with, so a request with ControlNets
+is paired from its first step until a step is computed whole, and not again (ADR 0036).
 """
 
 from collections import OrderedDict

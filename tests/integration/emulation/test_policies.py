@@ -118,7 +118,7 @@ def planned(by: AllocationDecision | Plan) -> tuple[object, ...]:
 
 
 async def test_the_joint_policy_hears_of_demand_that_another_stage_took(directory: Path) -> None:
-    """More than the heavy model can paint: the light one stands in, without a score (ADR 0067). How many
+    """More than the heavy model can paint: the light one stands in, without a score (ADR 0008). How many
     come a second is the machine's, not the test's: a busy one sends them later than their times."""
     async with planned_fleet(directory, "joint", slowness=SLOWNESS) as fleet:
         await begun(fleet, "joint")
