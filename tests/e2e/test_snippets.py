@@ -1,5 +1,5 @@
 """What the pages tell a reader to type does what they say: each page's blocks in their order, in a folder of its own,
-against the suite of this folder. tests/snippets/not_run.py has the commands that are left out, and why."""
+against the suite of this folder. scripts/pages/not_run.py has the commands that are left out, and why."""
 
 import os
 import shlex
@@ -12,9 +12,9 @@ import pytest
 from PIL import Image, ImageDraw
 
 from pentimento.supervisor.local import LocalSuite
+from scripts.pages.blocks import Block, blocks, shell_lines
+from scripts.pages.not_run import why_not_run
 from tests.edge_packages import missing
-from tests.snippets.blocks import Block, blocks, shell_lines
-from tests.snippets.not_run import why_not_run
 
 # The shared suite listens elsewhere; nothing else of a text is touched.
 DEFAULT_ADDRESS, DEFAULT_HTTP_ADDRESS = "127.0.0.1:50400", "127.0.0.1:50480"

@@ -17,8 +17,9 @@ from pentimento.settings.declaration import by_name
 from pentimento.settings.errors import SettingsError
 from pentimento.settings.loading import value_of
 from pentimento.settings.sources import from_flags
-from tests.snippets.blocks import ROOT
-from tests.snippets.calls import NoSuchCall, check_curl, check_grpcurl
+
+from .blocks import ROOT
+from .calls import NoSuchCall, check_curl, check_grpcurl
 
 LOADED = re.compile(r'load_settings\((\w+), "(\w+)"')
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")
@@ -87,7 +88,7 @@ def check(words: Sequence[str]) -> None:
         except NoSuchCall as error:
             raise NotTypeable(str(error)) from error
     elif program not in OTHERS:
-        raise NotTypeable(f"no page may tell a reader to type {program!r}: name it in tests/snippets/commands.py")
+        raise NotTypeable(f"no page may tell a reader to type {program!r}: name it in scripts/pages/commands.py")
 
 
 def check_pentimento(words: list[str]) -> None:
@@ -214,7 +215,7 @@ def check_docker(words: list[str]) -> None:
     elif kind == "run" and "pentimento-cli" in rest:
         check_pentimento(rest[rest.index("pentimento-cli") + 1 :])
     else:
-        raise NotTypeable(f"docker {kind} is not known to tests/snippets/commands.py")
+        raise NotTypeable(f"docker {kind} is not known to scripts/pages/commands.py")
 
 
 def check_compose(words: list[str]) -> None:
@@ -225,7 +226,7 @@ def check_compose(words: list[str]) -> None:
         if option == "-f":
             files.append(value)
         elif option != "--profile":
-            raise NotTypeable(f"docker compose {option} is not known to tests/snippets/commands.py")
+            raise NotTypeable(f"docker compose {option} is not known to scripts/pages/commands.py")
     missing = [file for file in files if not (ROOT / file).is_file()]
     if missing:
         raise NotTypeable(f"{missing[0]} is no file")
