@@ -90,16 +90,16 @@ def life_of_a_request() -> Drawing:
         900,
         370,
         "A request goes from the client to the frontdoor, which asks the embedder for a vector and the gateway for a "
-        "start, sends an attempt to a worker, stores the picture and answers; the controller only watches and plans.",
+        "start, sends an attempt to a worker, stores the image and answers; the controller only watches and plans.",
     )
     drawing.box(10, 130, 90, 60, "client")
     drawing.box(150, 60, 100, 50, "edge\nHTTP", COOL)
-    drawing.box(300, 115, 140, 90, "frontdoor\njudges, queues,\nanswers", COOL)
+    drawing.box(300, 115, 140, 90, "frontdoor\nvalidates, queues,\nanswers", COOL)
     drawing.box(530, 20, 160, 56, "embedder\nprompt → vector", WARM)
     drawing.box(530, 112, 160, 56, "vectordb_gateway\na cached start?", WARM)
     drawing.box(530, 204, 160, 64, "unet_worker\nsteps, decode,\nencode", GREEN)
     drawing.box(765, 204, 125, 64, "controlnet_svc\nresiduals", GREEN)
-    drawing.box(765, 112, 125, 56, "object store\nlatents, pictures")
+    drawing.box(765, 112, 125, 56, "object store\nlatents, images")
     drawing.box(300, 255, 140, 40, "journal")
     drawing.box(300, 322, 390, 38, "controller: who holds which model, thresholds, shares", PLAIN)
     drawing.arrow([(55, 130), (55, 85), (150, 85)], "")
@@ -117,7 +117,7 @@ def life_of_a_request() -> Drawing:
     drawing.arrow([(690, 236), (765, 236)], "each step")
     drawing.arrow([(650, 204), (650, 184), (827, 184), (827, 168)])
     drawing.arrow([(300, 185), (100, 185)])
-    drawing.text(200, 202, "6  the picture", anchor="middle")
+    drawing.text(200, 202, "6  the image", anchor="middle")
     drawing.arrow([(640, 322), (640, 268)], dashed=True)
     drawing.arrow([(470, 322), (470, 215), (430, 205)], dashed=True)
     return drawing
@@ -127,17 +127,17 @@ def approximate_caching() -> Drawing:
     drawing = Drawing(
         880,
         330,
-        "A picture from noise takes all steps and leaves latents in the cache. A near prompt goes on from one of them "
-        "and saves the steps before it. Another one starts from a finished picture, with noise added, and takes few.",
+        "An image from noise takes all steps and leaves latents in the cache. A near prompt continues from such a "
+        "latent and saves the steps before it. Another starts from a finished image, with noise added, and takes few.",
     )
     x, width = 220, 26
     drawing.text(10, 46, "from noise", bold=True)
     drawing.text(10, 64, "“a red circle”")
     drawing.ticks(x, 36, ["full"] * 20, width)
-    drawing.text(x + 20 * width + 8, 54, "→ picture A")
+    drawing.text(x + 20 * width + 8, 54, "→ image A")
     for step in (4, 8, 12):
         drawing.arrow([(x + step * width - 2, 60), (x + step * width - 2, 96)])
-    drawing.box(x, 96, 20 * width - 4, 34, "cache: latents of A after K = 4, 8, 12 steps, and the picture itself", WARM)
+    drawing.box(x, 96, 20 * width - 4, 34, "cache: latents of A after K = 4, 8, 12 steps, and the image itself", WARM)
     drawing.arrow(
         [(x + 20 * width - 20, 130), (x + 20 * width - 20, 246), (x + 13 * width + 8, 246), (x + 13 * width + 8, 264)]
     )
@@ -146,13 +146,13 @@ def approximate_caching() -> Drawing:
     drawing.ticks(x, 176, ["saved"] * 8 + ["full"] * 12, width)
     drawing.arrow([(x + 8 * width - 2, 130), (x + 8 * width - 2, 174)])
     drawing.text(x + 8 * width + 6, 156, "x₈")
-    drawing.text(x + 20 * width + 8, 194, "→ picture B")
+    drawing.text(x + 20 * width + 8, 194, "→ image B")
     drawing.text(x, 222, "8 steps are saved: the latent of A stands for them", faint=True)
     drawing.text(10, 276, "from an image", bold=True)
     drawing.text(10, 294, "“a red circle, small”")
     drawing.ticks(x, 266, ["saved"] * 13 + ["late"] * 7, width)
     drawing.text(x + 13 * width + 16, 240, "A, with noise added")
-    drawing.text(x + 20 * width + 8, 284, "→ picture C")
+    drawing.text(x + 20 * width + 8, 284, "→ image C")
     drawing.text(x, 312, "a smaller model may take the steps that are left", faint=True)
     return drawing
 
@@ -161,8 +161,8 @@ def cascades() -> Drawing:
     drawing = Drawing(
         880,
         270,
-        "The light model paints first. A discriminator scores its picture: at or above the threshold it is the answer, "
-        "below it the heavy model paints. What is surely hard by its prompt goes to the heavy model at once.",
+        "The light model generates first. A discriminator scores its image: at or above the threshold it is the "
+        "answer, below it the heavy model generates. Prompts that are surely hard go to the heavy model at once.",
     )
     drawing.box(10, 80, 100, 50, "request")
     drawing.box(190, 75, 130, 60, "light model\nquick", GREEN)
@@ -170,7 +170,7 @@ def cascades() -> Drawing:
     drawing.box(640, 180, 130, 60, "heavy model\ngood", GREEN)
     drawing.box(790, 80, 80, 50, "answer")
     drawing.arrow([(110, 105), (190, 105)])
-    drawing.arrow([(320, 105), (400, 105)], "picture")
+    drawing.arrow([(320, 105), (400, 105)], "image")
     drawing.arrow([(540, 105), (790, 105)], "at least the threshold")
     drawing.arrow([(470, 135), (470, 200), (640, 200)])
     drawing.text(478, 190, "below: deferred")
@@ -178,7 +178,7 @@ def cascades() -> Drawing:
     drawing.arrow([(60, 130), (60, 225), (640, 225)], dashed=True)
     drawing.text(90, 244, "surely hard, by the prompt alone: the light stage is left out", faint=True)
     drawing.arrow([(470, 75), (470, 30), (830, 30), (830, 80)], dashed=True)
-    drawing.text(490, 22, "too late for the heavy model: the light picture is kept", faint=True)
+    drawing.text(490, 22, "too late for the heavy model: the light image is kept", faint=True)
     return drawing
 
 
@@ -219,7 +219,7 @@ def adapters() -> Drawing:
     drawing = Drawing(
         880,
         340,
-        "In one process a picture waits for its LoRA to load, and each step for its ControlNet. Here the LoRA loads "
+        "In one process a request waits for its LoRA to load, and each step for its ControlNet. Here the LoRA loads "
         "beside the first steps, and the ControlNet computes elsewhere while the first half of the step does.",
     )
     drawing.text(10, 28, "all in one process", bold=True)
