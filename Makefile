@@ -80,7 +80,7 @@ test-torchvision: $(DEV_READY) ## discriminators of torchvision's networks (inst
 lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts, generated code, and what pages name
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict -p pentimento -p services
+	$(BIN)/mypy --strict -p pentimento -p services -p lab
 	$(BIN)/mypy -p benchmarks
 	$(BIN)/lint-imports
 	cd protos && ../$(BIN)/buf lint
@@ -151,9 +151,9 @@ $(DEMO_READY): $(TORCH_READY) pyproject.toml constraints/base.txt
 	@$(INSTALL) $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[all]"
 	@touch $@
 
-$(DEV_READY): $(TORCH_READY) pyproject.toml constraints/base.txt
+$(DEV_READY): $(TORCH_READY) pyproject.toml lab/pyproject.toml constraints/base.txt
 	@echo "Installing what the suite and its tests need (a few minutes, once) …"
-	@$(INSTALL) $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[dev]"
+	@$(INSTALL) $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[dev]" --editable lab
 	@touch $@ $(DEMO_READY)
 
 # The site needs no torch: the extra has only the packages that its generated pages are made from.

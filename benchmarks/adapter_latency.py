@@ -31,11 +31,8 @@ from PIL import Image
 
 from benchmarks.paper_constants import KATZ_LATENCIES
 from benchmarks.report import Figure, Target, at_most, informative, measured, parse_options, publish
-from pentimento.devices.pace import DevicePace, read_pace
-from pentimento.diffusion.controlnets import ControlSetting
-from pentimento.domain.generation import ControlNetSelection, LoraSelection, Scheduler
-from pentimento.testing.controlled_painting import ControlledCase
-from pentimento.testing.controlnet_serving import (
+from lab.fixtures.controlled_painting import ControlledCase
+from lab.fixtures.controlnet_serving import (
     PACED,
     ControlledByService,
     ServedControlNet,
@@ -43,9 +40,12 @@ from pentimento.testing.controlnet_serving import (
     serving_together,
     shared_folder,
 )
-from pentimento.testing.diffusers_reference import Case
-from pentimento.testing.machine import ROOT
-from pentimento.testing.worker_process import worker_process
+from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.machine import ROOT
+from lab.fixtures.worker_process import worker_process
+from pentimento.devices.pace import DevicePace, read_pace
+from pentimento.diffusion.controlnets import ControlSetting
+from pentimento.domain.generation import ControlNetSelection, LoraSelection, Scheduler
 from services.unet_worker.pacing.loras import paced_digest
 from zoo.registry import WEIGHTS
 

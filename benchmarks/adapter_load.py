@@ -29,16 +29,16 @@ import numpy as np
 
 from benchmarks.paced_suite import PacedSuite, await_live, paced_suite
 from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
+from lab.fixtures.controlnet_serving import shared_folder
+from lab.fixtures.machine import ROOT
+from lab.runs import Outcome, RequestRecord
+from lab.runs.load import LoadSettings, play
+from lab.workloads import Arrival, Workload
+from lab.workloads.production import KATZ_A, Choice, choose
 from pentimento.devices.pace import DevicePace, read_pace
 from pentimento.domain.image_request import CacheMode
-from pentimento.loadgen import LoadSettings, play
 from pentimento.pictures.png_text import flat_png
-from pentimento.reports import Outcome, RequestRecord
 from pentimento.sdk import AsyncClient
-from pentimento.testing.controlnet_serving import shared_folder
-from pentimento.testing.machine import ROOT
-from pentimento.workloads import Arrival, Workload
-from pentimento.workloads.production import KATZ_A, Choice, choose
 
 SDXL = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"
 WORKERS, REPLICAS = 5, 3

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from benchmarks.report import Figure, Options, at_most, counted, informative, measured, parse_options, publish
 from benchmarks.statistics import paired_ratio
+from lab.fixtures.latent_listener import LatentListener
 from pentimento.diffusion.engine import (
     BatchLimits,
     EagerDenoiser,
@@ -40,7 +41,6 @@ from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Cancelled
 from pentimento.domain.generation import GenerationSpec
 from pentimento.supervisor.models import find_model
-from pentimento.testing.latent_listener import LatentListener
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TARGET = at_most(1e-4)

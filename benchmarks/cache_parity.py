@@ -27,16 +27,16 @@ import numpy as np
 from benchmarks.emulated_runs import clients_of, emulated_suite
 from benchmarks.report import Figure, at_most, informative, measured, parse_options, publish
 from benchmarks.seen_delays import with_delays
+from lab.runs import RequestRecord, StartKind
+from lab.runs.load import LoadSettings, play
+from lab.simulator import Scenario, Simulation
+from lab.simulator.cache import CacheSettings
+from lab.simulator.scenario_file import read_scenario
+from lab.workloads import SloClass, Workload, poisson
 from pentimento.domain.image_request import CacheMode
-from pentimento.loadgen import LoadSettings, play
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS
 from pentimento.policies.serving.policy import CacheUse
-from pentimento.reports import RequestRecord, StartKind
-from pentimento.simulator import Scenario, Simulation
-from pentimento.simulator.cache import CacheSettings
-from pentimento.simulator.scenario_file import read_scenario
 from pentimento.supervisor.local import LocalSuite
-from pentimento.workloads import SloClass, Workload, poisson
 from zoo.registry import WEIGHTS
 from zoo.scene_log import clip_embedder, write_scene_log
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import Figure, at_most, counted, parse_options, publish
-from pentimento.testing.machine import ROOT
+from lab.fixtures.machine import ROOT
 
 TESTS = "tests/e2e/strangers"
 # A client, and what the names of its tests have in common.

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report import at_most, counted, informative, measured, parse_options, publish
+from lab.fixtures.browser import running_browser, why_no_browser
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.image_request import ImageRequest
 from pentimento.sdk import Client
 from pentimento.supervisor.local import LocalSuite, local_suite
-from pentimento.testing.browser import running_browser, why_no_browser
 
 PAGES = ("playground", "gallery", "cache", "fleet", "charts")
 THEMES = ("light", "dark")

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.controlnets import ControlSetting
-from pentimento.domain.generation import ControlNetSelection
-from pentimento.telemetry.spans import Span, read_spans
-from pentimento.testing.controlled_painting import ControlledCase
-from pentimento.testing.controlnet_serving import (
+from lab.fixtures.controlled_painting import ControlledCase
+from lab.fixtures.controlnet_serving import (
     ControlledByService,
     ServedControlNet,
     replica_process,
     serving_together,
     shared_folder,
 )
-from pentimento.testing.diffusers_reference import Case
-from pentimento.testing.worker_process import worker_process
+from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.worker_process import worker_process
+from pentimento.diffusion.controlnets import ControlSetting
+from pentimento.domain.generation import ControlNetSelection
+from pentimento.telemetry.spans import Span, read_spans
 
 
 @dataclass(frozen=True)

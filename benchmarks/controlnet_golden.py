@@ -20,9 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Figure, Options, at_most, measured, parse_options, publish
-from pentimento.diffusion.controlnets import ControlSetting
-from pentimento.domain.generation import Scheduler
-from pentimento.testing.checkpoints import (
+from lab.fixtures.checkpoints import (
     SIDE_PX,
     write_checkpoint,
     write_controlnet,
@@ -30,13 +28,15 @@ from pentimento.testing.checkpoints import (
     write_flow_controlnet,
     write_xl_checkpoint,
 )
-from pentimento.testing.controlled_painting import (
+from lab.fixtures.controlled_painting import (
     ControlledByDiffusers,
     ControlledByEngine,
     ControlledCase,
     conditions_for,
 )
-from pentimento.testing.diffusers_reference import Case
+from lab.fixtures.diffusers_reference import Case
+from pentimento.diffusion.controlnets import ControlSetting
+from pentimento.domain.generation import Scheduler
 from zoo.drawing.conditions import as_picture
 from zoo.painting.samples import conditions_of, example_scenes
 from zoo.registry import WEIGHTS

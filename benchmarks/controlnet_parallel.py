@@ -33,15 +33,15 @@ import torch
 
 from benchmarks.control_overlap import Blocks, OverlapSubject, TimedPicture, started, trace_events
 from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
+from lab.fixtures.checkpoints import write_flow_checkpoint, write_flow_controlnet
+from lab.fixtures.controlled_painting import conditions_for
+from lab.fixtures.controlnet_serving import PACED, REAL, register
+from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.full_size import FULL_SIDE_PX, write_full_size_checkpoint, write_full_size_controlnet
+from lab.fixtures.machine import ROOT
 from pentimento.devices.pace import read_pace
 from pentimento.domain.generation import ControlNetSelection, Scheduler
 from pentimento.files.adapter_registry import read_adapters
-from pentimento.testing.checkpoints import write_flow_checkpoint, write_flow_controlnet
-from pentimento.testing.controlled_painting import conditions_for
-from pentimento.testing.controlnet_serving import PACED, REAL, register
-from pentimento.testing.diffusers_reference import Case
-from pentimento.testing.full_size import FULL_SIDE_PX, write_full_size_checkpoint, write_full_size_controlnet
-from pentimento.testing.machine import ROOT
 from zoo.registry import WEIGHTS
 
 PACE = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"

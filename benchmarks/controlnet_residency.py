@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.report import Figure, Options, at_least, informative, measured, parse_options, publish
+from lab.workloads.production import KATZ_A, KATZ_B, ProductionMix, choose
 from pentimento.policies.residency import Loadable, ResidentSet
-from pentimento.workloads.production import KATZ_A, KATZ_B, ProductionMix, choose
 
 SIZES = range(1, 9)
 # Katz, section 3.1: the size of the resident set, and the share of calls that its most called serve.

@@ -28,10 +28,10 @@ from benchmarks.controlnet_golden import (
     largest,
 )
 from benchmarks.report import Figure, Options, measured, parse_options, publish
+from lab.fixtures.controlled_painting import ControlledByDiffusers, ControlledCase
+from lab.fixtures.controlnet_serving import controlled_by_service
+from lab.fixtures.diffusers_reference import Case
 from pentimento.domain.generation import Scheduler
-from pentimento.testing.controlled_painting import ControlledByDiffusers, ControlledCase
-from pentimento.testing.controlnet_serving import controlled_by_service
-from pentimento.testing.diffusers_reference import Case
 
 SERVED = tuple(SUBJECTS)
 QUICK = ("random-sd", "random-sd3")

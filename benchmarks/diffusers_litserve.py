@@ -26,8 +26,8 @@ import litserve
 from benchmarks.litserve_server import end_group
 from benchmarks.litserve_side import free_port, until_healthy
 from benchmarks.peer_orders import PeerOrder, PeerSettings
+from lab.fixtures.worker_process import start_on
 from pentimento.rpc.freed_memory import keep_freed_memory
-from pentimento.testing.worker_process import start_on
 
 
 class PeerProcess:

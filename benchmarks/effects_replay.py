@@ -21,12 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.report import Figure, at_least, at_most, counted, informative, measured, parse_options, publish
+from lab.fixtures.cascade import running_cascade
+from lab.fixtures.frontdoor_suite import FrontdoorSuite
 from pentimento.dataplane import effects
 from pentimento.dataplane.recording import read_recording, replay
 from pentimento.domain.errors import Internal, PentimentoError, Unavailable
 from pentimento.domain.image_request import ImageRequest
-from pentimento.testing.cascade import running_cascade
-from pentimento.testing.frontdoor_suite import FrontdoorSuite
 from services.frontdoor.interpreter import Interpreter, Performer
 
 HASH_SEEDS = ("0", "1", "31337")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.fixtures.machine import ROOT
+from lab.runs import RequestRecord
+from lab.runs.load import LoadSettings, play
+from lab.workloads import Content, SloClass, Workload, poisson
 from pentimento.devices.emulation import EmulatedFleet, label_of, largest_batch, measured_batches
 from pentimento.domain.image_request import CacheMode, Completed
-from pentimento.loadgen import LoadSettings, play
-from pentimento.reports import RequestRecord
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
-from pentimento.testing.machine import ROOT
-from pentimento.workloads import Content, SloClass, Workload, poisson
 
 FLEETS = ROOT / "scenarios" / "fleets"
 # Every request has a prompt of its own: no memo helps, and confidences are spread as the fleet says.

@@ -54,12 +54,12 @@ from benchmarks.statistics import quantile, ratio_of_sums
 from benchmarks.suite_processes import processor_s
 from benchmarks.value_figures import picture_figures
 from benchmarks.value_runs import SETTINGS
+from lab.workloads.production import MLORA, choose
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.identity import Role
 from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
-from pentimento.workloads.production import MLORA, choose
 from zoo.registry import WEIGHTS
 from zoo.scene_log import SceneLog, clip_embedder, write_scene_log
 

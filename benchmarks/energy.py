@@ -23,12 +23,12 @@ from benchmarks.paper_constants import MI210_SECONDS
 from benchmarks.paper_systems import IMAGE_RULES, hit_share, mixture_scenario, prompt_content, prompt_load, run
 from benchmarks.report import Figure, at_most, informative, measured, parse_options, publish
 from benchmarks.statistics import ratio_of_sums
+from lab.runs import RequestRecord
+from lab.runs.figures import mean_quality
+from lab.simulator.scenario import Scenario
+from lab.workloads import Workload
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, Threshold
 from pentimento.policies.serving.settings import ModelQuality
-from pentimento.reports import RequestRecord
-from pentimento.reports.figures import mean_quality
-from pentimento.simulator.scenario import Scenario
-from pentimento.workloads import Workload
 
 DEVICES, CAPACITY, PER_MINUTE, STEPS = 16, 10_000, 22.0, 50
 UNDER_WAY = 2 * DEVICES

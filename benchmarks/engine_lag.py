@@ -19,9 +19,9 @@ from typing import Any
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
 from benchmarks.statistics import quantile
 from benchmarks.worker_load import WorkerArrival, worker_under_load
+from lab.fixtures.worker_process import START_S
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.supervisor.models import find_model
-from pentimento.testing.worker_process import START_S
 from services.unet_worker.loop_lag import LoopLagProbe
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings

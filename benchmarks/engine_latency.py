@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
+from lab.fixtures.latent_listener import painted_together
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
     CompileMode,
@@ -30,7 +31,6 @@ from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
 from pentimento.supervisor.models import find_model
-from pentimento.testing.latent_listener import painted_together
 
 GUIDANCE_SCALE = 3.0
 WARM_UP_ROUNDS = 2

@@ -30,8 +30,8 @@ from benchmarks.worker_load import (
     shifted,
     worker_under_load,
 )
+from lab.fixtures.worker_process import worker_process
 from pentimento.supervisor.models import find_model
-from pentimento.testing.worker_process import worker_process
 
 SHORT_FIRST_STEP = 40
 # Far beyond every wait, and far before what has no deadline is due.

@@ -30,8 +30,8 @@ from benchmarks.litserve_side import litserve_side, write_donors
 from benchmarks.report import Figure, Interval, Options, at_least, informative, parse_options, publish
 from benchmarks.statistics import CONFIDENCE, paired_ratio, paired_ratio_interval
 from benchmarks.worker_load import FIRST_STEPS, Ask, lone_picture_s, worker_under_load
+from lab.fixtures.worker_process import keep_off_a_core, worker_process
 from pentimento.supervisor.models import find_model
-from pentimento.testing.worker_process import keep_off_a_core, worker_process
 
 TARGET = at_least(1.5, "x")
 # LitServe's batch sizes, what is likely best first, and the seconds that a batch that is not full waits for more.

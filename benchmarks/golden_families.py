@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import Figure, Options, at_most, measured, parse_options, publish
+from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from lab.fixtures.diffusers_reference import Case, DiffusersReference
+from lab.fixtures.worker_process import worker_process
+from lab.fixtures.worker_under_test import WorkerUnderTest, await_serving, difference
 from pentimento.domain.generation import Scheduler
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.testing.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
-from pentimento.testing.diffusers_reference import Case, DiffusersReference
-from pentimento.testing.worker_process import worker_process
-from pentimento.testing.worker_under_test import WorkerUnderTest, await_serving, difference
 
 WEIGHTS = Path(__file__).parent.parent / "zoo" / "weights"
 TARGET = at_most(1e-4)

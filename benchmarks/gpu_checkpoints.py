@@ -9,7 +9,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from benchmarks.gpu_networks import NetworkSize
 from benchmarks.gpu_setup import GpuSetup
-from pentimento.testing.checkpoints import kl_autoencoder, text_config, tokenizer
+from lab.fixtures.checkpoints import kl_autoencoder, text_config, tokenizer
 
 _BLOCKS = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
 # Of SD 1.5, and of SDXL but for its scale.

@@ -17,6 +17,7 @@ from benchmarks.gpu_checkpoints import saved_pipeline
 from benchmarks.gpu_networks import SIZES, NetworkSize
 from benchmarks.gpu_setup import GpuSetup, RowResult, name_of, reason_of
 from benchmarks.report import Figure, Target, at_most, informative, measured
+from lab.fixtures.latent_listener import painted_together
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
     CompileMode,
@@ -32,7 +33,6 @@ from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
-from pentimento.testing.latent_listener import painted_together
 from services.unet_worker.device.energy import open_counter
 
 STEPS, TINY_STEPS = 30, 2

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from benchmarks.report import Figure, Options, at_least, default_out, parse_options, publish
-from pentimento.testing.machine import ROOT, installed_version
+from lab.fixtures.machine import ROOT, installed_version
 
 ROUNDS = 20
 QUICK_ROUNDS = 3

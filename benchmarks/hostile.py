@@ -34,12 +34,12 @@ from benchmarks.bystander import PAINT, Bystander
 from benchmarks.report import Figure, Interval, Options, Target, at_most, counted, parse_options, publish
 from benchmarks.statistics import BOOTSTRAP, CONFIDENCE, quantile, ratio_interval
 from benchmarks.suite_processes import members, peak_rss_bytes, reset_peak
+from lab.fixtures.certificates import Authority
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.identity import Role
 from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
-from pentimento.testing.certificates import Authority
 
 MIB = 1 << 20
 GROWTH = at_most(256.0, "MiB")

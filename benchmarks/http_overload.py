@@ -35,10 +35,10 @@ from benchmarks.overload import (
 )
 from benchmarks.report import Figure, Options, at_most, counted, informative, parse_options, publish
 from benchmarks.stolen_time import StolenTime
+from lab.runs.figures import fair_shares, jain_index
+from lab.workloads import Arrival
 from pentimento.devices.emulation import EmulatedFleet, read_fleet
-from pentimento.reports.figures import fair_shares, jain_index
 from pentimento.supervisor.local import LocalSuite
-from pentimento.workloads import Arrival
 
 GONE_S = 120.0
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from lab.fixtures.worker_process import START_S
 from pentimento.rpc.probe import status_of
-from pentimento.testing.worker_process import START_S
 
 LOOK_S = 0.1
 

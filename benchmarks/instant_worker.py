@@ -4,7 +4,7 @@ ADDRESS PICTURE_BYTES`."""
 import asyncio
 import sys
 
-from pentimento.testing.paced_worker import PacedWorker, serve
+from lab.fixtures.paced_worker import PacedWorker, serve
 
 CREDITS = 256
 

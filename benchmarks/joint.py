@@ -48,6 +48,14 @@ from benchmarks.paper_constants import (
 from benchmarks.paper_systems import IMAGE_RULES, curve
 from benchmarks.report import Figure, at_least, informative, measured, parse_options, publish
 from benchmarks.trace_shapes import THREE
+from lab.runs.figures import mean_quality
+from lab.simulator import Scenario, Simulation
+from lab.simulator.cache import CacheSettings
+from lab.simulator.scenario import Delays, SimulatedDevices, SimulatedModel
+from lab.simulator.synthetic_log import synthetic_log
+from lab.workloads import Content, Segment, SloClass, Workload
+from lab.workloads.production import MLORA, production_mix
+from lab.workloads.times import segment_times
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.adapter_costs import AdapterCosts
 from pentimento.devices.profile import steady
@@ -55,14 +63,6 @@ from pentimento.emulation.costs import from_latencies
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.settings import ModelQuality, ServingSettings
-from pentimento.reports.figures import mean_quality
-from pentimento.simulator import Scenario, Simulation
-from pentimento.simulator.cache import CacheSettings
-from pentimento.simulator.scenario import Delays, SimulatedDevices, SimulatedModel
-from pentimento.simulator.synthetic_log import synthetic_log
-from pentimento.workloads import Content, Segment, SloClass, Workload
-from pentimento.workloads.production import MLORA, production_mix
-from pentimento.workloads.times import segment_times
 
 # Its deferral curve alone.
 CASCADE = CASCADES[2]

@@ -38,7 +38,7 @@ def passes() -> PassCost:
     """Compute some, after two that fill the heap; on this thread."""
     import torch
 
-    from pentimento.testing.full_size import full_size_unet
+    from lab.fixtures.full_size import full_size_unet
 
     torch.set_num_threads(1)
     network = full_size_unet()

@@ -30,6 +30,11 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
+from lab.fixtures.controlnet_serving import PACED, ServedControlNet, replica_process, shared_folder
+from lab.fixtures.full_size import FULL_SIDE_PX, write_full_size_checkpoint
+from lab.fixtures.machine import ROOT
+from lab.fixtures.worker_process import START_S, start_on
+from lab.fixtures.worker_under_test import png_of
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.controlnet import ControlNetClient
@@ -44,11 +49,6 @@ from pentimento.domain.generation import (
     Scheduler,
 )
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.testing.controlnet_serving import PACED, ServedControlNet, replica_process, shared_folder
-from pentimento.testing.full_size import FULL_SIDE_PX, write_full_size_checkpoint
-from pentimento.testing.machine import ROOT
-from pentimento.testing.worker_process import START_S, start_on
-from pentimento.testing.worker_under_test import png_of
 from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
 from pentimento.wire.tensors import tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.worker_load import STEPS
+from lab.fixtures.latent_listener import LatentListener
+from lab.fixtures.worker_process import start_on
 from pentimento.diffusion.engine import (
     BatchLimits,
     EagerDenoiser,
@@ -39,8 +41,6 @@ from pentimento.diffusion.images import encode_pixels
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
 from pentimento.rpc.freed_memory import keep_freed_memory
-from pentimento.testing.latent_listener import LatentListener
-from pentimento.testing.worker_process import start_on
 
 END_S = 10.0
 TOGETHER = ("mixed", "equal-starts")

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from benchmarks.litserve_server import litserve_process
 from benchmarks.worker_load import FIRST_STEPS, Ask, WorkerArrival
+from lab.fixtures.worker_process import START_S
 from pentimento.diffusion.families import load_model
-from pentimento.testing.worker_process import START_S
 
 
 @asynccontextmanager

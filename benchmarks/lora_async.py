@@ -35,6 +35,9 @@ from benchmarks.lora_patch import ENDS, RANK
 from benchmarks.picture_judges import pixels_of
 from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from benchmarks.structural_similarity import structural_similarity
+from lab.fixtures.full_size import write_full_size_checkpoint
+from lab.fixtures.latent_listener import LatentListener
+from lab.fixtures.lora_files import random_factors, write_diffusers_lora
 from pentimento.diffusion.engine import EngineSettings, StepEngine
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.loras import Lora, layers_of, lora_file_in, read_lora
@@ -45,9 +48,6 @@ from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.policies.lora_bounds import LoraBound, read_lora_bounds
 from pentimento.rpc.server import SWITCH_INTERVAL_S
-from pentimento.testing.full_size import write_full_size_checkpoint
-from pentimento.testing.latent_listener import LatentListener
-from pentimento.testing.lora_files import random_factors, write_diffusers_lora
 from services.unet_worker.models.lateness_study import LatenessStudy, strengths
 from services.unet_worker.models.reuse_study import StudyModel
 from services.unet_worker.models.selector_measuring import study_model

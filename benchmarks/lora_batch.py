@@ -15,11 +15,11 @@ from statistics import median
 import torch
 
 from benchmarks.report import at_least, informative, measured, parse_options, publish
+from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.lora_reference import latents_of_engine, read_set, spec_of_case
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.loras import AdapterSet
 from pentimento.domain.generation import GenerationSpec, Scheduler
-from pentimento.testing.diffusers_reference import Case
-from pentimento.testing.lora_reference import latents_of_engine, read_set, spec_of_case
 from zoo.registry import WEIGHTS
 
 Styles = tuple[tuple[tuple[str, float], ...], ...]

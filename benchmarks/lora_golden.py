@@ -23,13 +23,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import at_most, informative, measured, parse_options, publish
-from pentimento.diffusion.families import DiffusionModel, load_model
-from pentimento.diffusion.loras import layers_of
-from pentimento.domain.generation import Scheduler
-from pentimento.testing.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
-from pentimento.testing.diffusers_reference import Case
-from pentimento.testing.lora_files import EVERYWHERE, random_factors, write_diffusers_lora
-from pentimento.testing.lora_reference import (
+from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.lora_files import EVERYWHERE, random_factors, write_diffusers_lora
+from lab.fixtures.lora_reference import (
     WeightedFile,
     distance,
     exact_latents_of_diffusers,
@@ -38,7 +35,10 @@ from pentimento.testing.lora_reference import (
     read_set,
     spec_of_case,
 )
-from pentimento.testing.lora_serving import StyledWorker, styled_worker
+from lab.fixtures.lora_serving import StyledWorker, styled_worker
+from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.loras import layers_of
+from pentimento.domain.generation import Scheduler
 from zoo.registry import WEIGHTS
 
 PATCHED, BESIDE = at_most(1e-5), at_most(1e-4)

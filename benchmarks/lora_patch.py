@@ -26,9 +26,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
+from lab.fixtures.lora_files import random_factors, write_diffusers_lora
 from pentimento.diffusion.loras import WeightedLora, layers_of, read_lora
 from pentimento.diffusion.loras.patching import WeightPatch
-from pentimento.testing.lora_files import random_factors, write_diffusers_lora
 
 ENDS = ("to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2")
 RANK = 16

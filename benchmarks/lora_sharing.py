@@ -5,7 +5,7 @@
 A LoRA may be patched in after the first steps of a picture (Katz, section 4): up to there its latents are those of the
 base model, and `latent_key` names no LoRA for them. Compared with keys that always name the LoRAs, as a cache of
 NIRVANA's has to have them (Katz, section 6.2), on the same requests: DiffusionDB's first prompts in published order
-(DIR/prompts), with models and LoRAs drawn by the production mixes of `pentimento.workloads.production`. A composite:
+(DIR/prompts), with models and LoRAs drawn by the production mixes of `lab.workloads.production`. A composite:
 nobody's log has prompts and adapters.
 
 Played by the gateway's own rules, without a gateway: the nearest entry that holds a latent under one of the request's
@@ -27,6 +27,7 @@ import numpy as np
 
 from benchmarks.prompt_logs import DIFFUSIONDB, Vectors, read_vectors
 from benchmarks.report import Figure, informative, measured, parse_options, publish
+from lab.workloads.production import KATZ_A, KATZ_B, MLORA, Choice, ProductionMix, choose
 from pentimento.domain.cache import CacheScope, latent_key, latent_keys
 from pentimento.policies.cache_selection import (
     NearestEntry,
@@ -36,7 +37,6 @@ from pentimento.policies.cache_selection import (
     kept_steps,
     select_start,
 )
-from pentimento.workloads.production import KATZ_A, KATZ_B, MLORA, Choice, ProductionMix, choose
 
 STEPS = 50
 BOUND = 0

@@ -26,13 +26,13 @@ import numpy.typing as npt
 from benchmarks.paper_constants import MI210_SECONDS
 from benchmarks.paper_systems import mixture_scenario, prompt_content, prompt_load, run
 from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
+from lab.runs import RequestRecord
+from lab.simulator.scenario import Scenario
+from lab.workloads import Content, Segment, Workload, fluctuating
+from lab.workloads.builders import MODM_FLUCTUATION
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator
 from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.settings import ServingSettings
-from pentimento.reports import RequestRecord
-from pentimento.simulator.scenario import Scenario
-from pentimento.workloads import Content, Segment, Workload, fluctuating
-from pentimento.workloads.builders import MODM_FLUCTUATION
 
 SYSTEMS = ("modm", "joint")
 PERIOD_S, DWELL_S, SLO_S = 5.0, 60.0, 4 * MI210_SECONDS["large"]

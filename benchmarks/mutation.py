@@ -46,7 +46,7 @@ from benchmarks.report import (
     publish,
 )
 from benchmarks.statistics import CONFIDENCE, binomial_interval
-from pentimento.testing.machine import ROOT
+from lab.fixtures.machine import ROOT
 
 EQUIVALENTS = ROOT / "benchmarks" / "mutation_equivalents.toml"
 TARGET = 0.9

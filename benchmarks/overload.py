@@ -37,16 +37,16 @@ from benchmarks.report import (
 )
 from benchmarks.statistics import CONFIDENCE, paired_ratio, paired_ratio_interval, quantile
 from benchmarks.stolen_time import StolenTime
+from lab.runs import Outcome, Report, RequestRecord, make_report
+from lab.runs.answers import GENERATOR
+from lab.workloads import Workload
 from pentimento.devices.emulation import EmulatedFleet, largest_batch, measured_batches, read_fleet
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.identity import Role
 from pentimento.domain.image_request import GenerateEvent, ImageRequest
-from pentimento.loadgen.answers import GENERATOR
-from pentimento.reports import Outcome, Report, RequestRecord, make_report
 from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite
-from pentimento.workloads import Workload
 
 AROUND_CAPACITY = (0.8, 0.9, 1.0)
 OVERLOADS = (2.0, 5.0)

@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.fixtures.worker_process import START_S, start_on
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.errors import PentimentoError
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.testing.worker_process import START_S, start_on
 
 LOOK_S = 0.2
 

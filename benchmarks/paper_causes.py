@@ -38,12 +38,12 @@ from benchmarks.paper_systems import (
 from benchmarks.parts import PartResult, merge_parts
 from benchmarks.report import Figure, at_least, parse_options, publish
 from benchmarks.slo_trace import ABOVE, static_capacity_per_s
+from lab.workloads import Workload
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
 from pentimento.policies.serving.cascade_problem import QueueDelay
 from pentimento.policies.serving.cascades import CascadeAllocator, next_batches, same_again
 from pentimento.policies.serving.demand import demand_of
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
-from pentimento.workloads import Workload
 
 CHANCE = ("proteus",)
 # An over-provisioning factor beyond the artefact's, half as much again as is asked.

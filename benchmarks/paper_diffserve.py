@@ -34,7 +34,7 @@ from benchmarks.paper_systems import (
     fared,
     run,
 )
-from pentimento.workloads import Workload
+from lab.workloads import Workload
 
 FACTORS = (1.0, OVERPROVISION, ARTEFACT_OVERPROVISION, 1.5, 2.0)
 SYSTEMS = ("diffserve", "static-cascade", "proteus", "clipper-light", "clipper-heavy")

@@ -16,11 +16,11 @@ from benchmarks.paper_constants import (
 )
 from benchmarks.paper_orders import Comparison
 from benchmarks.paper_systems import hit_share, mixture_scenario, one_at_a_time, prompt_content, prompt_load, run
+from lab.runs import RequestRecord
+from lab.simulator.scenario import Delays, Scenario, SimulatedModel
+from lab.workloads import Content, Segment, Workload, fluctuating
+from lab.workloads.builders import MODM_FLUCTUATION
 from pentimento.devices.profile import steady
-from pentimento.reports import RequestRecord
-from pentimento.simulator.scenario import Delays, Scenario, SimulatedModel
-from pentimento.workloads import Content, Segment, Workload, fluctuating
-from pentimento.workloads.builders import MODM_FLUCTUATION
 
 SEED = 1
 SYSTEMS = ("vanilla", "nirvana-only", "modm")

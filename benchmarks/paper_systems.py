@@ -17,6 +17,12 @@ from benchmarks.paper_constants import (
     OVERPROVISION,
     Cascade,
 )
+from lab.runs import RequestRecord
+from lab.simulator import Scenario, Simulation
+from lab.simulator.cache import CacheSettings
+from lab.simulator.scenario import Delays, SimulatedDevices, SimulatedModel
+from lab.simulator.synthetic_log import synthetic_log
+from lab.workloads import Content, Segment, SloClass, Workload, fluctuating, poisson
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.profile import steady
 from pentimento.emulation.costs import ModelCosts, from_latencies
@@ -26,12 +32,6 @@ from pentimento.policies.serving.cascade_problem import CascadeSolution
 from pentimento.policies.serving.cascades import StaticCascade
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
-from pentimento.reports import RequestRecord
-from pentimento.simulator import Scenario, Simulation
-from pentimento.simulator.cache import CacheSettings
-from pentimento.simulator.scenario import Delays, SimulatedDevices, SimulatedModel
-from pentimento.simulator.synthetic_log import synthetic_log
-from pentimento.workloads import Content, Segment, SloClass, Workload, fluctuating, poisson
 
 # MoDM's k by similarity (Fig. 5b). Its similarities are text to image under CLIP (0.25 to 0.30); the log at hand has
 # text to text under a sentence encoder. There the least similarity is the one that as many prompts pass as MoDM has

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.report import Figure, Interval, Target, at_most, informative
 from benchmarks.statistics import BOOTSTRAP, CONFIDENCE, bootstrap_interval
-from pentimento.reports import Outcome, Report, RequestRecord
+from lab.runs import Outcome, Report, RequestRecord
 
 VIOLATIONS = at_most(1.1, "points")
 LATENCY = at_most(5.0, "%")

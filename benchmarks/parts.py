@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figure, Options, at_least, publish
-from pentimento.testing.machine import current_commit, now
+from lab.fixtures.machine import current_commit, now
 
 
 @dataclass(frozen=True)

@@ -79,11 +79,11 @@ def engine_answers(model: Path, compiled: bool) -> Answer:
     import torch
 
     from benchmarks.engine_latency import compiled_denoiser
+    from lab.fixtures.latent_listener import painted_together
     from pentimento.diffusion.engine import CompiledDenoiser, EngineSettings, StepEngine
     from pentimento.diffusion.families import load_model
     from pentimento.diffusion.painting import NoiseStart, PaintingRequest
     from pentimento.domain.generation import GenerationSpec
-    from pentimento.testing.latent_listener import painted_together
     from services.unet_worker.attempts.finishing import Finisher
     from services.unet_worker.models.checkpoint_loading import denoiser_for
     from services.unet_worker.settings import CompileChoice

@@ -12,11 +12,8 @@ from statistics import median
 from benchmarks.parts import PartResult
 from benchmarks.report import Figure, at_least, informative, measured
 from benchmarks.slow_link import slow_link
-from pentimento.devices.pace import DevicePace, PassTimes, read_pace
-from pentimento.diffusion.controlnets import ControlSetting
-from pentimento.domain.generation import ControlNetSelection, Scheduler
-from pentimento.testing.controlled_painting import ControlledCase, conditions_for
-from pentimento.testing.controlnet_serving import (
+from lab.fixtures.controlled_painting import ControlledCase, conditions_for
+from lab.fixtures.controlnet_serving import (
     PACED,
     ControlledByService,
     ServedControlNet,
@@ -24,9 +21,12 @@ from pentimento.testing.controlnet_serving import (
     serving_together,
     shared_folder,
 )
-from pentimento.testing.diffusers_reference import Case
-from pentimento.testing.machine import ROOT
-from pentimento.testing.worker_process import START_S, worker_process
+from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.machine import ROOT
+from lab.fixtures.worker_process import START_S, worker_process
+from pentimento.devices.pace import DevicePace, PassTimes, read_pace
+from pentimento.diffusion.controlnets import ControlSetting
+from pentimento.domain.generation import ControlNetSelection, Scheduler
 
 H800 = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"
 GBIT_PER_S = 10.0

@@ -14,15 +14,15 @@ from benchmarks.parts import PartResult
 from benchmarks.report import Figure, Target, at_least, at_most, informative
 from benchmarks.structural_similarity import structural_similarity
 from benchmarks.zoo_curves.setting import figure, numbers
+from lab.fixtures.controlled_painting import ControlledCase
+from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
+from lab.fixtures.diffusers_reference import Case
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families import load_model
 from pentimento.domain.adapters import PipeliningBound
 from pentimento.domain.generation import Scheduler
 from pentimento.files.pipelining_bounds import MeasuredBound, read_pipelining_bounds, write_pipelining_bounds
 from pentimento.policies.residual_pipelining import allowed_from_step, first_alike_step
-from pentimento.testing.controlled_painting import ControlledCase
-from pentimento.testing.controlnet_serving import ControlledByService, controlled_by_service
-from pentimento.testing.diffusers_reference import Case
 from zoo.drawing.conditions import as_picture, edge_f1, edges, layout
 from zoo.drawing.prompts import Prompts, examination_prompts
 from zoo.evaluate.estimates import Array, estimate, mean, mean_difference

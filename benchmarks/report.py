@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.statistics import BOOTSTRAP, CONFIDENCE, binomial_interval, bootstrap_interval
-from pentimento.testing.machine import ROOT, current_commit, describe_machine, is_clean, now
+from lab.fixtures.machine import ROOT, current_commit, describe_machine, is_clean, now
 
 Sample = TypeVar("Sample")
 

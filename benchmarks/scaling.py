@@ -24,6 +24,7 @@ from PIL import Image, ImageDraw
 from benchmarks.commits import count_commits
 from benchmarks.faulted_load import DEADLINE_MS, FaultedLoad, read_journal, request_figures, request_rows
 from benchmarks.report import Figure, Options, at_most, informative, parse_options, publish
+from lab.fixtures.worker_under_test import png_of
 from pentimento.clients.controlnet import ControlNetClient
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.worker import WorkerClient
@@ -32,7 +33,6 @@ from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.replicas import ReplicaFiles
-from pentimento.testing.worker_under_test import png_of
 
 MOST = 3
 CONTROLNETS = ("tiny-controlnet-edges", "tiny-controlnet-layout")

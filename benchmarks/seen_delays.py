@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lab.runs import RequestRecord
+from lab.simulator import Scenario
+from lab.simulator.scenario import Delays
 from pentimento.devices.profile import Cost
-from pentimento.reports import RequestRecord
-from pentimento.simulator import Scenario
-from pentimento.simulator.scenario import Delays
 
 # Stages that are delays, by the name of the simulator's.
 DELAYS = {"accept": "accept", "route": "route", "attempt": "attempt", "execute": "send", "result": "receive"}

@@ -17,8 +17,8 @@ from random import Random
 from benchmarks.paper_constants import ARTEFACT_OVERPROVISION, CASCADES
 from benchmarks.paper_systems import cascade_load, cascade_scenario, cascade_settings
 from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
+from lab.simulator import Simulation
 from pentimento.policies.serving.policy import SERVING_POLICIES
-from pentimento.simulator import Simulation
 
 DEVICES = (16, 300, 3_000)
 # Requests a second of a device: sixteen carry 16 of this cascade with a third of them deferred.

@@ -32,15 +32,15 @@ from benchmarks.paper_systems import IMAGE_RULES, OURS, cascade_policy, cascade_
 from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
 from benchmarks.statistics import ratio_of_sums
 from benchmarks.trace_shapes import THREE, Shape
+from lab.runs import RequestRecord
+from lab.runs.figures import mean_quality
+from lab.simulator import Scenario, Simulation
+from lab.simulator.cache import CacheSettings
+from lab.simulator.synthetic_log import synthetic_log
+from lab.workloads import Content, Segment, SloClass, Workload, fluctuating
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.serving.settings import ModelQuality
 from pentimento.policies.thinning import ThinningMode, ThinningOption
-from pentimento.reports import RequestRecord
-from pentimento.reports.figures import mean_quality
-from pentimento.simulator import Scenario, Simulation
-from pentimento.simulator.cache import CacheSettings
-from pentimento.simulator.synthetic_log import synthetic_log
-from pentimento.workloads import Content, Segment, SloClass, Workload, fluctuating
 
 CASCADE = CASCADES[0]
 ABOVE, SWING = 1.25, 4.0

@@ -39,12 +39,12 @@ from benchmarks.slo_trace import (
     figures_of,
     mean,
 )
+from lab.runs import RequestRecord
+from lab.workloads import Content, Segment, SloClass, Workload, fluctuating
 from pentimento.domain.image_request import CacheMode, ImageRequest
-from pentimento.reports import RequestRecord
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.models import find_model
-from pentimento.workloads import Content, Segment, SloClass, Workload, fluctuating
 
 SYSTEMS = (
     "clipper-light",

@@ -1,4 +1,4 @@
-"""What a study of 100,000 prompts takes: memory and processor time of `pentimento.studies` on made-up vectors.
+"""What a study of 100,000 prompts takes: memory and processor time of `lab.studies` on made-up vectors.
 
     python -m benchmarks.study_size
 
@@ -13,8 +13,8 @@ import numpy as np
 import psutil
 
 from benchmarks.report import Figure, at_most, informative, parse_options, publish
-from pentimento.studies import PromptLog, StudySettings, make_study
-from pentimento.studies.neighbours import Vectors
+from lab.studies import PromptLog, StudySettings, make_study
+from lab.studies.neighbours import Vectors
 
 COUNT, QUICK_COUNT = 100_000, 2_000
 WIDTH = 384

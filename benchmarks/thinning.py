@@ -41,6 +41,10 @@ from benchmarks.report import (
 from benchmarks.selector_profile import LocalEncoder
 from benchmarks.statistics import CONFIDENCE, binomial_interval
 from benchmarks.thinning_profiles import judges_of
+from lab.runs import Outcome, RequestRecord
+from lab.simulator import Scenario, Simulation
+from lab.simulator.scenario import SimulatedDevices, SimulatedModel
+from lab.workloads import Arrival, Workload
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.emulation import read_fleet
 from pentimento.diffusion.weights import quiet_loaders
@@ -49,11 +53,7 @@ from pentimento.policies.allocation import hold_resident
 from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.thinning import ThinningMode, ThinningOption
 from pentimento.policies.thinning_profiles import ThinningProfile, read_thinning_profiles
-from pentimento.reports import Outcome, RequestRecord
-from pentimento.simulator import Scenario, Simulation
-from pentimento.simulator.scenario import SimulatedDevices, SimulatedModel
 from pentimento.supervisor.models import THINNING_PROFILES
-from pentimento.workloads import Arrival, Workload
 from services.embedder.model import open_model
 from services.unet_worker.models.selector_measuring import study_model
 from services.unet_worker.models.thinning_study import ClipScore, ThinningStudy, full_requests

@@ -14,10 +14,10 @@ from random import Random
 
 from benchmarks import joint, slo_trace
 from benchmarks.trace_shapes import SHAPES
+from lab.simulator import Scenario, Simulation
+from lab.workloads import Workload
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator
 from pentimento.rpc.full_collections import NEVER
-from pentimento.simulator import Scenario, Simulation
-from pentimento.workloads import Workload
 
 SYSTEM = "joint"
 # Requests a second at the peak of `joint`'s mix: what the best single paper carries, what the joint policy does, more.

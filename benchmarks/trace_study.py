@@ -18,12 +18,12 @@ import torch
 
 from benchmarks.report import Figure, informative, measured, parse_options, publish
 from benchmarks.scene_log import counts, percent
-from pentimento.reports import save_panels
-from pentimento.studies import NIRVANA_SAVINGS, PromptLog, StudySettings, make_study, read_prompt_log, study_panels
-from pentimento.studies.neighbours import TIE, Vectors, nearest_of_misses
-from pentimento.studies.reuse import LogReuse, saved_by
+from lab.fixtures.machine import ROOT
+from lab.runs import save_panels
+from lab.studies import NIRVANA_SAVINGS, PromptLog, StudySettings, make_study, read_prompt_log, study_panels
+from lab.studies.neighbours import TIE, Vectors, nearest_of_misses
+from lab.studies.reuse import LogReuse, saved_by
 from pentimento.supervisor.models import find_encoder
-from pentimento.testing.machine import ROOT
 from services.embedder.model import EmbeddingModel, open_model
 
 LOGS = {

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+from lab.fixtures.worker_process import START_S
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.execution import AttemptResult
@@ -30,7 +31,6 @@ from pentimento.domain.generation import (
     Start,
 )
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.testing.worker_process import START_S
 
 STEPS = 50
 # What NIRVANA's caches leave to do (NIRVANA, section 5.3); 0 is a picture from noise.

@@ -26,6 +26,7 @@ include_patterns = [
     "scenarios/README.md",
     "pentimento/diffusion/kernels/README.md",
     "services/*/README.md",
+    "lab/README.md",
     "zoo/README.md",
 ]
 exclude_patterns = [".*", "build", "dist", "**/node_modules", "**/__pycache__", "demo-pictures"]
@@ -58,6 +59,7 @@ NAVIGATION = {
         "Inside": [
             "docs/structure",
             "docs/services",
+            "lab/README",
             "Tiny models <zoo/README>",
             "Kernels <pentimento/diffusion/kernels/README>",
             "docs/extending",

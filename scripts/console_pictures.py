@@ -18,10 +18,10 @@ from typing import Any
 
 from PIL import Image
 
+from lab.fixtures.browser import running_browser, why_no_browser
 from pentimento.domain.image_request import ImageRequest
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import local_suite
-from pentimento.testing.browser import running_browser, why_no_browser
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 SUITE = ("--unprofiled-reuse", "--cascade", "tiny-light,tiny-heavy", "--loras", "tiny", "--http", "127.0.0.1:0")

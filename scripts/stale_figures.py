@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("benchmarks", "pentimento", "services", "zoo")
+PACKAGES = ("benchmarks", "lab", "pentimento", "services", "zoo")
 STARTS_SUITES = "pentimento/supervisor"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.laid_ledgers import lay_tables
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.clock import Clock
@@ -21,7 +22,6 @@ from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, C
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.settings import load_settings
-from pentimento.testing.laid_ledgers import lay_tables
 from services.vectordb_gateway import neighbours, store_threads, writing
 from services.vectordb_gateway.integrity import check_integrity
 from services.vectordb_gateway.settings import GatewaySettings

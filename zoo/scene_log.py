@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lab.workloads import Content, Workload, poisson, save_workload
 from pentimento.domain.errors import InvalidArgument
-from pentimento.workloads import Content, Workload, poisson, save_workload
 from zoo.command import run
 from zoo.scene_edits import Utterance, changed, fresh, reworded
 
@@ -110,7 +110,7 @@ class SceneLog:
     asked: tuple[tuple[int, ...], ...] = ()
 
     def content(self, **fields: Any) -> Content:
-        """To be asked for at any times (`pentimento.workloads`)."""
+        """To be asked for at any times (`lab.workloads`)."""
         return Content(self.prompts, self.embeddings, sources=SOURCES, **fields)
 
 

@@ -11,7 +11,7 @@ from h2.exceptions import ProtocolError
 from hyperframe.frame import ContinuationFrame, HeadersFrame
 
 from benchmarks.attacks.target import PUBLIC, Answers, AttackTarget, path_of
-from pentimento.testing.raw_http2 import RawConnection, gzip_bomb, message_prefix, open_streams, raw_connection
+from lab.fixtures.raw_http2 import RawConnection, gzip_bomb, message_prefix, open_streams, raw_connection
 
 MIB = 1 << 20
 LARGE = 31 * MIB

@@ -11,6 +11,7 @@ import click
 
 from pentimento.domain.errors import PentimentoError, Unauthenticated
 from pentimento.domain.reasons import Reason
+from pentimento.plugins import COMMANDS, load_plugin
 from pentimento.settings.errors import SettingsError
 
 SUBCOMMANDS = {
@@ -34,7 +35,8 @@ SUBCOMMANDS = {
     "zoo": "train, measure and export the tiny models",
     "completion": "complete this command in a shell",
 }
-
+# Subcommands that an entry point names.
+PLUGINS = frozenset({"simulate"})
 
 SHOWN_CHARS = 40
 
@@ -48,7 +50,10 @@ class LazyGroup(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in SUBCOMMANDS:
             return None
-        command = getattr(importlib.import_module(f"pentimento.cli.{name}"), name)
+        if name in PLUGINS:
+            command = load_plugin(COMMANDS, name, f"pentimento {name}")
+        else:
+            command = getattr(importlib.import_module(f"pentimento.cli.{name}"), name)
         assert isinstance(command, click.Command)
         return command
 

@@ -1,28 +1,47 @@
-"""`pentimento bench profile | selector-profile | thinning-profile | handover-profile | lora-bound | load | report |
-trace-study`."""
+"""`pentimento bench`: profiles of models; load, report, allocation and trace-study are the lab's."""
 
 import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
-from pentimento.cli.connection import connection_options, frontdoor_address, read_token, tls_options, token_option
 from pentimento.cli.forwarding import ForwardingCommand
-from pentimento.cli.json_output import json_option
-from pentimento.cli.numbers import FINITE, FiniteRange
 from pentimento.domain.errors import InvalidArgument
+from pentimento.plugins import COMMANDS, load_plugin
 from pentimento.supervisor.child import source_path
 from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_loras, find_model
 
-FILE = click.Path(dir_okay=False, path_type=Path)
-SEED = click.IntRange(min=0)
+PLUGINS = {
+    "load": "play a workload on a running suite",
+    "report": "compare runs",
+    "allocation": "draw how the allocation moved",
+    "trace-study": "study what a cache could reuse of a log of prompts",
+}
 PRESENT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.group()
+class BenchGroup(click.Group):
+    """Know the lab's subcommands by name and one line, and import them when they are called."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return [*super().list_commands(context), *PLUGINS]
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in PLUGINS:
+            return super().get_command(context, name)
+        command = load_plugin(COMMANDS, f"bench.{name}", f"pentimento bench {name}")
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, command.get_short_help_str(formatter.width)) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl([*rows, *PLUGINS.items()])
+
+
+@click.group(cls=BenchGroup)
 def bench() -> None:
     """Measures this machine, or a suite under load."""
 
@@ -122,114 +141,3 @@ def lora_bound(model: str, loras: str, prompts: Path, flags: tuple[str, ...]) ->
         raise InvalidArgument.of("loras", "must name a directory")
     arguments = ["--model", str(find_model(model).path), "--loras", str(directory), "--prompts", str(prompts)]
     os.execv(sys.executable, [sys.executable, "-P", "-m", "services.unet_worker.lora_bound", *arguments, *flags])
-
-
-def report_options(command: Any) -> Any:
-    """Where a report goes besides the terminal, and what of the run it leaves out."""
-    for option in (
-        click.option(
-            "--warm-up", type=FiniteRange(min=0.0), default=0.0, metavar="SECONDS", help="leave the first requests out"
-        ),
-        click.option(
-            "-r",
-            "--report",
-            "reports",
-            type=FILE,
-            multiple=True,
-            help="write the report there too: .html, .json (of one run), .png or .txt",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-@bench.command()
-@click.argument("workload", type=PRESENT, required=False)
-@click.option("--rate", type=FINITE, default=1.0, show_default=True, help="requests a second, without a WORKLOAD")
-@click.option("--duration", type=FINITE, default=60.0, show_default=True, metavar="SECONDS", help="without a WORKLOAD")
-@click.option("--prompts", type=PRESENT, help="prompts in order (.txt, .tsv, .csv, .jsonl), without a WORKLOAD")
-@click.option("--deadline", type=FINITE, default=60.0, show_default=True, metavar="SECONDS", help="without a WORKLOAD")
-@click.option("--steps", type=int, default=50, show_default=True, help="without a WORKLOAD")
-@click.option("--model", default="", help="without a WORKLOAD; the suite's own choice otherwise")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="of the arrivals, without a WORKLOAD")
-@click.option("--first", type=click.IntRange(min=1), metavar="N", help="only the first N arrivals")
-@click.option("--save", type=FILE, help="write the records of the run (.jsonl or .jsonl.gz)")
-@click.option("--name", default="", help="of the run")
-@click.option("--hide-deadlines", is_flag=True, help="keep the deadlines from the suite: it drops nothing by them")
-@click.option("--no-cache", is_flag=True, help="neither start from the cache nor write to it")
-@click.option("--grace", type=FINITE, default=30.0, show_default=True, metavar="SECONDS", help="past each deadline")
-@click.option("--detailed-stages", is_flag=True, help="keep the stages inside workers apart")
-@click.option("--tenant-token", multiple=True, metavar="TENANT=TOKEN", help="tokens of tenants; @FILE as for --token")
-@report_options
-@json_option
-@connection_options
-def load(workload: Path | None, **options: Any) -> None:
-    """Plays a WORKLOAD file (or Poisson arrivals) on a running suite, open-loop: nobody waits for anybody else's
-    picture, and a latency counts from when the request was due. Prints the run's report, also of a run that Ctrl-C
-    ends: what was under way then is cancelled."""
-    from pentimento.cli.bench_load import run_load
-
-    address = frontdoor_address(options["address"], options["state_dir"])
-    tokens = {"": read_token(options["token"])} | dict(_tenant_token(given) for given in options["tenant_token"])
-    run_load(workload, address, tokens, options)
-
-
-@bench.command()
-@click.argument("runs", type=PRESENT, nargs=-1, required=True)
-@report_options
-@json_option
-def report(runs: tuple[Path, ...], warm_up: float, reports: tuple[Path, ...], as_json: bool) -> None:
-    """Lays RUNS (records that `bench load --save`, an emulated fleet or a simulation wrote) side by side."""
-    from pentimento.cli.bench_report import tell
-
-    tell(runs, warm_up, reports, as_json=as_json)
-
-
-@bench.command()
-@click.argument("record", type=PRESENT)
-@click.option(
-    "--run", type=PRESENT, help="records of `bench load --save` at the same time: latency, violations, quality"
-)
-@click.option("-o", "--output", type=FILE, required=True, help="where it is drawn: .svg or .png")
-def allocation(record: Path, run: Path | None, output: Path) -> None:
-    """Draws a RECORD of `pentimento status --watch --record`: workers by model, thresholds, admission and violations
-    over time."""
-    from pentimento.cli.bench_allocation import draw
-
-    draw(record, run, output)
-
-
-@bench.command("trace-study")
-@click.argument("log", type=PRESENT)
-@click.option("--embeddings", type=PRESENT, metavar="FILE.npy", help="the prompts' vectors, a row each in order")
-@click.option("--embedder-address", metavar="ADDRESS", help="an embedder that computes them, instead of --embeddings")
-@click.option("--save-embeddings", type=FILE, metavar="FILE.npy", help="keep what the embedder computed")
-@click.option(
-    "--thresholds", metavar="COS:SHARE,…", help="cosine from which on a share of the steps is saved [NIRVANA's]"
-)
-@click.option(
-    "--warm-up", type=int, default=0, metavar="N", help="the first N prompts fill caches and count for nothing"
-)
-@click.option("--window-s", type=FINITE, default=86_400.0, show_default=True, help="window of the clusters, in seconds")
-@click.option("--window-prompts", type=int, help="the same for a log without times [a tenth of it]")
-@click.option("--session-s", type=FINITE, default=3_600.0, show_default=True, help="length of a user's session")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="of the other users that one is compared with")
-@click.option(
-    "-r", "--report", "reports", type=FILE, multiple=True, help="write it there too: .json, .txt, .svg or .png"
-)
-@json_option
-@tls_options
-@token_option
-def trace_study(log: Path, **options: Any) -> None:
-    """Studies a LOG of prompts (.txt, .tsv, .csv, .jsonl or a workload): what caches of any size could reuse of it, how
-    old donors are, how long clusters live, how alike prompts of sessions and users are."""
-    from pentimento.cli.bench_trace import tell_study
-
-    tell_study(log, options)
-
-
-def _tenant_token(given: str) -> tuple[str, str]:
-    tenant, equals, token = given.partition("=")
-    if not (tenant and equals):
-        raise InvalidArgument.of("tenant-token", "must be TENANT=TOKEN")
-    return tenant, read_token(token)

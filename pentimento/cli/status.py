@@ -16,6 +16,7 @@ from grpc.aio import Channel
 from rich.console import Console, Group
 from rich.live import Live
 
+from pentimento.cli.allocation_samples import AllocationSample, sample_line
 from pentimento.cli.calls import naming, own_token_file
 from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_files, tls_options, token_option
 from pentimento.cli.json_output import json_option
@@ -25,7 +26,6 @@ from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.suite_status import SuiteStatus, as_document, gathered
 from pentimento.domain.errors import InvalidArgument
-from pentimento.reports.allocations import AllocationSample, sample_line
 from pentimento.rpc.channel import ChannelOpener, channel_opener
 from pentimento.rpc.settings import RpcChannelSettings, client_settings
 from pentimento.supervisor.state import StateDirectory

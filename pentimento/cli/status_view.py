@@ -13,12 +13,12 @@ from rich.text import Text
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse as FrontdoorStatus
 from pentimento.api.image.v1.image_service_pb2 import Model
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsResponse as CacheStatistics
+from pentimento.cli.allocation_samples import AllocationSample, sample_of_plan, sparkline, violation_shares
 from pentimento.cli.plain_names import plain_pool, plain_stage
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.reasons import Reason
-from pentimento.reports.allocations import AllocationSample, sample_of_plan, sparkline, violation_shares
 
 # Which part of a status each process tells.
 PARTS = {"controller": "fleet", "frontdoor": "frontdoor", "gateway": "cache"}

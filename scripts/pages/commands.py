@@ -35,7 +35,7 @@ HANDED_ON = {
     ("bench", "thinning-profile"): "services.unet_worker.thinning_profile",
     ("bench", "handover-profile"): "services.unet_worker.handover_profile",
     ("bench", "lora-bound"): "services.unet_worker.lora_bound",
-    ("simulate",): "pentimento.simulator",
+    ("simulate",): "lab.simulator",
     ("journal", "renew"): "services.frontdoor.renewal",
     **{("zoo", name): module for name, (module, _) in ZOO.items()},
 }
@@ -122,7 +122,7 @@ def check_python(words: list[str]) -> None:
     """Check `python -m MODULE`, `python -c PROGRAM` or `python FILE`."""
     if words[0] == "-m":
         module = words[1]
-        if module.split(".")[0] in ("services", "pentimento", "benchmarks", "zoo"):
+        if module.split(".")[0] in ("services", "pentimento", "lab", "benchmarks", "zoo"):
             check_module(module, words[2:])
     elif words[0] == "-c":
         compile(words[1], "a page", "exec")

@@ -10,7 +10,17 @@ from pathlib import Path
 from .blocks import ROOT
 
 GUIDES = (
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "zoo/README.md", "scenarios/README.md")),
+    *(
+        ROOT / name
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "SECURITY.md",
+            "zoo/README.md",
+            "lab/README.md",
+            "scenarios/README.md",
+        )
+    ),
     *sorted(ROOT.glob("docs/*.md")),
     *sorted(ROOT.glob("docs/concepts/*.md")),
     *sorted(ROOT.glob("services/*/README.md")),
@@ -35,7 +45,7 @@ CODE = re.compile(r"`([^`\n]+)`")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 PATH = re.compile(r"[\w.\-*]+(/[\w.\-*]+)+/?|[\w\-*]+\.(py|toml|yml|proto)")
-MODULE = re.compile(r"(?<![\w/.])(?:pentimento|services|benchmarks|zoo)(?:\.\w+)+")
+MODULE = re.compile(r"(?<![\w/.])(?:pentimento|services|lab|benchmarks|zoo)(?:\.\w+)+")
 METRIC = re.compile(r"\bpentimento_(?:frontdoor|embedder|gateway|worker|controller|rpc)_[a-z_]+\b")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 WORD = re.compile(r"[A-Z]+(?:_[A-Z]+)+")
@@ -91,7 +101,7 @@ def is_there(page: Path, path: str) -> bool:
     places = (page.parent,) if page.parent.parent.name == "services" else (ROOT, page.parent)
     if not bare:
         return any(next(place.glob(path.rstrip("/")), None) for place in {ROOT, *places})
-    folders = ("pentimento", "services", "benchmarks", "scripts", "tests", "zoo", "deploy", "protos")
+    folders = ("pentimento", "services", "lab", "benchmarks", "scripts", "tests", "zoo", "deploy", "protos")
     below = [place / folder for place in places for folder in (folders if place == ROOT else (".",))]
     return any(next(place.glob(path), None) for place in places) or any(next(b.rglob(path), None) for b in below)
 
@@ -111,7 +121,7 @@ def is_importable(name: str) -> bool:
 @cache
 def sources() -> str:
     """Return the text of all sources that pages may name words of."""
-    trees = ("pentimento", "services", "protos", "deploy", "examples")
+    trees = ("pentimento", "services", "lab", "protos", "deploy", "examples")
     files = [
         file for tree in trees for file in (ROOT / tree).rglob("*") if file.suffix in (".py", ".proto", ".yml", ".mjs")
     ]

@@ -11,7 +11,7 @@ NOT_RUN = {
     "python -m benchmarks.": "measures for minutes, on a machine that must be otherwise idle",
     "pentimento generate --prompts-file prompts.txt --model my-light ": "paints thousands, by a model of the reader's",
     "pentimento zoo ": "trains, paints or measures for minutes; `make test-training` does so for a few steps",
-    "pentimento simulate ": "takes a minute; tests/unit/simulator plays scenarios",
+    "pentimento simulate ": "takes a minute; tests/lab/simulator plays scenarios",
     "pentimento bench ": "measures for minutes, or reads what that wrote; tests/e2e/test_load.py runs small ones",
     "pentimento models add ": "needs a model of the reader's; tests/integration/controller registers some",
     "pentimento models add-cascade ": "needs files of the reader's; tests/integration/controller registers some",

@@ -7,11 +7,11 @@ from pathlib import Path
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.files.folders import check_folder
+from pentimento.files.prompts import read_prompts
 from pentimento.policies.lora_bounds import LoraBound, bounds_to_json, merged, read_lora_bounds
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from pentimento.telemetry import configure_logging
-from pentimento.workloads.readers import read_prompts
 from services.unet_worker.settings import LoraBoundSettings
 
 

@@ -15,11 +15,11 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.folders import make_folder
 from pentimento.files.json_values import to_json
+from pentimento.files.prompts import read_prompts
 from pentimento.policies.selector_profiles import SelectorProfile, profile_to_json
 from pentimento.rpc import open_channel, run_service
 from pentimento.settings import load_settings
 from pentimento.telemetry import configure_logging
-from pentimento.workloads.readers import read_prompts
 from services.unet_worker.settings import HandoverProfileSettings, SelectorProfileSettings, ThinningProfileSettings
 
 Found = TypeVar("Found")

@@ -14,6 +14,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from lab.fixtures.controlled_painting import conditions_for
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.image_request import AskedControlNet, AskedLora, CacheMode, ImageRequest
 from pentimento.files.adapter_registry import read_adapters
@@ -21,7 +22,6 @@ from pentimento.sdk import AsyncClient, Picture
 from pentimento.sdk.picture import read_provenance
 from pentimento.stores.objects.store import digest_of
 from pentimento.supervisor.local import LocalSuite
-from pentimento.testing.controlled_painting import conditions_for
 from zoo.drawing.conditions import edge_f1, edges
 
 EDGES, LAYOUT = "tiny-controlnet-edges", "tiny-controlnet-layout"

@@ -14,13 +14,13 @@ import pytest
 import pytest_asyncio
 from PIL import Image, ImageDraw
 
+from lab.fixtures.browser import running_browser, why_no_browser
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
 from pentimento.domain.image_request import AskedLora, CacheMode, Completed, ImageRequest
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.supervisor.local import LocalSuite
-from pentimento.testing.browser import running_browser, why_no_browser
 from tests.e2e.console_tabs import PROMPT, STEPS, Console
 from tests.edge_packages import missing
 
@@ -40,7 +40,7 @@ LONG = "1000"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def console(suite: LocalSuite) -> AsyncIterator[Console]:
-    from pentimento.testing.edge_suite import running_edge
+    from lab.fixtures.edge_suite import running_edge
 
     places = suite.endpoint
     others = {"controller_address": places.controller, "gateway_address": places.gateway}
@@ -252,7 +252,7 @@ async def test_a_picture_of_the_gallery_is_painted_again_with_all_that_it_was_pa
 
 
 async def test_what_a_deployment_lacks_is_not_shown(console: Console, suite: LocalSuite) -> None:
-    from pentimento.testing.edge_suite import running_edge
+    from lab.fixtures.edge_suite import running_edge
 
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         async with running_edge(Path(folder), suite.endpoint.frontdoor) as edge:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pentimento.reports import Outcome, load_run
+from lab.runs import Outcome, load_run
 from pentimento.supervisor.local import LocalSuite
 
 

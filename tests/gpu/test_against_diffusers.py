@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from pentimento.diffusion.controlnets import PLAIN, ControlNetForm, ControlSetting
-from pentimento.diffusion.engine import cuda_recorder, replaying
-from pentimento.diffusion.kernels import KernelMode, kernels_for
-from pentimento.domain.generation import Scheduler
-from pentimento.testing.checkpoints import (
+from lab.fixtures.checkpoints import (
     SIDE_PX,
     write_checkpoint,
     write_controlnet,
     write_flow_checkpoint,
     write_xl_checkpoint,
 )
-from pentimento.testing.controlled_painting import (
+from lab.fixtures.controlled_painting import (
     ControlledByDiffusers,
     ControlledByEngine,
     ControlledCase,
     conditions_for,
 )
-from pentimento.testing.diffusers_reference import Case
+from lab.fixtures.diffusers_reference import Case
+from pentimento.diffusion.controlnets import PLAIN, ControlNetForm, ControlSetting
+from pentimento.diffusion.engine import cuda_recorder, replaying
+from pentimento.diffusion.kernels import KernelMode, kernels_for
+from pentimento.domain.generation import Scheduler
 from services.unet_worker.settings import CompileChoice, DtypeChoice, KernelChoice
 from tests.golden.unet_worker.comparison import compare
 

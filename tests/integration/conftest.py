@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.testing.paced_worker import PacedWorker, serve
+from lab.fixtures.paced_worker import PacedWorker, serve
 from tests.patient_connections import be_patient
 
 

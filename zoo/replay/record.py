@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageClassification
 
+from lab.fixtures.machine import current_commit, describe_machine, now
 from pentimento.devices.profile import Cost, ModelProfile, profile_to_json
 from pentimento.devices.recording import (
     FORMAT,
@@ -31,7 +32,6 @@ from pentimento.diffusion.painting import NoiseStart, PaintingRequest, denoise_s
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import GenerationSpec
-from pentimento.testing.machine import current_commit, describe_machine, now
 from zoo.devices import device
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import Prompts, examination_prompts

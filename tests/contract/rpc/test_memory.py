@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.raw_http2 import RawConnection, gzip_bomb, message_prefix, raw_connection
 from pentimento.domain.identity import Role
 from pentimento.rpc import new_token, token_entry
 from pentimento.rpc.probe import status_of
-from pentimento.testing.raw_http2 import RawConnection, gzip_bomb, message_prefix, raw_connection
 from tests.contract.rpc.scripted import WORKER
 
 EXECUTE = f"/{WORKER}/Execute"

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from lab.fixtures.raw_http2 import RawConnection, framed, raw_connection
 from pentimento.api.embedder.v1 import embedder_service_pb2
 from pentimento.rpc import RpcServerSettings
-from pentimento.testing.raw_http2 import RawConnection, framed, raw_connection
 from tests.contract.rpc.scripted import EMBED_TEXT, serving
 
 MESSAGE = embedder_service_pb2.EmbedTextRequest(texts=["a"]).SerializeToString()

@@ -16,14 +16,14 @@ import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
+from lab.fixtures.certificates import Authority
+from lab.fixtures.raw_http2 import framed, raw_connection
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder
 from pentimento.domain.identity import Role
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, new_token, open_channel, server
 from pentimento.rpc import token_entry as entry
 from pentimento.rpc.call_shaping import BURST_CALLS
 from pentimento.rpc.relay.call_turns import MOST_UNTAKEN
-from pentimento.testing.certificates import Authority
-from pentimento.testing.raw_http2 import framed, raw_connection
 from tests.contract.rpc.scripted import EMBED_TEXT, EMBEDDER, Scripted, channel_to, embed, embedder_stub, serving, until
 from tests.silent_connections import silent_connections
 

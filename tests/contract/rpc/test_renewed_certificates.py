@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from lab.fixtures.certificates import Authority, Pair
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel, watched_file
 from pentimento.rpc.channel import channel_opener
@@ -18,7 +19,6 @@ from pentimento.rpc.pem_files import PemFiles, load
 from pentimento.rpc.settings import client_settings
 from pentimento.rpc.shown_certificate import ShownCertificate
 from pentimento.settings import SettingsError
-from pentimento.testing.certificates import Authority, Pair
 from tests.contract.rpc.scripted import Scripted, embed, serving, worker_stub
 
 NOT_RELOADED = "certificate not reloaded, the one before is shown on"

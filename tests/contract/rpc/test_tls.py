@@ -9,6 +9,8 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from lab.fixtures.certificates import Authority, Pair
+from lab.fixtures.raw_http2 import open_streams
 from pentimento.domain import errors
 from pentimento.rpc import (
     RpcChannelSettings,
@@ -21,8 +23,6 @@ from pentimento.rpc import (
 from pentimento.rpc.credentials import channel_credentials
 from pentimento.rpc.pem_files import PemFiles, Pems, load
 from pentimento.settings import SettingsError
-from pentimento.testing.certificates import Authority, Pair
-from pentimento.testing.raw_http2 import open_streams
 from tests.contract.rpc.scripted import channel_to, embed, serving
 
 

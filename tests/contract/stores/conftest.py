@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
-from pentimento.testing.clocks import SetClock
 from tests.contract.stores.journal_records import NOW_S
 from tests.postgresql import PostgresqlServer, running_server, why_not
 from tests.s3_server import running_s3_server

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, text
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.access import EvictionRule
 from pentimento.domain.cache import CacheHolding
 from pentimento.policies.cache_quota import CacheLimits, gives_way
@@ -19,7 +20,6 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_tables import MIGRATIONS
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import migrate
-from pentimento.testing.clocks import SetClock
 from tests.contract.stores.access_records import SIZE, STEPS, VECTOR, add, down_to, steps_of, uses
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.cache import CacheHolding
 from pentimento.domain.errors import NotFound
 from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.stores.ledger.cache_evictions import WhoGivesWay
 from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.testing.clocks import SetClock
 from tests.contract.stores.cache_records import add, commit, grant, live
 
 

@@ -9,12 +9,12 @@ from random import Random
 import pytest
 from sqlalchemy import text
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.cache import CacheHolding
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_tables import MIGRATIONS
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import migrate
-from pentimento.testing.clocks import SetClock
 from tests.contract.stores.access_records import SIZE, STEPS, add, down_to
 
 _SUM = "SELECT tenant, COUNT(*), SUM(size_bytes) FROM cache_entries WHERE doomed_at IS NULL GROUP BY tenant"

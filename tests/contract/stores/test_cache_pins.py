@@ -5,13 +5,13 @@ import struct
 import pytest
 from sqlalchemy import select
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import NotFound
 from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
 from pentimento.stores.ledger import cache_tables
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord, ObjectPin
 from pentimento.stores.objects.store import refer_to
-from pentimento.testing.clocks import SetClock
 
 VECTOR = struct.pack("<2f", 1.0, 0.0)
 SHARED = "*shared*"

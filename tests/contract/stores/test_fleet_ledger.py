@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.epochs import LeaseState, epoch_at, latest_believable
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.models import RegisteredRow
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
-from pentimento.testing.clocks import SetClock
 from services.controller.models.repository import ModelRepository
 from tests.contract.stores.journal_records import NOW_S
 from tests.unit.controller.registered import cascade, handover_profile, unstated, variant_of_its_own

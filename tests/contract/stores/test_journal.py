@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreUnavailable
@@ -17,7 +18,6 @@ from pentimento.stores.ledger.records import (
     AttemptRecord,
     JournalledRequest,
 )
-from pentimento.testing.clocks import SetClock
 from tests.contract.stores.journal_records import NOW_S, attempt, request, result
 
 

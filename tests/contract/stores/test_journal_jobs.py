@@ -5,6 +5,7 @@ from contextlib import closing
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
@@ -13,7 +14,6 @@ from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.journal_listing import PagePlace
 from pentimento.stores.ledger.journal_webhooks import AskedWebhook, DueWebhook
 from pentimento.stores.ledger.records import AcceptedRequest, ResultRecord
-from pentimento.testing.clocks import SetClock
 
 NONE: frozenset[RequestState] = frozenset()
 HOOK = "https://hooks.example.com/done"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.epochs import LeaseState
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.requests import RequestState
@@ -15,7 +16,6 @@ from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.records import (
     AcceptKind,
 )
-from pentimento.testing.clocks import SetClock
 from tests.contract.stores.journal_records import NOW_MS, NOW_S, attempt, request, result
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import NotFound, ResourceExhausted
 from pentimento.domain.generation import Attempt, ObjectReference, SpecInput
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.records import AcceptedRequest, PicturePin, ResultRecord
-from pentimento.testing.clocks import SetClock
 
 INPUT = SpecInput("init_image.image", ObjectReference("inputs/a/1", "sha256:1", 30))
 

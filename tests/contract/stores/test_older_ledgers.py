@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import MetaData, insert
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.cache import CacheHolding
 from pentimento.domain.generation import ObjectReference, SpecInput
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
@@ -17,7 +18,6 @@ from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import Migration, migrate
 from pentimento.stores.ledger.records import AcceptKind, PicturePin
-from pentimento.testing.clocks import SetClock
 from tests.contract.stores.cache_records import VECTOR, reference
 from tests.contract.stores.journal_records import NOW_S, attempt, result
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import NotFound
 from pentimento.stores.ledger import cache_pins
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import ObjectPin
-from pentimento.testing.clocks import SetClock
 from tests.contract.stores.test_cache_pins import LATENT, SHARED, add, evict
 from tests.contract.stores.test_postgresql_ledger import waiting_count
 from tests.postgresql import PostgresqlServer

@@ -8,12 +8,12 @@ import pytest
 from qdrant_client import QdrantClient, models
 from qdrant_client import grpc as wire
 
+from lab.fixtures.qdrant_double import QdrantDouble, running_qdrant_double
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
 from pentimento.stores.vectors import Space, VectorPoint, VectorQuery, open_vectors
 from pentimento.stores.vectors.qdrant import QdrantVectorIndex
 from pentimento.stores.vectors.qdrant_layout import QdrantLayout
-from pentimento.testing.qdrant_double import QdrantDouble, running_qdrant_double
 from tests.contract.stores.test_index_rebuild import clustered, id_of
 
 VECTORS = clustered(40)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
 from pentimento.domain.tenants import HashedKey, Tenant, TenantKey, TenantQuota, UsageRow
 from pentimento.stores.ledger import open_journal, tenant_ledger
 from pentimento.stores.ledger.tenant_ledger import ENDED_KEYS_S, MAX_KEYS, TenantLedger
-from pentimento.testing.clocks import SetClock
 from tests.contract.stores.journal_records import NOW_S
 
 QUOTA = TenantQuota(2.5, 4, 8, 1e9, 1 << 40, 3.0, ("light", "heavy"))

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lab.fixtures.qdrant_double import running_qdrant_double
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch
 from pentimento.stores.vectors import Space, VectorIndex, VectorPoint, VectorQuery, open_vectors
-from pentimento.testing.qdrant_double import running_qdrant_double
 
 QDRANT_URL = os.environ.get("QDRANT_URL", "")
 DIMENSION_COUNT = 8

@@ -24,7 +24,7 @@ class Processes:
         return f"unix:{self.folder / name}"
 
     def worker(self, name: str, step_s: float = 0.02) -> Process:
-        return self._start(name, "pentimento.testing.paced_worker", self.address(name), name, str(step_s))
+        return self._start(name, "lab.fixtures.paced_worker", self.address(name), name, str(step_s))
 
     def real_worker(self, name: str, model: Path) -> Process:
         """One that paints, with a checkpoint of a few thousand parameters."""

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
+from lab.fixtures.paced_worker import picture_of
 from pentimento.clients.image import ImageClient
 from pentimento.domain.image_request import Accepted, Completed, ImageRequest
 from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.requests import RequestState
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.testing.paced_worker import picture_of
 from tests.faults.frontdoor.processes import Processes, kill, serving
 
 pytestmark = pytest.mark.faults

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
@@ -18,7 +19,6 @@ from pentimento.clients.worker import WorkerClient
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import Completed, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.testing.checkpoints import write_checkpoint
 from tests.faults.frontdoor.processes import Processes, kill, processes, serving
 from tests.started_processes import ROOT
 

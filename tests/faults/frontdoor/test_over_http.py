@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pentimento.testing.paced_worker import picture_of
+from lab.fixtures.paced_worker import picture_of
 from tests.edge_packages import missing
 from tests.faults.frontdoor.processes import Processes, kill, serving
 
@@ -42,7 +42,7 @@ async def last_event(lines: Any) -> tuple[str, dict[str, Any]]:
 
 
 async def test_a_frontdoor_that_is_killed_is_told_and_loses_nothing(running: Processes) -> None:
-    from pentimento.testing.edge_suite import running_edge
+    from lab.fixtures.edge_suite import running_edge
 
     worker = running.worker("w1", step_s=0.05)
     first = running.frontdoor("w1")

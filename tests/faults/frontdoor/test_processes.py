@@ -4,10 +4,10 @@ from contextlib import suppress
 
 import pytest
 
+from lab.fixtures.paced_worker import picture_of
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.image_request import Accepted, Completed, ImageRequest, Progress
-from pentimento.testing.paced_worker import picture_of
 from tests.faults.frontdoor.processes import Processes, kill, serving
 
 pytestmark = pytest.mark.faults

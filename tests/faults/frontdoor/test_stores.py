@@ -4,10 +4,10 @@ import os
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import until
 from pentimento.clients.image import ImageClient
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import Accepted, Completed, ImageRequest
-from pentimento.testing.frontdoor_suite import until
 from tests.faults.frontdoor.processes import Processes, kill, serving
 from tests.integration.frontdoor.inputs import png
 

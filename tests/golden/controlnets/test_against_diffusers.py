@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.diffusion.controlnets import ControlSetting
-from pentimento.domain.generation import Scheduler
-from pentimento.testing.checkpoints import (
+from lab.fixtures.checkpoints import (
     SIDE_PX,
     write_checkpoint,
     write_controlnet,
@@ -17,13 +15,15 @@ from pentimento.testing.checkpoints import (
     write_flow_controlnet,
     write_xl_checkpoint,
 )
-from pentimento.testing.controlled_painting import (
+from lab.fixtures.controlled_painting import (
     ControlledByDiffusers,
     ControlledByEngine,
     ControlledCase,
     conditions_for,
 )
-from pentimento.testing.diffusers_reference import Case
+from lab.fixtures.diffusers_reference import Case
+from pentimento.diffusion.controlnets import ControlSetting
+from pentimento.domain.generation import Scheduler
 from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 PROMPT, NEGATIVE = "a red circle", "blurred"

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.fixtures.checkpoints import SIDE_PX, write_checkpoint, write_controlnet, write_xl_checkpoint
+from lab.fixtures.controlled_painting import ControlledByEngine, ControlledCase, conditions_for
+from lab.fixtures.diffusers_reference import Case, DiffusersReference, _tensor_of, mask_image
+from lab.fixtures.latent_listener import painted_together
+from lab.fixtures.worker_under_test import noise_image, png_of
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.images import decode_mask, decode_pixels
 from pentimento.diffusion.painting import ImageStart, first_img2img_step
 from pentimento.domain.generation import NoiseForm
-from pentimento.testing.checkpoints import SIDE_PX, write_checkpoint, write_controlnet, write_xl_checkpoint
-from pentimento.testing.controlled_painting import ControlledByEngine, ControlledCase, conditions_for
-from pentimento.testing.diffusers_reference import Case, DiffusersReference, _tensor_of, mask_image
-from pentimento.testing.latent_listener import painted_together
-from pentimento.testing.worker_under_test import noise_image, png_of
 from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 
 IMAGE, MASK = noise_image(SIDE_PX, SIDE_PX), mask_image(SIDE_PX, SIDE_PX)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.fixtures.checkpoints import SIDE_PX
+from lab.fixtures.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
+from lab.fixtures.diffusers_reference import Case
 from pentimento.diffusion.controlnets import Control, ControlSetting, LocalControl, load_controlnet
 from pentimento.diffusion.engine import FinishedPainting
 from pentimento.diffusion.families import ControlResiduals, DiffusionModel, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec, Scheduler
-from pentimento.testing.checkpoints import SIDE_PX
-from pentimento.testing.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
-from pentimento.testing.diffusers_reference import Case
 from tests.golden.controlnets.test_against_diffusers import EVERYWHERE, FAMILIES, GUESSED, NEGATIVE, PROMPT, THREE
 from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 from tests.unit.diffusion.engine.loops import Loop

@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pentimento.diffusion.families import DiffusionModel, load_model
-from pentimento.diffusion.loras import layers_of
-from pentimento.domain.generation import Scheduler
-from pentimento.testing.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
-from pentimento.testing.diffusers_reference import Case
-from pentimento.testing.lora_files import EVERYWHERE, random_factors, write_diffusers_lora
-from pentimento.testing.lora_reference import (
+from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.lora_files import EVERYWHERE, random_factors, write_diffusers_lora
+from lab.fixtures.lora_reference import (
     WeightedFile,
     distance,
     latents_of_diffusers,
@@ -22,6 +19,9 @@ from pentimento.testing.lora_reference import (
     read_set,
     spec_of_case,
 )
+from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.loras import layers_of
+from pentimento.domain.generation import Scheduler
 
 # PEFT warns of what several LoRAs need.
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")

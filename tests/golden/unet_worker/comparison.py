@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.fixtures.diffusers_reference import Case, DiffusersReference
+from lab.fixtures.worker_under_test import WorkerUnderTest, await_serving, difference
 from pentimento.domain.generation import Scheduler
-from pentimento.testing.diffusers_reference import Case, DiffusersReference
-from pentimento.testing.worker_under_test import WorkerUnderTest, await_serving, difference
 from services.unet_worker.settings import DeviceChoice
 from tests.integration.unet_worker.conftest import serve
 

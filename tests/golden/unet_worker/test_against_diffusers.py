@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from diffusers import DPMSolverMultistepScheduler
 
+from lab.fixtures.checkpoints import T5_TOKENS, write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from lab.fixtures.diffusers_reference import Case
 from pentimento.domain.generation import Scheduler
-from pentimento.testing.checkpoints import T5_TOKENS, write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
-from pentimento.testing.diffusers_reference import Case
 from tests.golden.unet_worker.comparison import compare
 from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from diffusers import SD3ControlNetModel
 
+from lab.fixtures.checkpoints import write_flow_controlnet
+from lab.fixtures.controlnet_serving import register
 from pentimento.clients.controlnet import ResidualStream, ResidualStreamRequest
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.tensors.device import outgoing_tensor
 from pentimento.tensors.receiving import ReceivedTensors
-from pentimento.testing.checkpoints import write_flow_controlnet
-from pentimento.testing.controlnet_serving import register
 from pentimento.wire.tensors import UNBOUND
 from tests.integration.controlnet_svc.conftest import Service, tensors_of
 

@@ -11,6 +11,7 @@ import torch
 from diffusers import ControlNetModel
 from torch import Tensor
 
+from lab.fixtures.frontdoor_suite import until
 from pentimento.clients.controlnet import ControlNetClient, ResidualStream
 from pentimento.domain.errors import (
     Aborted,
@@ -26,7 +27,6 @@ from pentimento.domain.generation import Attempt, PlanVersion
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.tensors.device import outgoing_tensor
 from pentimento.tensors.regions import RegionDirectory, RegionSize, SharedRegion
-from pentimento.testing.frontdoor_suite import until
 from pentimento.wire.tensors import UNBOUND, Binding
 from services.controlnet_svc import streams
 from tests.integration.controlnet_svc.conftest import (

@@ -9,9 +9,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
+from lab.fixtures.paced_worker import PacedWorker, serve
 from pentimento.files.signing_keys import new_signing_key
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker, serve
 from tests.edge_packages import missing
 from tests.patient_connections import be_patient
 
@@ -75,7 +75,7 @@ async def shared_edge() -> AsyncIterator[EdgeUnderTest]:
 @asynccontextmanager
 async def edge_before(folder: Path, worker: PacedWorker, limits: dict[str, Any]) -> AsyncIterator[EdgeUnderTest]:
     """An edge before a frontdoor of that worker, which listens in the folder."""
-    from pentimento.testing.edge_suite import running_edge
+    from lab.fixtures.edge_suite import running_edge
 
     async with (
         running_suite(folder, signing_key_file=folder / "keys", make_signing_key=True) as suite,

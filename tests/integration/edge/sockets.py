@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pentimento.testing.frontdoor_suite import until
+from lab.fixtures.frontdoor_suite import until
 from tests.integration.edge.conftest import EdgeUnderTest
 
 GUARD_S = 60

@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
+from lab.fixtures.edge_suite import running_edge
+from lab.fixtures.frontdoor_suite import running_suite
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import Internal
 from pentimento.domain.identity import Role
 from pentimento.domain.tenants import TenantQuota
 from pentimento.rpc import token_entry
-from pentimento.testing.edge_suite import running_edge
-from pentimento.testing.frontdoor_suite import running_suite
-from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.tenants.administration import TenantAdministration
 from tests.integration.edge.conftest import EdgeUnderTest, files_of, routes_of, signing_keys
 

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from PIL import Image
 
+from lab.fixtures.paced_worker import picture_of
 from pentimento.domain.generation import InitImage
 from pentimento.domain.requests import RequestState
-from pentimento.testing.paced_worker import picture_of
 from tests.integration.edge.conftest import IN_A_SHARED_LOOP, EdgeUnderTest
 
 DATA = "/console/data"

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 
-from pentimento.testing.browser import running_browser, why_no_browser
-from pentimento.testing.edge_suite import running_edge
-from pentimento.testing.frontdoor_suite import running_suite
-from pentimento.testing.paced_worker import PacedWorker, serve
+from lab.fixtures.browser import running_browser, why_no_browser
+from lab.fixtures.edge_suite import running_edge
+from lab.fixtures.frontdoor_suite import running_suite
+from lab.fixtures.paced_worker import PacedWorker, serve
 from tests.patient_connections import be_patient
 
 WHY_NOT = why_no_browser()

@@ -8,9 +8,9 @@ import openai
 import pytest
 from PIL import Image
 
+from lab.fixtures.paced_worker import picture_of
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import InitImage
-from pentimento.testing.paced_worker import picture_of
 from tests.integration.edge.conftest import EdgeUnderTest
 
 

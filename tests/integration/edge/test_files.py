@@ -10,12 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lab.fixtures.frontdoor_suite import running_suite
+from lab.fixtures.paced_worker import PacedWorker, picture_of
 from pentimento.files.signing_keys import new_signing_key, read_signing_keys
 from pentimento.rpc import watched_file
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.signed_paths import PathSigner, SignedFile
-from pentimento.testing.frontdoor_suite import running_suite
-from pentimento.testing.paced_worker import PacedWorker, picture_of
 from tests.integration.frontdoor.inputs import store_away
 
 AT_ONCE = 2
@@ -35,7 +35,7 @@ class FilesUnderTest:
 
 @pytest.fixture
 async def files(folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FilesUnderTest]:
-    from pentimento.testing.edge_suite import running_edge
+    from lab.fixtures.edge_suite import running_edge
 
     monkeypatch.setattr("services.edge.files.AT_ONCE", AT_ONCE)
     keys, objects = folder / "keys", f"file://{folder / 'objects'}"
@@ -221,7 +221,7 @@ async def test_where_no_addresses_are_given_nothing_is_painted_for_one(
     folder: Path, worker: PacedWorker, keyed: bool
 ) -> None:
     """Either the frontdoor has no key to sign with, or the edge no files to serve."""
-    from pentimento.testing.edge_suite import running_edge
+    from lab.fixtures.edge_suite import running_edge
 
     keys = folder / "keys"
     keys.write_text(new_signing_key())

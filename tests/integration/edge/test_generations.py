@@ -7,10 +7,10 @@ from pathlib import Path
 import openai
 import pytest
 
+from lab.fixtures.edge_suite import running_edge
+from lab.fixtures.frontdoor_suite import running_suite
+from lab.fixtures.paced_worker import PacedWorker, picture_of
 from pentimento.domain.requests import RequestState
-from pentimento.testing.edge_suite import running_edge
-from pentimento.testing.frontdoor_suite import running_suite
-from pentimento.testing.paced_worker import PacedWorker, picture_of
 from tests.integration.edge.conftest import EdgeUnderTest
 from tests.integration.frontdoor.inputs import png
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.paced_worker import picture_of
 from pentimento.pictures.png_chunks import png_chunk, png_file
-from pentimento.testing.paced_worker import picture_of
 from tests.integration.edge.conftest import EdgeUnderTest, routes_of
 from tests.integration.edge.sockets import (
     FORM_HEAD,

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from PIL import Image
 
+from lab.fixtures.paced_worker import picture_of
 from pentimento.domain.generation import InitImage
-from pentimento.testing.paced_worker import picture_of
 from tests.integration.edge.conftest import IN_A_SHARED_LOOP, EdgeUnderTest
 from tests.integration.edge.sockets import connection
 

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from lab.fixtures.frontdoor_suite import running_suite, until
+from lab.fixtures.paced_worker import PacedWorker, picture_of
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.domain.errors import Cancelled, Unavailable
 from pentimento.domain.requests import RequestState
-from pentimento.testing.frontdoor_suite import running_suite, until
-from pentimento.testing.paced_worker import PacedWorker, picture_of
 from tests.integration.frontdoor.inputs import png
 from tests.integration.sdk.scripted import ACCEPTED, COMPLETED, REPLAYED, ScriptedImageService, plays, serving
 
@@ -26,7 +26,7 @@ GUARD_S = 60
 @asynccontextmanager
 async def edge_alone(folder: Path, frontdoor_address: str) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an edge whose frontdoor comes and goes."""
-    from pentimento.testing.edge_suite import running_edge
+    from lab.fixtures.edge_suite import running_edge
 
     async with (
         running_edge(folder, frontdoor_address) as edge,

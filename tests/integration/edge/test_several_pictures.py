@@ -4,7 +4,7 @@ import base64
 
 import openai
 
-from pentimento.testing.paced_worker import picture_of
+from lab.fixtures.paced_worker import picture_of
 from tests.integration.edge.conftest import EdgeUnderTest
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pentimento.testing.edge_suite import running_edge
-from pentimento.testing.frontdoor_suite import running_suite
-from pentimento.testing.paced_worker import PacedWorker
+from lab.fixtures.edge_suite import running_edge
+from lab.fixtures.frontdoor_suite import running_suite
+from lab.fixtures.paced_worker import PacedWorker
 from services.edge.process import EdgeProcess
 
 GUARD_S = 60

@@ -7,12 +7,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lab.fixtures.edge_suite import running_edge
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, until
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.identity import Role
 from pentimento.rpc import token_entry
 from pentimento.rpc.call_shaping import BURST_CALLS
-from pentimento.testing.edge_suite import running_edge
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
-from pentimento.testing.paced_worker import PacedWorker
 
 MAX_CALLERS = 4
 MAX_STRANGERS = 6

@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lab.fixtures.certificates import Authority, Pair
+from lab.fixtures.frontdoor_suite import running_suite
+from lab.fixtures.paced_worker import PacedWorker, picture_of
 from pentimento.domain.identity import Role
 from pentimento.rpc import token_entry, watched_file
-from pentimento.testing.certificates import Authority, Pair
-from pentimento.testing.frontdoor_suite import running_suite
-from pentimento.testing.paced_worker import PacedWorker, picture_of
 from tests.integration.edge.conftest import files_of, signing_keys
 from tests.silent_connections import silent_connections
 
@@ -51,7 +51,7 @@ def client_authority() -> bool:
 async def guarded(
     folder: Path, worker: PacedWorker, client_authority: bool, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[GuardedEdge]:
-    from pentimento.testing.edge_suite import running_edge
+    from lab.fixtures.edge_suite import running_edge
 
     ours = Authority(folder, "ours")
     shown = served(ours.issue("server"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pentimento.cli.bench_trace import embed_prompts
+from lab.commands.trace_study import embed_prompts
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel

@@ -15,7 +15,7 @@ for prefix in ("pmt-encoder-", "pmt-sentences-"):
 """
 QDRANT = """
 from pentimento.stores.vectors import open_vectors
-from pentimento.testing.qdrant_double import running_qdrant_double
+from lab.fixtures.qdrant_double import running_qdrant_double
 with running_qdrant_double() as (url, _):
     index = open_vectors(url)
     index.prepare(8)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.domain.fleet import HeldModel, Plan
 from pentimento.domain.generation import Scheduler
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
@@ -17,7 +18,6 @@ from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.thinning import ThinningMode
 from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_to_json
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.wire.generation import plan_version_from_proto
 from services.controller.settings import ControllerSettings, PolicySettings
 from services.controller.wiring import ControllerProcess

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, settings_of
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
 from pentimento.policies.allocation import AllocationDecision
 from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.stores.ledger import open_journal
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, settings_of
 from tests.integration.emulation.planned_fleet import PlannedFleet, planned_fleet
 
 REQUEST = ImageRequest("a red circle", cache=CacheMode.OFF)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import running_suite, until
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
 from pentimento.rpc import RpcServerSettings
-from pentimento.testing.frontdoor_suite import running_suite, until
 from services.controller.settings import ControllerSettings, PolicySettings
 from services.controller.wiring import wire as wire_controller
 from services.unet_worker.emulation.wiring import wire as wire_worker

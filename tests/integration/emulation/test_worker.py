@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import until
 from pentimento.devices.emulation import label_of, read_fleet
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress, WorkerCredits
@@ -30,7 +31,6 @@ from pentimento.domain.generation import (
     Scheduler,
     Start,
 )
-from pentimento.testing.frontdoor_suite import until
 from services.unet_worker.emulation.model import model_cost
 from tests.integration.emulation.conftest import Emulated, held_steps
 

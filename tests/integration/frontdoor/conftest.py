@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.tenants import DAY_S, HOUR_S
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker
 
 
 @pytest.fixture

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of, until
+from lab.fixtures.held_models import HELD
+from lab.fixtures.paced_worker import PacedWorker, serve
 from pentimento.domain.adapters import Adapter, AdapterKind, PipeliningBound
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, ReplicaKind, ServiceEndpoint
@@ -20,9 +23,6 @@ from pentimento.policies.residual_pipelining import PipeliningMode
 from pentimento.sdk.picture import Picture, read_provenance
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.objects.store import digest_of
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of, until
-from pentimento.testing.held_models import HELD
-from pentimento.testing.paced_worker import PacedWorker, serve
 from pentimento.wire.generation import route_from_proto, spec_from_proto
 from pentimento.wire.plans import plan_to_bytes
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache

@@ -9,9 +9,9 @@ import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
+from lab.fixtures.frontdoor_suite import running_suite, until
+from lab.fixtures.raw_http2 import framed
 from pentimento.rpc import transport
-from pentimento.testing.frontdoor_suite import running_suite, until
-from pentimento.testing.raw_http2 import framed
 
 LIST_MODELS = "/pentimento.api.image.v1.ImageService/ListModels"
 # Of one connection; five have twice as many as the calls that gRPC lets wait.

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument, Unavailable
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference, Scheduler
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
@@ -17,8 +19,6 @@ from pentimento.domain.retrieval import Neighbour
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning import ThinningMode
 from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_to_json
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 FIFTY = ImageRequest(prompt="a red circle", num_inference_steps=50, seed=1)

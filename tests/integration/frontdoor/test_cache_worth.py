@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
 from pentimento.domain.image_request import ImageRequest
 from pentimento.policies import cache_worth
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 ASKED = ImageRequest(prompt="a red circle", num_inference_steps=10)

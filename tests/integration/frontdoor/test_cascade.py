@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.cascade import running_cascade, running_parts
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.dataplane.recording import read_recording, replay
 from pentimento.domain.errors import Internal
 from pentimento.domain.image_request import Completed, ImageRequest
 from pentimento.domain.requests import RequestState
-from pentimento.testing.cascade import running_cascade, running_parts
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.cascade import CascadeSuite, running_cascade
+from lab.fixtures.frontdoor_suite import until
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.domain.fleet import ReplicaReport
 from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.kept_quality import KeptQuality
-from pentimento.testing.cascade import CascadeSuite, running_cascade
-from pentimento.testing.frontdoor_suite import until
 from services.frontdoor.quality import shadows as shadow_module
 from services.frontdoor.status import DemandReport
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.dataplane import effects
 from pentimento.domain.errors import Cancelled, Internal
 from pentimento.domain.requests import RequestState
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite
-from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.journal import journalling
 from services.frontdoor.objects.results import Results
 from services.frontdoor.routing import routes

@@ -3,13 +3,13 @@
 import asyncio
 from pathlib import Path
 
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.dataplane.events import PlanReceived
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.fleet import Plan, ReplicaReport
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.image_request import Completed
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.status import DemandReport
 
 ROOM = 2

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.cascade import CascadeParts
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, until
 from pentimento.dataplane.events import PlanReceived
 from pentimento.domain.fleet import Plan, PoolPlan, WorkerAssignment
 from pentimento.domain.generation import FromNoise, PlanVersion
 from pentimento.domain.image_request import Completed
 from pentimento.policies.serving.entry import EVERY_START
-from pentimento.testing.cascade import CascadeParts
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
 from tests.integration.frontdoor.test_plan import UNNAMED, planned_parts
 
 

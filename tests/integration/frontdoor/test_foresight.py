@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from lab.fixtures.cascade import CascadeSuite, running_cascade
+from lab.fixtures.frontdoor_suite import until
 from pentimento.dataplane.events import PlanReceived
 from pentimento.dataplane.requests import Phase
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Plan, PoolPlan
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
-from pentimento.testing.cascade import CascadeSuite, running_cascade
-from pentimento.testing.frontdoor_suite import until
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1, cache=CacheMode.OFF)

@@ -5,6 +5,8 @@ from dataclasses import fields, replace
 import pytest
 from PIL import Image
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from lab.fixtures.paced_worker import PacedWorker, picture_of
 from pentimento.domain.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -28,8 +30,6 @@ from pentimento.domain.image_request import (
 )
 from pentimento.domain.requests import RequestState
 from pentimento.rpc import transport
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker, picture_of
 
 
 async def test_the_stream_is_accepted_routed_progress_completed(suite: FrontdoorSuite) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, until
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import FailedPrecondition, Internal, Unavailable
 from pentimento.domain.generation import InitImage, ObjectReference, SpecInput
@@ -14,8 +16,6 @@ from pentimento.domain.image_request import GenerateEvent, ImageRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.store import digest_of
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
-from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.objects import inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from tests.integration.frontdoor.inputs import png, png_of_bytes, store_away

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from lab.fixtures.paced_worker import PacedWorker, picture_of
 from pentimento.cli import cli
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, Unavailable
 from pentimento.domain.image_request import RequestStatus
 from pentimento.domain.requests import RequestState
 from pentimento.sdk import AsyncClient, Client, RequestQuery, RetryPolicy
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker, picture_of
 
 PATIENT = RetryPolicy(tries=1000, first_pause_s=0.01, max_pause_s=0.05)
 

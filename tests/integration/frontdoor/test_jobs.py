@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
+from lab.fixtures.paced_worker import PacedWorker, picture_of
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pentimento.domain.identity import Role
@@ -18,8 +20,6 @@ from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
 from pentimento.stores.errors import StoreFull
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
-from pentimento.testing.paced_worker import PacedWorker, picture_of
 
 
 async def ended(suite: FrontdoorSuite, request_id: str) -> RequestState:

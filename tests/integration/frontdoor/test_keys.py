@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.dataplane.effects import End, PersistEnd
 from pentimento.domain.errors import FailedPrecondition, ResourceExhausted
 from pentimento.domain.image_request import Accepted, Completed
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
-from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.journal.journalling import persist_end
 
 OTHER = replace(REQUEST, prompt="a blue ring")

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from lab.fixtures.certificates import Authority, Pair
+from lab.fixtures.frontdoor_suite import running_suite, settings_of
+from lab.fixtures.laid_ledgers import lay_tables
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.cli import cli
 from pentimento.cli.status import find_places, look
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -17,10 +21,6 @@ from pentimento.rpc.settings import client_settings
 from pentimento.sdk import AsyncClient, Client, RetryPolicy
 from pentimento.settings import SettingsError
 from pentimento.stores.ledger import open_journal
-from pentimento.testing.certificates import Authority, Pair
-from pentimento.testing.frontdoor_suite import running_suite, settings_of
-from pentimento.testing.laid_ledgers import lay_tables
-from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.wiring import wire
 
 ONCE = RetryPolicy(tries=1)

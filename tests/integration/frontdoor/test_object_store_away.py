@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.generation import InitImage, ObjectReference
 from pentimento.domain.image_request import Completed, GenerateEvent, ImageRequest, PictureFailed
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreFull
 from pentimento.stores.objects.filesystem import FilesystemObjectStore
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
-from pentimento.testing.paced_worker import PacedWorker
 from tests.integration.frontdoor.inputs import png, store_away
 
 

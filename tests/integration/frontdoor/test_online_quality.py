@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, until
+from lab.fixtures.paced_worker import PacedWorker, serve
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
 from pentimento.domain.errors import Internal
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
 from pentimento.domain.online_quality import AchievedQuality, ReuseQuality
 from pentimento.policies.shadow_painting import GivesWay
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
-from pentimento.testing.paced_worker import PacedWorker, serve
 from pentimento.wire.online_quality import reuse_quality_to_proto
 from services.frontdoor.metrics import SHADOWS
 from services.frontdoor.quality import shadows as shadow_module

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import Completed, ImageRequest, ReplayRequest
 from pentimento.domain.requests import RequestState
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
-from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.requests.pins import ROW_BYTES
 from tests.integration.frontdoor.inputs import png
 

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.cascade import CascadeParts, FixedDiscriminator, running_parts
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, settings_of, until
+from lab.fixtures.held_models import HELD
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.execution import AttemptResult
@@ -40,10 +44,6 @@ from pentimento.policies.serving.entry import EVERY_START, every_start
 from pentimento.policies.serving.mixture import HITS, SPARING
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.objects.store import digest_of
-from pentimento.testing.cascade import CascadeParts, FixedDiscriminator, running_parts
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, settings_of, until
-from pentimento.testing.held_models import HELD
-from pentimento.testing.paced_worker import PacedWorker
 from pentimento.wire.plans import plan_to_bytes
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 

@@ -8,6 +8,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import NotFound, ResourceExhausted, Unavailable
 from pentimento.domain.generation import InitImage
 from pentimento.domain.identity import DEFAULT_TENANT
@@ -15,8 +17,6 @@ from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.store import refer_to
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
-from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.metrics import BAD_PICTURES
 from tests.integration.frontdoor.inputs import png
 

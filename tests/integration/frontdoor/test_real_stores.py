@@ -7,10 +7,10 @@ from pathlib import Path
 import boto3
 import pytest
 
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, until
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import ImageRequest
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
-from pentimento.testing.paced_worker import PacedWorker
 from tests.integration.frontdoor.inputs import png
 from tests.postgresql import PostgresqlServer, running_server, why_not
 from tests.s3_server import running_s3_server

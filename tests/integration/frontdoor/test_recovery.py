@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from lab.fixtures.paced_worker import PacedWorker, picture_of
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.errors import Internal
 from pentimento.domain.fleet import Plan, WorkerAssignment
@@ -16,8 +18,6 @@ from pentimento.domain.image_request import Accepted, CacheMode, Completed, Imag
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.records import AcceptedRequest
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker, picture_of
 from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_to_bytes
 from pentimento.wire.plans import plan_to_bytes
 

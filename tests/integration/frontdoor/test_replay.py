@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
+from lab.fixtures.held_models import HELD
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.generation import FromNoise, InitImage
 from pentimento.domain.image_request import (
@@ -19,9 +22,6 @@ from pentimento.domain.image_request import (
     ReplayRequest,
 )
 from pentimento.domain.reasons import Reason
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
-from pentimento.testing.held_models import HELD
-from pentimento.testing.paced_worker import PacedWorker
 from pentimento.wire.journal import resolved_from_bytes
 from tests.integration.frontdoor.inputs import png
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.domain.errors import NotFound
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
@@ -19,7 +20,6 @@ from pentimento.domain.image_request import CacheMode, Completed, ImageRequest, 
 from pentimento.domain.replay import ancestor_of
 from pentimento.stores.objects import open_objects
 from pentimento.supervisor.models import find_model
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
 from services.frontdoor.requests.pins import ROW_BYTES
 from tests.gateways import RunningGateway, running_gateway
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache

@@ -11,6 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
+from lab.fixtures.paced_worker import PacedWorker, Running
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceStub
 from pentimento.domain.errors import (
@@ -37,8 +39,6 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome
 from pentimento.stores.objects.store import digest_of
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
-from pentimento.testing.paced_worker import PacedWorker, Running
 from pentimento.wire.image import request_to_proto
 
 THREE = replace(REQUEST, image_count=3, seed=2**64 - 2)

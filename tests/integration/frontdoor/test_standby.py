@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of, until
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.image_request import Completed
 from pentimento.domain.requests import RequestState
 from pentimento.rpc import open_channel
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of, until
-from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.journal.retention import Retention
 from services.frontdoor.process import Frontdoor
 from services.frontdoor.wiring import wire

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import Registration
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.image_request import Completed
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
-from pentimento.testing.paced_worker import PacedWorker
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import ControllerProcess, wire
 

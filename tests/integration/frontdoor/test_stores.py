@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import FrontdoorSuite
 from pentimento.domain.errors import Unavailable
 from pentimento.stores.errors import StoreUnavailable, UnansweredCommit
-from pentimento.testing.frontdoor_suite import FrontdoorSuite
 
 
 def failing_first(method: Callable[..., "Future[Any]"], times: int) -> Callable[..., "Future[Any]"]:

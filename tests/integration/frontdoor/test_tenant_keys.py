@@ -12,6 +12,9 @@ import grpc
 import pytest
 from prometheus_client import REGISTRY
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of
+from lab.fixtures.held_models import HELD
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
 from pentimento.clients.tenants import TenantsClient
@@ -32,9 +35,6 @@ from pentimento.domain.jobs import RequestQuery
 from pentimento.domain.tenants import DAY_S, HOUR_S, TenantKey, TenantQuota, UsagePeriod
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
 from pentimento.stores.ledger import open_journal
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of
-from pentimento.testing.held_models import HELD
-from pentimento.testing.paced_worker import PacedWorker
 from pentimento.wire.plans import plan_to_bytes
 from services.frontdoor.tenants import directory
 from services.frontdoor.tenants.administration import TenantAdministration

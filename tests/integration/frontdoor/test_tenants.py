@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated
 from pentimento.domain.identity import Role
 from pentimento.domain.image_request import Completed, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker
 
 CANARY = "a canary in a coal mine"
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, until
 from pentimento.domain.image_request import Completed, ImageRequest, ReplayRequest
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning import ThinningMode
 from pentimento.policies.thinning_profiles import ThinnedRow, read_thinning_profiles, thinning_to_json
 from pentimento.supervisor.models import find_model, shipped_thinning_profiles
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
 from services.frontdoor.workers import attempts
 from services.unet_worker.attempts.attempt_book import AttemptBook
 from services.unet_worker.attempts.order import ExecuteOrder

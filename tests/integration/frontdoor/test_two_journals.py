@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker
 
 
 async def swept(suite: FrontdoorSuite) -> None:

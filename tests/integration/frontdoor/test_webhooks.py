@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.certificates import Authority
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pentimento.domain.jobs import RequestQuery, WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
 from pentimento.files.signing_keys import new_signing_key
 from pentimento.stores.ledger.journal_webhooks import AskedWebhook
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome
-from pentimento.testing.certificates import Authority
-from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
-from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed
 from services.frontdoor.webhooks.rules import webhook_rules
 from tests.integration.frontdoor.webhook_server import OK, WebhookServer, running_webhook_server

@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 from torch import Tensor
 
+from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.fleet import HeldModel
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.objects import ObjectStore, open_objects
-from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.attempts.execution import PaintingBridge
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_switch import ModelSwitch

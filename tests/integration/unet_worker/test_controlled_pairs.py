@@ -13,6 +13,13 @@ import pytest_asyncio
 import torch
 from torch import Tensor
 
+from lab.fixtures.checkpoints import SIDE_PX as FLOW_SIDE_PX
+from lab.fixtures.checkpoints import write_flow_checkpoint, write_flow_controlnet
+from lab.fixtures.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
+from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
+from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.worker_process import worker_process
+from lab.fixtures.worker_under_test import await_serving
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as controlnet_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.clients.controlnet import ControlNetClient, ResidualStream, ResidualStreamRequest
@@ -23,13 +30,6 @@ from pentimento.domain.generation import ControlNetSelection, Scheduler
 from pentimento.policies import latent_pairing
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.tensors.device import outgoing_tensor
-from pentimento.testing.checkpoints import SIDE_PX as FLOW_SIDE_PX
-from pentimento.testing.checkpoints import write_flow_checkpoint, write_flow_controlnet
-from pentimento.testing.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
-from pentimento.testing.controlnet_serving import ControlledByService, controlled_by_service
-from pentimento.testing.diffusers_reference import Case
-from pentimento.testing.worker_process import worker_process
-from pentimento.testing.worker_under_test import await_serving
 from pentimento.wire.tensors import UNBOUND, tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
 from tests.integration.unet_worker import test_pairs

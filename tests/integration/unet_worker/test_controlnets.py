@@ -20,6 +20,9 @@ from diffusers import ControlNetModel, DDIMScheduler, StableDiffusionPipeline
 from PIL import Image
 from torch import Tensor
 
+from lab.fixtures.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
+from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.worker_under_test import noise_image, png_of
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.controlnet import ControlNetClient
@@ -39,9 +42,6 @@ from pentimento.domain.generation import (
 from pentimento.files.adapter_registry import read_adapters
 from pentimento.rpc import RpcChannelSettings, open_channel, transport
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.testing.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
-from pentimento.testing.diffusers_reference import Case
-from pentimento.testing.worker_under_test import noise_image, png_of
 from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
 from pentimento.wire.tensors import tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire

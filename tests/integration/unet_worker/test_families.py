@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from lab.fixtures.checkpoints import write_flow_checkpoint, write_xl_checkpoint
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import FromImage, GenerationSpec, NoiseForm, Scheduler
-from pentimento.testing.checkpoints import write_flow_checkpoint, write_xl_checkpoint
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import DONOR, GRANT, attempt, execute, from_latent, result_of, spec_with
 

@@ -7,13 +7,13 @@ import pytest
 import pytest_asyncio
 import torch
 
+from lab.fixtures.checkpoints import SIDE_PX, write_flow_checkpoint, write_flow_controlnet
+from lab.fixtures.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
+from lab.fixtures.controlnet_serving import ControlledByService, controlled_by_service
+from lab.fixtures.diffusers_reference import Case
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
-from pentimento.testing.checkpoints import SIDE_PX, write_flow_checkpoint, write_flow_controlnet
-from pentimento.testing.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
-from pentimento.testing.controlnet_serving import ControlledByService, controlled_by_service
-from pentimento.testing.diffusers_reference import Case
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

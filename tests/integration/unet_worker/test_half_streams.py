@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from lab.fixtures.checkpoints import SIDE_PX, TOKENS, WIDTH, write_checkpoint
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.errors import domain_errors
@@ -18,7 +19,6 @@ from pentimento.domain.errors import PentimentoError, ResourceExhausted, Unavail
 from pentimento.domain.generation import Attempt
 from pentimento.tensors.device import outgoing_tensor
 from pentimento.tensors.regions import RegionDirectory
-from pentimento.testing.checkpoints import SIDE_PX, TOKENS, WIDTH, write_checkpoint
 from pentimento.wire.tensors import UNBOUND
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.pairing import servicer

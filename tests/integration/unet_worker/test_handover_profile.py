@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.policies.handover_profiles import read_handover_profile
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.settings import load_settings
-from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.handover_profile import write_handover_profile
 from services.unet_worker.settings import HandoverProfileSettings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.testing.checkpoints import write_checkpoint
+from lab.fixtures.checkpoints import write_checkpoint
 
 
 @pytest.mark.parametrize("module", ["services.unet_worker", "services.unet_worker.profile"])

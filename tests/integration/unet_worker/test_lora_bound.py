@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.fixtures.checkpoints import write_checkpoint
+from lab.fixtures.lora_files import random_factors, write_diffusers_lora
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import layers_of
 from pentimento.domain.errors import PentimentoError
 from pentimento.policies.lora_bounds import read_lora_bounds
 from pentimento.policies.selector_profiling import ThresholdRule
-from pentimento.testing.checkpoints import write_checkpoint
-from pentimento.testing.lora_files import random_factors, write_diffusers_lora
 from services.unet_worker.adapters.lora_directory import read_bounds
 from services.unet_worker.lora_bound import main
 

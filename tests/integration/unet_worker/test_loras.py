@@ -15,6 +15,8 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 
+from lab.fixtures.checkpoints import write_checkpoint
+from lab.fixtures.lora_files import random_factors, write_diffusers_lora, write_kohya_lora, write_tensors
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import BaseLayers, Lora, layers_of
 from pentimento.domain.adapters import Adapter, AdapterKind
@@ -23,8 +25,6 @@ from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, WorkerAssignment
 from pentimento.domain.generation import LoraSelection, ObjectReference, PlanVersion
 from pentimento.stores.objects import open_objects
-from pentimento.testing.checkpoints import write_checkpoint
-from pentimento.testing.lora_files import random_factors, write_diffusers_lora, write_kohya_lora, write_tensors
 from services.unet_worker.adapters.lora_directory import LoraDirectory
 from services.unet_worker.models.loaded import LoadedModel
 from tests.integration.unet_worker.conftest import Served, serve

@@ -9,15 +9,8 @@ import pytest_asyncio
 import torch
 from torch import Tensor
 
-from pentimento.devices.pace import DevicePace, read_pace
-from pentimento.diffusion.controlnets import ControlSetting, ControlStep, summed
-from pentimento.diffusion.families.model import ControlResiduals, DenoiserEncoding
-from pentimento.diffusion.painting import NoiseStart, PaintingRequest, model_input, prepare, take_step
-from pentimento.diffusion.prompts import PromptMemo
-from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
-from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.testing.controlled_painting import ControlledCase, conditions_for
-from pentimento.testing.controlnet_serving import (
+from lab.fixtures.controlled_painting import ControlledCase, conditions_for
+from lab.fixtures.controlnet_serving import (
     PACED,
     ControlledByService,
     ServedControlNet,
@@ -25,9 +18,16 @@ from pentimento.testing.controlnet_serving import (
     serving_together,
     shared_folder,
 )
-from pentimento.testing.diffusers_reference import Case
-from pentimento.testing.worker_process import worker_process
-from pentimento.testing.worker_under_test import await_serving
+from lab.fixtures.diffusers_reference import Case
+from lab.fixtures.worker_process import worker_process
+from lab.fixtures.worker_under_test import await_serving
+from pentimento.devices.pace import DevicePace, read_pace
+from pentimento.diffusion.controlnets import ControlSetting, ControlStep, summed
+from pentimento.diffusion.families.model import ControlResiduals, DenoiserEncoding
+from pentimento.diffusion.painting import NoiseStart, PaintingRequest, model_input, prepare, take_step
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
+from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.wire.tensors import tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
 from services.controlnet_svc.pacing.network import PacedControlNet

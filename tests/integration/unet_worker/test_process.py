@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.worker_under_test import await_serving
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.execution import AttemptResult, Started
 from pentimento.domain.generation import Attempt, FromNoise, Route
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.testing.worker_under_test import await_serving
 from tests.integration.unet_worker.requests import spec_with
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.policies.selector_profiles import ReuseKind, read_selector_profiles
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.supervisor.models import registry
-from pentimento.testing.checkpoints import write_checkpoint
 from zoo.registry import WEIGHTS
 
 PROMPTS = ("a small red circle", "a large red circle", "a large red square", "a large red circle")

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.execution import AttemptResult, WorkerCredits
 from pentimento.domain.fleet import Replica, ReplicaKind
 from pentimento.domain.generation import FromNoise, Route
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
-from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.models import model_switch
 from services.unet_worker.models.loaded import LoadedModel
 from tests.integration.unet_worker.conftest import Served, at_step, serve

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 from pentimento.policies.selector_profiles import ProfiledStep, ReuseKind, SelectorProfile, profile_to_json
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.policies.thinning_profiles import read_thinning_profiles
 from pentimento.settings import load_settings
-from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.settings import ThinningProfileSettings
 from services.unet_worker.thinning_profile import write_profile
 

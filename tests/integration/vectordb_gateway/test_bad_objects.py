@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import until
 from pentimento.domain.generation import FromNoise, ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore
-from pentimento.testing.frontdoor_suite import until
 from tests.gateways import RunningGateway, embedding, running_gateway
 from tests.s3_server import running_s3_server
 

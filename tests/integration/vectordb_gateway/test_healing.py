@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import until
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.stores.objects.suspects import BAD_READINGS
-from pentimento.testing.frontdoor_suite import until
 from services.vectordb_gateway.wiring import GatewayProcess
 from tests.gateways import RunningGateway, embedding, running_gateway
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lab.fixtures.qdrant_double import running_qdrant_double
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.domain.retrieval import CandidateStart
@@ -16,7 +17,6 @@ from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.shard_process import ShardProcess
-from pentimento.testing.qdrant_double import running_qdrant_double
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.store_threads import StoreThreads
 from tests.gateways import DIMENSION_COUNT, RunningGateway, attempt, embedding, running_gateway, scope

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
+from lab.fixtures.frontdoor_suite import until
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.generation import FromLatent, ObjectReference
-from pentimento.testing.clocks import SetClock
-from pentimento.testing.frontdoor_suite import until
 from services.vectordb_gateway import metrics
 from tests.gateways import ALL_STEPS, RunningGateway, attempt, embedding, running_gateway, scope
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import until
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.fleet import CachePlan, Plan
 from pentimento.domain.generation import FromLatent, FromNoise, PlanVersion
 from pentimento.policies.selector_profiles import ProfiledStep, profile_to_json
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.settings import SettingsError
-from pentimento.testing.frontdoor_suite import until
 from services.controller.settings import ControllerSettings, PolicySettings
 from services.controller.wiring import wire
 from tests.gateways import RunningGateway, at_similarity, attempt, embedding, gateway_settings, running_gateway, scope

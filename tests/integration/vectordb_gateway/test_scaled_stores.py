@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.qdrant_double import running_qdrant_double
 from pentimento.domain.generation import FromLatent, FromNoise
-from pentimento.testing.qdrant_double import running_qdrant_double
 from tests.gateways import attempt, embedding, running_gateway, scope
 from tests.postgresql import PostgresqlServer, running_server, why_not
 from tests.s3_server import running_s3_server

@@ -62,7 +62,7 @@ def test_nested_messages_are_well_formed() -> None:
 async def test_silent_http_connections_are_more_than_there_is_room_for_and_shut_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pentimento.testing.edge_suite import running_edge
+    from lab.fixtures.edge_suite import running_edge
 
     monkeypatch.setattr(connections, "HOLD_S", 0.1)
     async with running_edge(tmp_path, f"unix:{tmp_path / 'f'}") as edge:

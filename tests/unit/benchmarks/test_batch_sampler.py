@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks.zoo_curves.batch_sampler import BatchSampler
+from lab.fixtures.checkpoints import SIDE_PX, write_checkpoint
 from pentimento.diffusion.painting import (
     ImageStart,
     LatentStart,
@@ -16,7 +17,6 @@ from pentimento.diffusion.painting import (
 )
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import GenerationSpec, Scheduler
-from pentimento.testing.checkpoints import SIDE_PX, write_checkpoint
 
 STEPS, SCALE = 4, 2.5
 PROMPTS, SEEDS = ("a red circle", "two stars"), (3, 8)

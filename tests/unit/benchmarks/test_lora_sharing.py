@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.lora_sharing import BOUND, SharingBlock, blocks, extra_hits, extra_steps, lora_starts
 from benchmarks.prompt_logs import Vectors
-from pentimento.workloads.production import Choice
+from lab.workloads.production import Choice
 
 
 def asking(*loras: str, model: str = "base") -> Choice:

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.monitor import carried_shares
-from pentimento.reports import Outcome, RequestRecord
+from lab.runs import Outcome, RequestRecord
 
 
 def record(at_s: float, start_step: int, outcome: Outcome = Outcome.COMPLETED) -> RequestRecord:

@@ -8,7 +8,7 @@ from benchmarks.mutation import SUITES, drawn, killed_by_level, known_equivalent
 from benchmarks.mutation_operators import Mutant, Source
 from benchmarks.mutation_runs import Measured, MutantOutcome
 from benchmarks.mutation_targets import chosen_module, package_tests, sources_in
-from pentimento.testing.machine import ROOT
+from lab.fixtures.machine import ROOT
 
 SOURCE = '''"""A word about the module."""
 

@@ -20,10 +20,10 @@ from benchmarks.parity_figures import (
 )
 from benchmarks.report import at_most
 from benchmarks.seen_delays import delays_of
+from lab.runs import Outcome, RequestRecord, StageSpan
+from lab.simulator import Simulation
+from lab.simulator.scenario import Delays
 from pentimento.devices.emulation import read_fleet
-from pentimento.reports import Outcome, RequestRecord, StageSpan
-from pentimento.simulator import Simulation
-from pentimento.simulator.scenario import Delays
 
 
 def heavy_side() -> Side:

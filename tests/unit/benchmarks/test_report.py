@@ -28,7 +28,7 @@ from benchmarks.report import (
     surely_above,
 )
 from benchmarks.statistics import binomial_interval, bootstrap_interval, paired_ratio, paired_ratio_interval
-from pentimento.testing import machine
+from lab.fixtures import machine
 
 
 def published(tmp_path: Path, figures: list[Figure]) -> tuple[int, dict[str, Any]]:

@@ -7,7 +7,7 @@ import sys
 
 import psutil
 
-from pentimento.testing.worker_process import start_on
+from lab.fixtures.worker_process import start_on
 
 TELL_CORES = [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"]
 BENCHMARK = """

@@ -9,12 +9,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pentimento.cli import SUBCOMMANDS, adapters, bench_report, cli, detached, models, token
+from lab.commands import report
+from lab.runs import Run
+from pentimento.cli import SUBCOMMANDS, adapters, cli, detached, models, token
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.image_request import PinnedPicture
 from pentimento.domain.models import RegisteredModels
-from pentimento.reports import Run
 from pentimento.supervisor.state import Endpoint, StateDirectory
 
 PAGE = Path(__file__).parents[3] / "docs" / "command-json.md"
@@ -22,7 +23,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "command-json.md"
 WITHOUT_JSON = {
     "completion": "prints a program for a shell",
     "serve": "becomes the service, whose log is on its stderr",
-    "simulate": "becomes `python -m pentimento.simulator`, which takes --json itself",
+    "simulate": "becomes `python -m lab.simulator`, which takes --json itself",
     "journal renew": "becomes `python -m services.frontdoor.renewal`",
     "bench profile": "becomes `python -m services.unet_worker.profile`, which writes a JSON file",
     "bench selector-profile": "becomes `python -m services.unet_worker.selector_profile`, which writes a JSON file",
@@ -91,9 +92,9 @@ def test_documents_have_the_fields_that_the_page_names(tmp_path: Path) -> None:
 
 
 def test_reports_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    reports = [bench_report.report_of(Run(name, {}, ()), 0.0) for name in ("one", "two")]
+    reports = [report.report_of(Run(name, {}, ()), 0.0) for name in ("one", "two")]
 
-    bench_report.show(reports, (), as_json=True)
+    report.show(reports, (), as_json=True)
 
     assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["one", "two"]
 

@@ -9,17 +9,17 @@ from click.testing import CliRunner
 from rich.console import Console, Group
 from rich.text import Text
 
+from lab.fixtures.clocks import SetClock
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse, PoolStatus, RejectionCount
 from pentimento.api.generation.v1.generation_pb2 import RejectedAdapter
 from pentimento.api.image.v1.image_service_pb2 import Model
 from pentimento.cli import status
+from pentimento.cli.allocation_samples import AllocationSample
 from pentimento.cli.status_view import LastTold, fleet_table, frontdoor_lines, movement, render, sample_of
 from pentimento.clients.suite_status import SuiteStatus
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaStatus, UnplannedModel
 from pentimento.domain.generation import PlanVersion
-from pentimento.reports.allocations import AllocationSample
-from pentimento.testing.clocks import SetClock
 
 
 def test_a_suite_without_a_cache_misses_none() -> None:

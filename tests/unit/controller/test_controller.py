@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import InvalidArgument, NotFound, Unavailable
 from pentimento.domain.fleet import (
     ModelCost,
@@ -22,7 +23,6 @@ from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import ModelQuality
 from pentimento.settings import SettingsError, load_settings
-from pentimento.testing.clocks import SetClock
 from services.controller.controller import Controller, ControllerTimes
 from services.controller.epoch import LeaderEpoch
 from services.controller.plan_feed import PlanFeed

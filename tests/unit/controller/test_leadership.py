@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.epochs import latest_believable
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.service.lease import LedgerLease
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
-from pentimento.testing.clocks import SetClock
 from pentimento.wire.plans import plan_to_bytes
 from services.controller.leadership import Leadership
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.fixtures.lora_files import write_tensors
 from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
 from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import AdapterPlacement, Capability, Replica, ReplicaKind
@@ -15,7 +16,6 @@ from pentimento.policies.allocation import ReplicaView
 from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.store import digest_of
-from pentimento.testing.lora_files import write_tensors
 from services.controller.adapters.uploads import UploadedAdapters
 from services.controller.placements import uploaded_placements
 from tests.unit.controller.left_callers import cancelled_once_committed

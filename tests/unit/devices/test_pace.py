@@ -7,9 +7,9 @@ import pytest
 import torch
 from diffusers import ControlNetModel
 
+from lab.fixtures.checkpoints import write_controlnet
 from pentimento.devices.pace import PassTimes, read_pace
 from pentimento.domain.errors import InvalidArgument
-from pentimento.testing.checkpoints import write_controlnet
 
 SDXL = Path(__file__).parents[3] / "scenarios" / "paces" / "sdxl-h800.toml"
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 from pentimento.diffusion.families import DiffusionModel, load_model
-from pentimento.testing.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -219,7 +219,7 @@ def test_the_digest_covers_weights_and_configuration_but_no_bystanders(copy: Pat
 
 
 def test_half_precision_weights_are_computed_in_full(checkpoint: Path, tmp_path: Path) -> None:
-    from pentimento.testing.checkpoints import write_checkpoint
+    from lab.fixtures.checkpoints import write_checkpoint
 
     model = load_model(write_checkpoint(tmp_path / "half", half=True), torch.device("cpu"), torch.float32)
 

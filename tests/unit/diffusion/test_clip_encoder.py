@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
+from lab.fixtures.checkpoints import write_checkpoint, write_xl_checkpoint
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.clip_encoder import ClipTextEncoder
 from pentimento.diffusion.weights import load_components
-from pentimento.testing.checkpoints import write_checkpoint, write_xl_checkpoint
 
 START, END = 90, 91
 LEGACY_END = 2

@@ -10,6 +10,15 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
+from lab.fixtures.checkpoints import (
+    SIDE_PX,
+    T5_TOKENS,
+    TOKENS,
+    add_inversion,
+    write_checkpoint,
+    write_flow_checkpoint,
+    write_xl_checkpoint,
+)
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.families import (
     Conditioning,
@@ -24,15 +33,6 @@ from pentimento.diffusion.families import (
 from pentimento.diffusion.painting import ImageStart, PaintingRequest
 from pentimento.diffusion.schedulers import DiffusionConfig
 from pentimento.domain.generation import NoiseForm, Scheduler
-from pentimento.testing.checkpoints import (
-    SIDE_PX,
-    T5_TOKENS,
-    TOKENS,
-    add_inversion,
-    write_checkpoint,
-    write_flow_checkpoint,
-    write_xl_checkpoint,
-)
 from tests.unit.diffusion.specs import SPEC, paint, spec_with
 
 PROMPT = "a red circle"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.fixtures.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.families import load_model
-from pentimento.testing.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 
 
 def edit(path: Path, **changes: object) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.fixtures.checkpoints import SIDE_PX
 from pentimento.diffusion.families import (
     AsAlone,
     Conditioning,
@@ -17,7 +18,6 @@ from pentimento.diffusion.families import (
     load_model,
     row_kernels,
 )
-from pentimento.testing.checkpoints import SIDE_PX
 from tests.torch_threads import torch_threads
 
 # From 16 rows on torch takes another convolution for 1x1 kernels.

@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = ("pentimento", "services", "zoo", "benchmarks")
+FOLDERS = ("pentimento", "services", "lab", "zoo", "benchmarks")
 
 
 def test_no_class_name_is_used_twice() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.clock import SteadyClock
-from pentimento.testing.clocks import SetClock
 
 DAY_S = 86_400.0
 

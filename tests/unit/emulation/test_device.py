@@ -1,5 +1,5 @@
 """The emulated device in virtual time, as a worker plays it: steps take what was profiled, batches are the real
-engine's. `tests/unit/simulator/test_device.py` has it as the simulator plays it."""
+engine's. `tests/lab/simulator/test_device.py` has it as the simulator plays it."""
 
 from dataclasses import replace
 from itertools import groupby

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.fixtures.lora_files import write_tensors
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.files.lora_headers import judge_lora
-from pentimento.testing.lora_files import write_tensors
 
 DOWN, UP = "unet.proj.lora_A.weight", "unet.proj.lora_B.weight"
 

@@ -1,10 +1,10 @@
 """Adapters, and a catalogue that knows them, for the tests beside this file."""
 
+from lab.fixtures.held_models import HELD
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, ReplicaKind, ServiceEndpoint
 from pentimento.domain.generation import PlanVersion
-from pentimento.testing.held_models import HELD
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
 FAMILY = HELD.family

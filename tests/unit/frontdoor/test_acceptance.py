@@ -2,9 +2,9 @@
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import Unavailable
 from pentimento.stores.errors import StoreFull, StoreUnavailable
-from pentimento.testing.clocks import SetClock
 from services.frontdoor.requests.acceptance import RETRY_S, Acceptance
 
 FULL = StoreFull("ledger", "no room")

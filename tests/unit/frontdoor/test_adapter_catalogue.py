@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from lab.fixtures.held_models import HELD
 from pentimento.domain.adapters import Adapter, AdapterKind, PipeliningBound, RejectedAdapter
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.fleet import AdapterPlacement, Capability
@@ -12,7 +13,6 @@ from pentimento.domain.generation import (
     ObjectReference,
     Scheduler,
 )
-from pentimento.testing.held_models import HELD
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.worker_links import LinkAdapters
 from tests.unit.frontdoor.adapters import (

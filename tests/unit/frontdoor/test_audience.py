@@ -1,9 +1,9 @@
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import FromNoise, Route
 from pentimento.domain.image_request import Accepted, GenerateEvent, Progress, Routed
-from pentimento.testing.clocks import SetClock
 from services.frontdoor.answers.audience import MAX_PENDING_PROGRESS, Audience, Listener
 from services.frontdoor.answers.several_pictures import SeveralPictures
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
+from lab.fixtures.held_models import HELD
 from pentimento.domain.errors import NotFound, Unavailable
 from pentimento.domain.fleet import RegisteredDigest
-from pentimento.testing.held_models import HELD
 from services.frontdoor.workers.catalogue import Catalogue
 from tests.logged import said_by
 

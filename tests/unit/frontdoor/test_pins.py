@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference, SpecInput, Start
 from pentimento.domain.image_request import ReplayRequest
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.records import AcceptedRequest, PicturePin
-from pentimento.testing.clocks import SetClock
 from services.frontdoor.requests.pins import ROW_BYTES, PinLimits, Pins
 
 HOUR_MS = 3_600_000

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.generation import (
     CascadeStage,
     ControlNetSelection,
@@ -23,7 +24,6 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.stores.objects import open_objects
-from pentimento.testing.clocks import SetClock
 from pentimento.wire.generation import route_to_bytes
 from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_to_bytes
 from services.frontdoor.journal.recovery import recover

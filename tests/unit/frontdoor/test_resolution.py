@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from lab.fixtures.held_models import HELD
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import InitImage, Scheduler
 from pentimento.domain.image_request import (
@@ -17,7 +18,6 @@ from pentimento.domain.image_request import (
     ImageRequest,
     ResolvedRequest,
 )
-from pentimento.testing.held_models import HELD
 from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import (
     RequestLimits,

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.records import AcceptedRequest, KeptResults
-from pentimento.testing.clocks import SetClock
 from services.frontdoor.journal import retention
 from services.frontdoor.journal.retention import Retention, RetentionLimits
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from lab.fixtures.held_models import HELD
 from pentimento.domain.adapters import AdapterKind, RejectedAdapter
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError, Unavailable
 from pentimento.domain.fleet import Capability
 from pentimento.domain.generation import ControlNetSelection, LoraSelection
 from pentimento.domain.image_request import AskedControlNet, AskedLora, ImageRequest, ResolvedRequest
-from pentimento.testing.held_models import HELD
 from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import RequestLimits, resolve
 from services.frontdoor.requests.selections import SelectionLimits, check_replayed_adapters

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from lab.fixtures.held_models import HELD
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, NotFound
 from pentimento.domain.generation import (
@@ -23,7 +24,6 @@ from pentimento.domain.generation import (
 )
 from pentimento.domain.image_request import ImageFormat
 from pentimento.domain.online_quality import ReuseQuality
-from pentimento.testing.held_models import HELD
 from services.frontdoor.quality.comparison import cosine
 from services.frontdoor.quality.shadow_plans import LightImage, may_be_compared, plan_better, plan_shadow
 from services.frontdoor.requests.replays import Recorded

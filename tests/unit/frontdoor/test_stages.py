@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from lab.fixtures.held_models import HELD
 from pentimento.domain.fleet import StartThreshold
 from pentimento.domain.generation import (
     CascadeStage,
@@ -18,7 +19,6 @@ from pentimento.domain.generation import (
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.tenants import TenantQuota
 from pentimento.policies.serving.entry import Stage, allowed_stages
-from pentimento.testing.held_models import HELD
 from services.frontdoor.routing.stages import PoolOption, as_started_by, cascade_stages, may_be_scored
 
 PLANNED = (

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from lab.fixtures.held_models import HELD
 from pentimento.domain.cache import image_key, latent_key
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, Scheduler
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
-from pentimento.testing.held_models import HELD
 from services.frontdoor.routing.starts import scope_of
 
 SPEC = GenerationSpec("a red circle", "", HELD.model, 32, 32, 50, 3.0, Scheduler.DDIM, 7)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.api.tenants.v1 import tenant_service_pb2 as pb
 from pentimento.dataplane.events import Event, QuotasReceived
 from pentimento.domain.errors import InvalidArgument, NotFound
@@ -14,7 +15,6 @@ from pentimento.domain.tenants import DAY_S, HOUR_S, Tenant, TenantKey, TenantQu
 from pentimento.rpc.keyring import KeyRing
 from pentimento.rpc.tokens import blinded, hash_token
 from pentimento.stores.ledger import open_journal
-from pentimento.testing.clocks import SetClock
 from services.frontdoor.metrics import TENANT_KEYS, TENANTS
 from services.frontdoor.tenants.administration import TenantAdministration
 from services.frontdoor.tenants.directory import TenantDirectory

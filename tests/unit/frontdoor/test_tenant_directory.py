@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.dataplane.events import Event, QuotasReceived
 from pentimento.domain.tenants import HashedKey, TenantBook, TenantKey, TenantQuota
 from pentimento.rpc.keyring import KeyRing
@@ -15,7 +16,6 @@ from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.journal import Journal
 from pentimento.stores.ledger.tenant_ledger import TenantLedger
-from pentimento.testing.clocks import SetClock
 from services.frontdoor.tenants import directory as module
 from services.frontdoor.tenants.directory import TenantDirectory
 

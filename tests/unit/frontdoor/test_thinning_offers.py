@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.frontdoor_suite import settings_of
+from lab.fixtures.held_models import HELD
 from pentimento.domain.generation import (
     Donor,
     FromImage,
@@ -20,8 +22,6 @@ from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
 from pentimento.policies.selector_profiling import RuleChoice, ThresholdRule
 from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, ThinningOption, WholeReason
 from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, ThinningProfiles, thinning_to_json
-from pentimento.testing.frontdoor_suite import settings_of
-from pentimento.testing.held_models import HELD
 from services.frontdoor.requests.resolution import RequestLimits, resolve
 from services.frontdoor.routing.thinning import ThinningOffers
 from services.frontdoor.wiring import thinning_offers

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import Completed, ImageFormat
 from pentimento.domain.tenants import DAY_S, HOUR_S, UsagePeriod, UsageRow
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.tenant_ledger import TenantLedger
-from pentimento.testing.clocks import SetClock
 from services.frontdoor.tenants import usage
 from services.frontdoor.tenants.usage import UsageMeter
 

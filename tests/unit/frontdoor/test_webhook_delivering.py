@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from lab.fixtures.clocks import SetClock
+from lab.fixtures.frontdoor_suite import until
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreUnavailable
@@ -15,8 +17,6 @@ from pentimento.stores.ledger import Journal as RequestJournal
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.journal_webhooks import AskedWebhook, DueWebhook, JournalWebhooks
 from pentimento.stores.ledger.records import AcceptedRequest
-from pentimento.testing.clocks import SetClock
-from pentimento.testing.frontdoor_suite import until
 from services.frontdoor.webhooks.calling import WebhookCaller
 from services.frontdoor.webhooks.delivering import DeliveryLimits, Webhooks
 from services.frontdoor.webhooks.rules import webhook_rules

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.held_models import HELD
 from pentimento.dataplane.events import Event, WorkerLost, WorkerReported
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.execution import WorkerCredits
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.testing.held_models import HELD
 from services.frontdoor.identity import Identity
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import Unauthenticated
 from pentimento.domain.identity import Role
 from pentimento.rpc import token_entry, watched_file
@@ -15,7 +16,6 @@ from pentimento.rpc.channel import open_token
 from pentimento.rpc.grant_keys import GrantKeys
 from pentimento.rpc.tokens import TokenFile
 from pentimento.rpc.watched_file import WatchedFile
-from pentimento.testing.clocks import SetClock
 
 
 def later(clock: SetClock, file: WatchedFile, seconds: float = 1.0) -> bool:

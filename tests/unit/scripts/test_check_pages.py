@@ -22,7 +22,7 @@ from scripts.pages.snippets import faults_of
         ("pentimento serve frontdoor --queue-limt 64", "--queue-limt"),
         ("pentimento serve frontdoor --queue-limit many", "--queue-limit"),
         ("pentimento bench profile DIR --frobnicate", "--frobnicate"),
-        ("pentimento simulate scenarios/modm.toml --frobnicate", "pentimento.simulator has no --frobnicate"),
+        ("pentimento simulate scenarios/modm.toml --frobnicate", "lab.simulator has no --frobnicate"),
         ("python -m services.edge --frobnicate", "--frobnicate"),
         ("python -m services.nothing", "there is no module services.nothing"),
         ("python -m benchmarks.joint --frobnicate", "benchmarks.joint has no --frobnicate"),

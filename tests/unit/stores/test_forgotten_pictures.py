@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.records import AcceptedRequest, ResultRecord
-from pentimento.testing.clocks import SetClock
 
 SIZE = 10
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.journal import Journal
 from pentimento.stores.ledger.records import AcceptedRequest
-from pentimento.testing.clocks import SetClock
 
 EVERY: frozenset[RequestState] = frozenset()
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlalchemy import event
 
+from lab.fixtures.clocks import SetClock
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.journal import Journal
-from pentimento.testing.clocks import SetClock
 
 
 def plan_of_forgetting(url: str) -> list[str]:

@@ -5,9 +5,9 @@ import logging
 import pytest
 import torch
 
+from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.diffusion.engine import CompiledDenoiser, EagerDenoiser
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.models import checkpoint_loading
 from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
 from services.unet_worker.settings import CompileChoice, DeviceChoice, ProfileSettings

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.diffusion.engine import EngineSettings, StepEngine
 from pentimento.diffusion.families import DenoiserInput, DiffusionModel, load_model
 from pentimento.diffusion.painting import ImageStart, schedule_for
@@ -22,7 +23,6 @@ from pentimento.domain.execution import ExecuteEvent, Started
 from pentimento.domain.generation import CacheGrant, InitImage, LatentSlot, ObjectReference
 from pentimento.pictures.png_text import flat_png
 from pentimento.stores.objects import ObjectStore, open_objects
-from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner

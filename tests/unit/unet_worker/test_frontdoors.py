@@ -2,8 +2,8 @@ import logging
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import Aborted, InvalidArgument
-from pentimento.testing.clocks import SetClock
 from services.unet_worker.attempts.frontdoors import KnownFrontdoors
 from tests.logged import said_by
 

@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from lab.fixtures.checkpoints import write_checkpoint
+from lab.fixtures.lora_files import random_factors, write_diffusers_lora
+from lab.fixtures.lora_reference import ReadyLoras, latents_of_engine
 from pentimento.diffusion.engine import EagerDenoiser
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.loras import Lora, WeightedLora, layers_of, read_lora
@@ -10,9 +13,6 @@ from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.diffusion.reuse_painting import ReusePainter
 from pentimento.domain.generation import GenerationSpec, Scheduler
 from pentimento.policies.lora_lateness import LateSample
-from pentimento.testing.checkpoints import write_checkpoint
-from pentimento.testing.lora_files import random_factors, write_diffusers_lora
-from pentimento.testing.lora_reference import ReadyLoras, latents_of_engine
 from services.unet_worker.models.lateness_study import LatenessStudy, steps_to_try
 from services.unet_worker.models.reuse_study import StudyModel
 

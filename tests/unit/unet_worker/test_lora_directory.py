@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.fixtures.lora_files import write_tensors
 from pentimento.diffusion.loras import BaseLayers
 from pentimento.domain.adapters import AdapterKind, RejectedAdapter
-from pentimento.testing.lora_files import write_tensors
 from services.unet_worker.adapters.lora_directory import LoraDirectory, open_lora_directory
 
 BASE = BaseLayers("stable_diffusion", "unet", {"unet": {"proj": (6, 8)}})

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lab.fixtures.machine import ROOT
 from pentimento.devices.pace import DevicePace, read_pace
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, PerSampleAdapters
-from pentimento.testing.machine import ROOT
 from services.unet_worker.pacing.model import PacedModel
 
 PACE: DevicePace = replace(read_pace(ROOT / "scenarios" / "paces" / "sdxl-h800.toml"), beside_share=0.5)

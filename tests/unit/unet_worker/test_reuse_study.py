@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.diffusion.engine import EagerDenoiser
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import decode_pixels
@@ -14,7 +15,6 @@ from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, P
 from pentimento.diffusion.reuse_painting import ReusePainter, StudiedPicture
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, Scheduler
-from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.models.reuse_study import ReusePair, ReuseStudy, StudyModel, Vectors, by_step, nearest_before
 
 PROMPTS = ("a red circle", "a red square", "a red circle", "a blue star")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from lab.fixtures.held_models import HELD
 from pentimento.domain.generation import Attempt, CacheGrant, FromNoise, GenerationSpec, Route, Scheduler
 from pentimento.stores.objects import open_objects
-from pentimento.testing.held_models import HELD
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.runner import AttemptRunner, PaintedPicture
 

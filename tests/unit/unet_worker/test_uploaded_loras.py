@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.fixtures.lora_files import write_tensors
 from pentimento.diffusion.loras import BadLora, BaseLayers
 from pentimento.domain.generation import LoraSelection, ObjectReference
 from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
-from pentimento.testing.lora_files import write_tensors
 from services.unet_worker.adapters.uploaded_loras import UploadedLoras
 
 BASE = BaseLayers("sd", "unet", {"unet": {"proj": (6, 8)}})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.diffusion.engine import (
     BatchLimits,
     CompiledDenoiser,
@@ -18,7 +19,6 @@ from pentimento.diffusion.engine import (
 )
 from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel, load_model
 from pentimento.domain.errors import InvalidArgument
-from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.device import torch_device
 from services.unet_worker.device.torch_device import memory_budget_bytes
 from services.unet_worker.models.warm_up import BatchMeasurement

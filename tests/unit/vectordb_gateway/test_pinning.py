@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
-from pentimento.testing.clocks import SetClock
 from services.vectordb_gateway.pinning import Pinning
 
 LATENT = ObjectReference("cache/c/" + "a" * 32, "sha256:" + "0" * 64, 100)

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.workloads import load_workload
 from pentimento.domain.errors import InvalidArgument
-from pentimento.workloads import load_workload
 from zoo.drawing.captions import ATTRIBUTES, UNSAID
 from zoo.drawing.scenes import PLACES, SIZES, UNREADABLE, Scene, draw
 from zoo.registry import WEIGHTS

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.fixtures.checkpoints import write_controlnet, write_flow_controlnet
 from pentimento.diffusion.controlnets import ControlNet, load_controlnet
-from pentimento.testing.checkpoints import write_controlnet, write_flow_controlnet
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from lab.fixtures.checkpoints import write_controlnet, write_flow_controlnet, write_xl_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint, digest_directory
 from pentimento.diffusion.controlnets import ControlNet, check_base, load_controlnet, loading, open_controlnet
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.weights import load_network
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.testing.checkpoints import write_controlnet, write_flow_controlnet, write_xl_checkpoint
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 ZOO = Path(__file__).parents[4] / "zoo" / "weights"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers import SD3ControlNetModel
 
+from lab.fixtures.checkpoints import write_flow_controlnet
 from pentimento.diffusion.controlnets import (
     Control,
     ControlNet,
@@ -20,7 +21,6 @@ from pentimento.diffusion.controlnets import (
 )
 from pentimento.diffusion.controlnets.transformer_controlnet import part_sizes
 from pentimento.diffusion.families import Conditioning, ControlResiduals, DenoiserInput
-from pentimento.testing.checkpoints import write_flow_controlnet
 
 BLOCKS = 5
 Told = list[list[ControlResiduals]]

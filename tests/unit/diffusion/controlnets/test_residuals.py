@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lab.fixtures.checkpoints import WIDTH, write_controlnet
 from pentimento.diffusion.controlnets import ControlNet, ControlSetting, ControlStep, load_controlnet, summed
 from pentimento.diffusion.families import NO_CONTROL, Conditioning, ControlResiduals, DenoiserInput
 from pentimento.domain.errors import InvalidArgument
-from pentimento.testing.checkpoints import WIDTH, write_controlnet
 
 EVERYWHERE = ControlSetting()
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lab.fixtures.checkpoints import write_checkpoint
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest, model_input, prepare
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Cancelled
 from pentimento.domain.generation import Scheduler
-from pentimento.testing.checkpoints import write_checkpoint
 from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
 from tests.unit.diffusion.specs import paint, run_steps, spec_with
 

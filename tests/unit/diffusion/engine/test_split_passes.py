@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lab.fixtures.checkpoints import write_flow_checkpoint
 from pentimento.diffusion.engine.probe import example_input
 from pentimento.diffusion.families import (
     BatchKey,
@@ -23,7 +24,6 @@ from pentimento.diffusion.painting import PaintingRequest, prepare, take_step
 from pentimento.diffusion.painting import model_input as input_alone
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import Scheduler
-from pentimento.testing.checkpoints import write_flow_checkpoint
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_batches import request
 from tests.unit.diffusion.engine.test_halves import Halves

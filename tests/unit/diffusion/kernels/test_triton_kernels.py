@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pentimento.testing.machine import ROOT
+from lab.fixtures.machine import ROOT
 
 
 @pytest.mark.parametrize("capability", [80, 90])

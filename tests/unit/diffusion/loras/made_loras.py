@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from lab.fixtures.lora_files import EVERYWHERE, random_factors
 from pentimento.diffusion.loras import BaseLayers, Lora, LowRankFactors
-from pentimento.testing.lora_files import EVERYWHERE, random_factors
 
 
 def made_lora(

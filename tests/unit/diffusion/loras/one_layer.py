@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pentimento.diffusion.loras import BaseLayers
-from pentimento.testing.lora_files import (
+from lab.fixtures.lora_files import (
     random_factors,
 )
+from pentimento.diffusion.loras import BaseLayers
 
 LAYER = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
 

@@ -8,12 +8,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.checkpoint import file_sum
-from pentimento.diffusion.families import load_model
-from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, check_lora, digest_lora, layers_of, read_lora
-from pentimento.diffusion.loras.original_layout import original_names
-from pentimento.files.lora_headers import judge_lora
-from pentimento.testing.lora_files import (
+from lab.fixtures.lora_files import (
     EVERYWHERE,
     Factors,
     random_factors,
@@ -21,6 +16,11 @@ from pentimento.testing.lora_files import (
     write_kohya_lora,
     write_tensors,
 )
+from pentimento.diffusion.checkpoint import file_sum
+from pentimento.diffusion.families import load_model
+from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, check_lora, digest_lora, layers_of, read_lora
+from pentimento.diffusion.loras.original_layout import original_names
+from pentimento.files.lora_headers import judge_lora
 from tests.unit.diffusion.loras.one_layer import LAYER, pair
 
 F32 = torch.float32

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.loras import BadLora, BaseLayers, check_lora, read_lora
-from pentimento.testing.lora_files import (
+from lab.fixtures.lora_files import (
     random_factors,
     with_header,
     write_diffusers_lora,
     write_tensors,
 )
+from pentimento.diffusion.loras import BadLora, BaseLayers, check_lora, read_lora
 from tests.unit.diffusion.loras.one_layer import LAYER, pair
 
 WRONG: dict[str, tuple[Callable[[BaseLayers], dict[str, Tensor]], str, str]] = {

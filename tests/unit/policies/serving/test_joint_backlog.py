@@ -12,8 +12,8 @@ from pentimento.policies.serving.joint_backlog import backlogs, beside_others
 from pentimento.policies.serving.joint_problem import Component, Course, JointSolution, PlannedPool
 from pentimento.policies.serving.joint_routes import kind_of
 from pentimento.policies.serving.settings import ModelQuality, ServingSettings
+from tests.lab.simulator.scenarios import arrivals, cascade, run
 from tests.unit.policies.serving.fleets import context, counts, decide, repeat
-from tests.unit.simulator.scenarios import arrivals, cascade, run
 
 QUALITIES = (ModelQuality("sd15", 1.0), ModelQuality("turbo", 0.8, 0.2, 0.95))
 ALLOCATOR = JointAllocator(ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, qualities=QUALITIES))

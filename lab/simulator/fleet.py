@@ -1,0 +1,174 @@
+"""The simulated devices together, and what is known of the models on them."""
+
+from dataclasses import replace
+from random import Random
+
+from lab.runs import StartKind
+from lab.simulator.agenda import Agenda
+from lab.simulator.cache import MISS, CacheAnswer
+from lab.simulator.ledger import SimulatedPicture, SimulatedRequest
+from lab.simulator.scenario import Scenario, SimulatedDevices
+from lab.workloads import Arrival
+from pentimento.dataplane.events import AttemptKey, SpeedProfile, WorkerReported
+from pentimento.domain.fleet import Plan
+from pentimento.emulation.costs import ModelCosts
+from pentimento.emulation.device import EmulatedDevice
+from pentimento.emulation.jobs import DeviceListener, EmulatedJob
+from pentimento.policies.allocation import AllocationProfile
+from pentimento.policies.thinning import WHOLE, ThinningOffer, thinned_steps
+
+RETRIEVAL_POOL = "retrieval"
+# Answers from the cache take no device: the lane that hands them out is never full.
+_RETRIEVAL_CREDITS = 1_000_000
+
+
+class SimulatedFleet:
+    """`devices` by worker id; `available` models by kind of device; `profiles` as allocators read them."""
+
+    def __init__(
+        self, scenario: Scenario, agenda: Agenda, listener: DeviceListener[AttemptKey], random: Random
+    ) -> None:
+        self._scenario = scenario
+        self._agenda = agenda
+        # When workers that were lost are back.
+        self._back_s: dict[str, float] = {}
+        self._costs: dict[str, dict[str, ModelCosts]] = {}
+        self._limits: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._models_of_pools: dict[str, str] = {}
+        self._thinning = {model.name: model.thinning for model in scenario.models}
+        self._steps = {model.name: model.costs.step_count for model in scenario.models}
+        self.devices: dict[str, EmulatedDevice[AttemptKey]] = {}
+        self.available: dict[str, tuple[str, ...]] = {}
+        for group, devices in enumerate(scenario.devices):
+            kind = devices.kind or f"w{group}"
+            self.available[kind] = devices.models or tuple(self._steps)
+            self._costs[kind] = {model.name: model.costs.slower(1.0 / devices.speed) for model in scenario.models}
+            self._limits[kind] = devices.max_batch
+            self._counts[kind] = devices.count
+            self._add(kind, devices, agenda, listener, random)
+        self.profiles = tuple(
+            AllocationProfile(
+                model,
+                kind,
+                size,
+                costs.run_s(size),
+                0,
+                costs.load.mean_s,
+                costs.step_count,
+                costs.prepare.mean_s,
+                costs.finish.mean_s,
+            )
+            for kind, by_model in self._costs.items()
+            for model, costs in by_model.items()
+            for size in range(1, min(costs.max_batch, self._limits[kind]) + 1)
+        )
+
+    def follow(self, plan: Plan) -> None:
+        """Changes state: devices take the models and batch sizes that the plan gives them."""
+        self._models_of_pools.update((pool.pool, pool.model) for pool in plan.pools)
+        for assignment in plan.assignments:
+            device = self.devices[assignment.worker_id]
+            if not device.lost:
+                limit = self._limits[device.kind]
+                size = min(assignment.max_batch_size or limit, limit)
+                device.assign(self._costs[device.kind][assignment.model], size)
+
+    def lose(self, worker_id: str, for_s: float) -> list[EmulatedJob[AttemptKey]]:
+        """Changes state: the worker is lost for so long, or until another outage of it ends that does so later. Return
+        the attempts that it had."""
+        back_s = self._agenda.now + for_s
+        if back_s > self._back_s.get(worker_id, 0.0):
+            self._back_s[worker_id] = back_s
+            self._agenda.at(back_s, self._revive, (worker_id, back_s))
+        return self.devices[worker_id].lose()
+
+    def _revive(self, due: tuple[str, float]) -> None:
+        worker_id, back_s = due
+        if self._back_s[worker_id] == back_s:
+            self.devices[worker_id].revive()
+
+    def holding(self, model: str) -> list[EmulatedDevice[AttemptKey]]:
+        """Those that would take a request for it now."""
+        devices = self.devices.values()
+        return [device for device in devices if device.costs.model == model and not device.draining and not device.lost]
+
+    def model_of(self, pool: str) -> str:
+        """The model that the plan gives the pool; a pool that no plan names is called after its model."""
+        return self._models_of_pools.get(pool, pool)
+
+    def digest_of(self, model: str) -> str:
+        return f"simulated:{model}"
+
+    def steps_of(self, model: str, arrival: Arrival) -> int:
+        """What the request asks of the model that it is meant for; every other model takes its usual ones."""
+        asked_for = arrival.model or self._scenario.default_model
+        return arrival.steps if model == asked_for else self._steps.get(model, arrival.steps)
+
+    def thinning_of(self, model: str, arrival: Arrival, start: CacheAnswer = MISS) -> ThinningOffer:
+        """What of a request may be left out on the model: from noise, with the steps that were measured."""
+        options = self._thinning.get(model, ())
+        steps = self.steps_of(model, arrival)
+        if not options or start.kind is not StartKind.NOISE or steps != self._steps[model]:
+            return WHOLE
+        return ThinningOffer(steps, 0, options)
+
+    def thinned_share(self, model: str, steps: tuple[int, ...]) -> float:
+        """The mean share of the full run's quality that a thinning keeps; 1 for none."""
+        options = self._thinning.get(model, ())
+        return next((one.share for one in options if thinned_steps(one, self._steps[model]) == steps), 1.0)
+
+    def speed_profiles(self) -> tuple[SpeedProfile, ...]:
+        """What predictions begin with: e(b) of each model up to the batches that are run, averaged over the devices
+        that may hold it."""
+        return tuple(self._speed_profile(model) for model in self._steps)
+
+    def retrieval_report(self) -> WorkerReported:
+        """Whoever answers with a cached image as it is."""
+        digest = self.digest_of(RETRIEVAL_POOL)
+        return WorkerReported(RETRIEVAL_POOL, RETRIEVAL_POOL, digest, 1, _RETRIEVAL_CREDITS, pinned=True)
+
+    def quality_of(self, request: SimulatedRequest, painted: SimulatedPicture) -> float | None:
+        """None where the scenario says nothing about the model's quality."""
+        name = painted.model or self._scenario.default_model
+        model = self._scenario.model(name)
+        if model.quality is None:
+            return None
+        if painted.start.kind is not StartKind.NOISE:
+            # What confidence tells was measured of images from noise.
+            mean = model.quality * model.reuse_quality * painted.start.kept
+            return mean + model.reuse_deviation * request.chance.hit
+        quality = (model.quality + model.quality_spread * (request.draw - 0.5)) * painted.thinned_share
+        return quality + model.deviation * request.chance.light
+
+    def _add(
+        self, kind: str, devices: SimulatedDevices, agenda: Agenda, listener: DeviceListener[AttemptKey], random: Random
+    ) -> None:
+        costs = self._costs[kind][devices.resident]
+        for number in range(devices.count):
+            worker_id = f"{kind}-{number}"
+            settings = replace(self._scenario.device_settings, each_step=self._scenario.thins)
+            self.devices[worker_id] = EmulatedDevice(
+                worker_id,
+                kind,
+                agenda,
+                listener,
+                random,
+                settings,
+                costs,
+                devices.max_batch,
+                devices.speed_changes,
+                self._scenario.adapters,
+            )
+
+    def _speed_profile(self, model: str) -> SpeedProfile:
+        kinds = [kind for kind in self._costs if model in self.available[kind]] or list(self._costs)
+        known = [(self._costs[kind][model], self._counts[kind]) for kind in kinds]
+        count = sum(number for _, number in known)
+        most = min(known[0][0].max_batch, max(self._limits[kind] for kind in kinds))
+        seconds = tuple(
+            (size, sum(costs.step(size).mean_s * number for costs, number in known) / count / self._scenario.pixels)
+            for size in range(1, most + 1)
+        )
+        fixed_s = sum((costs.prepare.mean_s + costs.finish.mean_s) * number for costs, number in known) / count
+        return SpeedProfile(model, seconds, fixed_s)

@@ -1,0 +1,141 @@
+"""What is simulated, as one value: models, devices, policy, delays, cache, cascade."""
+
+from dataclasses import dataclass, field
+
+from lab.simulator.cache import CacheSettings
+from pentimento.dataplane import DataplaneSettings
+from pentimento.devices.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
+from pentimento.devices.profile import NOTHING, Cost
+from pentimento.devices.speed import STEADY, SpeedCourse
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.tenants import TenantQuota
+from pentimento.emulation.costs import ModelCosts
+from pentimento.emulation.jobs import DeviceSettings
+from pentimento.policies.serving.policy import ServingPolicy
+from pentimento.policies.serving.settings import DeferralCurve
+from pentimento.policies.thinning import ThinningMode, ThinningOption
+
+
+@dataclass(frozen=True)
+class SimulatedModel:
+    """`quality` is the mean of a run from noise. `quality_spread`: the most confident light pictures are better than
+    the mean by half of it, the least confident worse. `reuse_quality`: the share that a start from the cache keeps.
+    `deviation`, `reuse_deviation`: standard deviations of a single image's quality around these means. `thinning`: how
+    pictures from noise with the model's own number of steps may be thinned."""
+
+    costs: ModelCosts
+    quality: float | None = None
+    quality_spread: float = 0.0
+    reuse_quality: float = 1.0
+    deviation: float = 0.0
+    reuse_deviation: float = 0.0
+    thinning: tuple[ThinningOption, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.costs.model
+
+
+@dataclass(frozen=True)
+class SimulatedDevices:
+    """`count` equal devices. `speed` 2 takes half the time, and changes on its own. `models` they can hold (all if
+    empty), `resident` first."""
+
+    count: int
+    resident: str
+    speed: float = 1.0
+    kind: str = ""
+    models: tuple[str, ...] = ()
+    max_batch: int = 1_000
+    speed_changes: SpeedCourse = STEADY
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Seconds that everything but queueing and painting takes: journal commits (`accept`, `attempt`, `commit`, `end`),
+    deciding where to start (`route`), the way to a worker and its answer (`execute`, `result`), the discriminator
+    (`score`), the way back to the client (`answer`)."""
+
+    accept: Cost = NOTHING
+    route: Cost = NOTHING
+    attempt: Cost = NOTHING
+    execute: Cost = NOTHING
+    result: Cost = NOTHING
+    score: Cost = NOTHING
+    commit: Cost = NOTHING
+    end: Cost = NOTHING
+    answer: Cost = NOTHING
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A worker's process dies at `at_s` and another takes its name `for_s` later; the frontdoor notices after
+    `noticed_s`."""
+
+    worker_id: str
+    at_s: float
+    for_s: float
+    noticed_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`deferral` is the true f(t) of the cascade: confidences are drawn from it. What the policy believes is its own.
+    `confidence_correlation` (0..1) of the normal scores of a light image's quality and confidence: 1 where confidence
+    tells the quality exactly, 0 where it tells nothing.
+
+    `closed_loop`: so many requests are under way at any time, each coming when another ends and not at its own time; 0
+    for arrivals as the workload has them. `answers_late`: a request whose SLO is broken is still painted (the servers
+    of the papers); otherwise its SLO is its deadline, as in the suite. `control_period_s` is the time between two
+    plans. `cascade`: models in order, where the plan has no shares that lead through one. `even_split`: a request goes
+    to any worker of its model, by chance and not by load (DiffServe's load balancer); for workers with queues of their
+    own. `quotas` of tenants, by name.
+    """
+
+    name: str
+    models: tuple[SimulatedModel, ...]
+    devices: tuple[SimulatedDevices, ...]
+    policy: ServingPolicy
+    device_settings: DeviceSettings = field(default_factory=DeviceSettings)
+    dataplane: DataplaneSettings = field(default_factory=DataplaneSettings)
+    delays: Delays = Delays()
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    deferral: DeferralCurve = field(default_factory=DeferralCurve)
+    confidence_correlation: float = 1.0
+    control_period_s: float = 5.0
+    answers_late: bool = False
+    closed_loop: int = 0
+    even_split: bool = False
+    outages: tuple[Outage, ...] = ()
+    default_model: str = ""
+    cascade: tuple[str, ...] = ()
+    quotas: tuple[tuple[str, TenantQuota], ...] = ()
+    pixels: int = 1
+    adapters: AdapterCosts = NO_ADAPTER_COSTS
+
+    def __post_init__(self) -> None:
+        known = {model.name for model in self.models}
+        if len(known) < len(self.models):
+            raise InvalidArgument.of("models", "must have names of their own")
+        if not self.devices:
+            raise InvalidArgument.of("devices", "must be at least one")
+        if not 0.0 <= self.confidence_correlation <= 1.0:
+            raise InvalidArgument.of("confidence_correlation", f"must be 0 to 1, got {self.confidence_correlation:g}")
+        for devices in self.devices:
+            if strangers := {devices.resident, *devices.models} - known:
+                raise InvalidArgument.of("devices", f"must name models of the scenario, got {sorted(strangers)}")
+        if self.default_model and self.default_model not in known:
+            raise InvalidArgument.of("default_model", f"must be one of {sorted(known)}, got {self.default_model}")
+
+    @property
+    def device_count(self) -> int:
+        return sum(devices.count for devices in self.devices)
+
+    @property
+    def thins(self) -> bool:
+        """Whether steps may be left out, so that devices have to tell of each."""
+        return self.dataplane.thinning is not ThinningMode.OFF and any(model.thinning for model in self.models)
+
+    def model(self, name: str) -> SimulatedModel:
+        """KeyError for a stranger."""
+        return next(model for model in self.models if model.name == name)

@@ -1,0 +1,90 @@
+"""Samples of the allocation: what a plan assigns, its thresholds, and what became of requests until then.
+
+`pentimento status --watch --record FILE` writes a sample a refresh, `pentimento bench allocation` draws them.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from pentimento.domain.fleet import Plan
+from pentimento.files.json_values import to_json
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class AllocationSample:
+    """One look, `at_s` seconds after any start. `workers` by model, `thresholds` by cascade and stage as
+    `light>heavy light`; the counts are totals of the frontdoor since its start."""
+
+    at_s: float
+    plan: str
+    allocator: str = ""
+    admission_rate: float = 1.0
+    workers: Mapping[str, int] = field(default_factory=dict)
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    accepted_count: int = 0
+    completed_count: int = 0
+    failed_count: int = 0
+    rejected_count: int = 0
+    late_count: int = 0
+
+    @property
+    def arrived_count(self) -> int:
+        """Requests that came, refused ones included."""
+        return self.accepted_count + self.rejected_count
+
+    @property
+    def violated_count(self) -> int:
+        """Requests that were refused, dropped, late or failed."""
+        return self.failed_count + self.rejected_count + self.late_count
+
+
+def sample_of_plan(at_s: float, plan: Plan, **counts: int) -> AllocationSample:
+    """Return what a plan says; `counts` are those of the sample. Where a stage has several thresholds, its largest
+    counts."""
+    thresholds = {
+        f"{cascade.cascade} {stage.pool}": max(entry.confidence for entry in stage.thresholds)
+        for cascade in plan.cascades
+        for stage in cascade.stages
+        if stage.thresholds
+    }
+    return AllocationSample(
+        at_s,
+        f"{plan.version.leader_epoch}.{plan.version.sequence}",
+        plan.allocator,
+        plan.admission_rate,
+        dict(sorted(Counter(assignment.model for assignment in plan.assignments).items())),
+        thresholds,
+        **counts,
+    )
+
+
+def sample_line(sample: AllocationSample) -> str:
+    """Return the sample as a line of a file."""
+    return json.dumps(to_json(sample)) + "\n"
+
+
+def violation_shares(samples: Sequence[AllocationSample]) -> tuple[float, ...]:
+    """Return, from each sample to the next, the share of arrivals whose SLO was broken; NaN where nobody came, or the
+    frontdoor began anew."""
+    return tuple(_violation_share(before, after) for before, after in pairwise(samples))
+
+
+def sparkline(values: Iterable[float], top: float) -> str:
+    """Return a character a value, the higher the nearer to `top`; a blank for NaN."""
+    return "".join(
+        " " if value != value else _BARS[min(max(int(value / max(top, 1e-9) * len(_BARS)), 0), len(_BARS) - 1)]
+        for value in values
+    )
+
+
+def _violation_share(before: AllocationSample, after: AllocationSample) -> float:
+    arrived = after.arrived_count - before.arrived_count
+    violated = after.violated_count - before.violated_count
+    # Who fails now may have come before: the share of a short time can exceed 1.
+    return min(violated / arrived, 1.0) if arrived > 0 and violated >= 0 else math.nan

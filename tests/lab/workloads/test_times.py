@@ -1,0 +1,136 @@
+"""Arrival processes and what is done to traces."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.workloads.times import (
+    Segment,
+    ascending,
+    compressed,
+    fitted_segments,
+    poisson_times,
+    rate_curve,
+    scaled,
+    segment_times,
+)
+from pentimento.domain.errors import InvalidArgument
+
+SEEDS = st.integers(0, 2**32 - 1)
+TRACES = st.lists(st.floats(0, 1e4, allow_nan=False), max_size=60).map(sorted)
+
+
+def dispersion(times: np.ndarray, window_s: float, duration_s: float) -> float:
+    """Variance of the counts in windows over their mean: 1 for a Poisson process."""
+    counts, _ = np.histogram(times, bins=int(duration_s / window_s), range=(0, duration_s))
+    return float(counts.var() / counts.mean())
+
+
+def test_poisson_has_the_rate_and_the_spread_of_one() -> None:
+    times = poisson_times(5.0, 4000.0, np.random.default_rng(1))
+
+    assert len(times) == pytest.approx(20_000, rel=0.03)
+    assert dispersion(times, 10.0, 4000.0) == pytest.approx(1.0, abs=0.2)
+    assert np.diff(times).std() == pytest.approx(0.2, rel=0.05)  # exponential gaps: as wide as their mean
+
+
+@given(SEEDS, st.lists(st.tuples(st.floats(0.1, 50), st.floats(0, 20)), min_size=1, max_size=6))
+def test_segments_give_ascending_times_within_them(seed: int, parts: list[tuple[float, float]]) -> None:
+    times = segment_times([Segment(*part) for part in parts], np.random.default_rng(seed))
+
+    assert (np.diff(times) >= 0).all()
+    assert (times >= 0).all() and (times <= sum(duration for duration, _ in parts) + 1e-9).all()
+
+
+def test_each_segment_has_its_own_rate() -> None:
+    times = segment_times([Segment(500, 1), Segment(500, 0), Segment(500, 8)], np.random.default_rng(3))
+
+    counts, _ = np.histogram(times, bins=3, range=(0, 1500))
+    assert counts[1] == 0
+    assert counts[0] == pytest.approx(500, rel=0.15) and counts[2] == pytest.approx(4000, rel=0.06)
+
+
+@given(TRACES, SEEDS)
+def test_scale_one_is_the_trace_itself(trace: list[float], seed: int) -> None:
+    assert list(scaled(trace, 1.0, np.random.default_rng(seed))) == trace
+
+
+@pytest.mark.parametrize("scale", [0.25, 0.5, 2.0, 3.5])
+def test_scaling_keeps_the_shape_of_the_curve(scale: float) -> None:
+    rng = np.random.default_rng(5)
+    trace = segment_times([Segment(400, 2), Segment(400, 10), Segment(400, 5)], rng)
+
+    made = scaled(trace, scale, rng)
+
+    before, _ = np.histogram(trace, bins=6, range=(0, 1200))
+    after, _ = np.histogram(made, bins=6, range=(0, 1200))
+    assert after / scale == pytest.approx(before, rel=0.15)
+
+
+@pytest.mark.parametrize("scale", [0.3, 4.0])
+def test_a_scaled_poisson_trace_is_still_poisson(scale: float) -> None:
+    rng = np.random.default_rng(7)
+
+    made = scaled(poisson_times(5.0, 6000.0, rng), scale, rng, jitter_s=20.0)
+
+    assert dispersion(made, 1.0, 6000.0) == pytest.approx(1.0, abs=0.15)
+
+
+@given(TRACES, st.floats(0.05, 5), SEEDS)
+def test_scaled_traces_stay_within_the_trace(trace: list[float], scale: float, seed: int) -> None:
+    made = scaled(trace, scale, np.random.default_rng(seed))
+
+    assert (np.diff(made) >= 0).all()
+    assert len(trace) * int(scale) <= len(made) <= len(trace) * (int(scale) + 1)
+    assert not len(made) or (made[0] >= trace[0] and made[-1] <= trace[-1])
+
+
+def test_scaling_piles_nothing_up_at_the_ends() -> None:
+    rng = np.random.default_rng(9)
+
+    made = scaled(poisson_times(5.0, 200.0, rng), 20.0, rng, jitter_s=10.0)
+
+    assert len(np.unique(made)) == len(made)
+
+
+def test_compressing_shortens_every_gap_alike() -> None:
+    assert list(compressed([10.0, 30.0, 110.0], 10.0)) == [0.0, 2.0, 10.0]
+
+
+def test_rate_curve_counts_by_window() -> None:
+    assert list(rate_curve([0, 1, 2, 10, 29], 10.0)) == [0.3, 0.1, 0.1]
+
+
+def test_fitted_segments_run_from_the_lowest_to_the_highest_rate() -> None:
+    segments = fitted_segments([0, 1, 2, 3, 10, 20, 21], 10.0, 4.0, 32.0)
+
+    assert [segment.rate for segment in segments] == pytest.approx([32.0, 4.0, 4.0 + 28.0 / 3.0])
+
+
+@pytest.mark.parametrize("times", [[1.0, 0.5], [-1.0], [float("nan")], [0.0, float("inf")]])
+def test_times_that_do_not_ascend_are_named(times: list[float]) -> None:
+    with pytest.raises(
+        InvalidArgument, match=rf"times_s\[{len(times) - 1}\]: must be finite, at least 0 and ascending"
+    ):
+        ascending(times)
+
+
+@pytest.mark.parametrize("rate", [1e9, 1e300])
+def test_more_requests_than_anybody_has_the_memory_for_are_refused(rate: float) -> None:
+    with pytest.raises(InvalidArgument, match="rate: must be that of at most 100,000,000 requests in all"):
+        poisson_times(rate, 1.0, np.random.default_rng(0))
+
+
+def test_limits_are_named() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(InvalidArgument, match="scale: must be above 0"):
+        scaled([0.0], 0.0, rng)
+    with pytest.raises(InvalidArgument, match="rate: must be at least 0"):
+        poisson_times(-1.0, 1.0, rng)
+    with pytest.raises(InvalidArgument, match="duration_s: must be above 0"):
+        poisson_times(1.0, 0.0, rng)
+    with pytest.raises(InvalidArgument, match="factor"):
+        compressed([0.0], 0.0)
+    with pytest.raises(InvalidArgument, match="lowest"):
+        fitted_segments([0.0], 1.0, 5.0, 4.0)
