@@ -52,6 +52,9 @@ WORD = re.compile(r"[A-Z]+(?:_[A-Z]+)+")
 SVG_TITLE = "{http://www.w3.org/2000/svg}title"
 # How many words the glossary has at least.
 GLOSSARY_WORDS = 50
+# Decision records: how many at most, and lines of each.
+RECORDS = 30
+RECORD_LINES = 60
 
 
 def faults(what: str, named: dict[Path, Iterable[str]]) -> Iterator[str]:
@@ -261,6 +264,15 @@ def the_index_of_decisions_has_each_once_and_in_order() -> Iterator[str]:
         yield "docs/adr/README.md: its rows are not the records of the folder in order"
 
 
+def decision_records_are_few_and_short() -> Iterator[str]:
+    records = sorted((ROOT / "docs" / "adr").glob("0*.md"))
+    if len(records) > RECORDS:
+        yield f"docs/adr: {len(records)} records, at most {RECORDS}: fold a new decision into a fitting one"
+    for path in records:
+        if (count := len(path.read_text().splitlines())) > RECORD_LINES:
+            yield f"docs/adr/{path.name}: {count} lines, at most {RECORD_LINES}"
+
+
 def metrics_have_one_heading_each() -> Iterator[str]:
     repeated = twice(HEADING.findall((ROOT / "docs" / "reference" / "metrics.md").read_text()))
     yield from (f"docs/reference/metrics.md: twice: {heading}" for heading in repeated)
@@ -292,6 +304,7 @@ RULES = (
     settings_of_tuning_exist,
     defaults_of_tuning_are_those_of_the_settings,
     the_index_of_decisions_has_each_once_and_in_order,
+    decision_records_are_few_and_short,
     metrics_have_one_heading_each,
     diagrams_have_a_title_and_a_page,
 )
