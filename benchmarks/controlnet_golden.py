@@ -112,17 +112,13 @@ SUBJECTS: dict[str, Callable[[Path], ControlledSubject]] = {
 
 def all_cases(schedulers: Sequence[Scheduler], most: int, quick: bool) -> Iterator[ControlledCase]:
     """Yield every scheduler under one ControlNet and under `most`, in shares of the schedule too; with the first one no
-    and strong guidance, and the conditional half alone."""
+    and strong guidance."""
     steps = 4 if quick else 10
     for scheduler in schedulers[:1] if quick else schedulers:
         for seed, settings in enumerate([*ONE, SEVERAL[:most]]):
             yield ControlledCase(Case(*PROMPTS[seed % 2], scheduler, seed, steps, 3.0), settings)
-    guessed = (ControlSetting(scale=0.8, conditional_only=True),) * most
     for guidance in (1.0, 7.5):
         yield ControlledCase(Case(*PROMPTS[0], schedulers[0], 11, steps, guidance), SEVERAL[:most])
-        if Scheduler.FLOW_MATCH_EULER not in schedulers:  # diffusers has no such mode for flows
-            yield ControlledCase(Case(*PROMPTS[1], schedulers[0], 12, steps, guidance), guessed[:1])
-            yield ControlledCase(Case(*PROMPTS[1], schedulers[0], 13, steps, guidance), guessed)
 
 
 def compare(name: str, subject: ControlledSubject, quick: bool) -> Iterator[ComparedPicture]:

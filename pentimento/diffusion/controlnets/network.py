@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.controlnets.setting import ControlSetting
-from pentimento.diffusion.controlnets.summing import scaled, with_unconditional_rows
+from pentimento.diffusion.controlnets.summing import scaled
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
 from pentimento.domain.errors import InvalidArgument
 
@@ -93,8 +93,7 @@ class ControlRows:
 
 
 def rows_of(steps: Sequence[ControlStep]) -> ControlRows:
-    """Return the rows that the ControlNet is asked for, one picture's after the other: of guided pictures that are
-    controlled in their conditional half the second of two."""
+    """Return the rows that the ControlNet is asked for, one image's after the other."""
     parts = [_rows_of(step) for step in steps]
     return ControlRows(
         torch.cat([part.latents for part in parts]),
@@ -105,29 +104,23 @@ def rows_of(steps: Sequence[ControlStep]) -> ControlRows:
 
 
 def _rows_of(step: ControlStep) -> ControlRows:
-    inputs, count = step.inputs, step.inputs.latents.shape[0]
-    first = count // 2 if step.setting.conditional_only else 0
+    inputs, count = step.inputs, len(step.inputs.latents)
     texts = inputs.conditioning
-    pooled = None if texts.pooled is None else texts.pooled[first:]
-    sizes = None if texts.sizes is None else texts.sizes[first:]
     return ControlRows(
-        inputs.latents[first:],
-        inputs.timesteps.expand(count)[first:],
-        Conditioning(texts.states[first:], pooled, sizes),
-        step.embedded.expand(count, *step.embedded.shape[1:])[first:],
+        inputs.latents,
+        inputs.timesteps.expand(count),
+        Conditioning(texts.states, texts.pooled, texts.sizes),
+        step.embedded.expand(count, *step.embedded.shape[1:]),
     )
 
 
 def by_picture(residuals: ControlResiduals, steps: Sequence[ControlStep]) -> list[ControlResiduals]:
-    """Return the residuals of `rows_of(steps)` by picture, for all its rows and scaled."""
-    counts = [step.inputs.latents.shape[0] for step in steps]
-    asked = [
-        count - (count // 2 if step.setting.conditional_only else 0) for count, step in zip(counts, steps, strict=True)
-    ]
-    columns = [tensor.split(asked) for tensor in residuals.tensors]
+    """Return the residuals of `rows_of(steps)` by image, scaled."""
+    counts = [len(step.inputs.latents) for step in steps]
+    columns = [tensor.split(counts) for tensor in residuals.tensors]
     return [
-        _for_all_rows(_like(residuals, [column[place] for column in columns]), step, rows < count)
-        for place, (step, count, rows) in enumerate(zip(steps, counts, asked, strict=True))
+        scaled(_like(residuals, [column[place] for column in columns]), step.setting)
+        for place, step in enumerate(steps)
     ]
 
 
@@ -135,11 +128,6 @@ def _like(residuals: ControlResiduals, tensors: Sequence[Tensor]) -> ControlResi
     down = len(residuals.down_block_residuals)
     mid = residuals.mid_block_residual is not None
     return ControlResiduals(tuple(tensors[:down]), tensors[down] if mid else None, tuple(tensors[down + mid :]))
-
-
-def _for_all_rows(residuals: ControlResiduals, step: ControlStep, is_half: bool) -> ControlResiduals:
-    own = scaled(residuals, step.setting)
-    return with_unconditional_rows(own) if is_half else own
 
 
 def condition_rows(condition: Tensor, channels: int, row_count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""How one ControlNet acts on one picture: how strongly, in which steps, and on which halves of the guidance."""
+"""How one ControlNet acts on one image: how strongly, and in which steps."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,14 +11,12 @@ MAX_SCALE = 100.0
 
 @dataclass(frozen=True)
 class ControlSetting:
-    """`scale` multiplies the residuals. It acts in steps that lie wholly between two shares of the schedule, 0..1.
-    `conditional_only` leaves the unconditional half of the guidance alone and weights shallow residuals less: diffusers
-    calls it guess mode."""
+    """`scale` multiplies the residuals. It acts in steps that lie wholly between two shares of the schedule,
+    0..1."""
 
     scale: float = 1.0
     start_fraction: float = 0.0
     end_fraction: float = 1.0
-    conditional_only: bool = False
 
     def check(self, field: str) -> None:
         """Raise InvalidArgument naming the part of `field` that is out of bounds."""

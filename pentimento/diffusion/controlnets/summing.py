@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from pentimento.diffusion.controlnets.setting import ControlSetting
@@ -10,30 +9,13 @@ from pentimento.diffusion.families.model import NO_CONTROL, ControlResiduals
 
 
 def scaled(residuals: ControlResiduals, setting: ControlSetting) -> ControlResiduals:
-    """Return residuals times the setting's scale. Conditional only, those of a UNet rise from a tenth of it at the
-    shallowest to all of it at the mid block."""
-    down, mid = residuals.down_block_residuals, residuals.mid_block_residual
-    blocks = tuple(part * setting.scale for part in residuals.block_residuals)
-    if mid is None or not setting.conditional_only:
-        scaled_mid = None if mid is None else mid * setting.scale
-        return ControlResiduals(tuple(part * setting.scale for part in down), scaled_mid, blocks)
-    scales = torch.logspace(-1, 0, len(down) + 1, device=mid.device) * setting.scale
-    rising = tuple(part * scale for part, scale in zip(down, scales, strict=False))
-    return ControlResiduals(rising, mid * scales[-1], blocks)
-
-
-def with_unconditional_rows(residuals: ControlResiduals) -> ControlResiduals:
-    """Return as many rows of zeros before those of the conditional half."""
-    down, mid = residuals.down_block_residuals, residuals.mid_block_residual
+    """Return residuals times the setting's scale."""
+    mid = residuals.mid_block_residual
     return ControlResiduals(
-        tuple(_after_zeros(part) for part in down),
-        None if mid is None else _after_zeros(mid),
-        tuple(_after_zeros(part) for part in residuals.block_residuals),
+        tuple(part * setting.scale for part in residuals.down_block_residuals),
+        None if mid is None else mid * setting.scale,
+        tuple(part * setting.scale for part in residuals.block_residuals),
     )
-
-
-def _after_zeros(rows: Tensor) -> Tensor:
-    return torch.cat([torch.zeros_like(rows), rows])
 
 
 def summed(parts: Sequence[ControlResiduals]) -> ControlResiduals:

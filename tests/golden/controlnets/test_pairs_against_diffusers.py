@@ -1,5 +1,5 @@
 """Controlled pictures whose halves two engines compute against diffusers' ControlNet pipelines: one and three
-ControlNets, shares of the schedule, guess mode, and pairs that end midway."""
+ControlNets, shares of the schedule, and pairs that end midway."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -18,7 +18,7 @@ from pentimento.diffusion.engine import FinishedPainting
 from pentimento.diffusion.families import ControlResiduals, DiffusionModel, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec, Scheduler
-from tests.golden.controlnets.test_against_diffusers import EVERYWHERE, FAMILIES, GUESSED, NEGATIVE, PROMPT, THREE
+from tests.golden.controlnets.test_against_diffusers import EVERYWHERE, FAMILIES, NEGATIVE, PROMPT, THREE
 from tests.torch_threads import one_thread  # noqa: F401 (a fixture of this module)
 from tests.unit.diffusion.engine.loops import Loop
 from tests.unit.diffusion.engine.test_pairing import Peer
@@ -62,20 +62,19 @@ class Painters:
     @torch.inference_mode()
     def _source(
         self, seen: Sequence[Tensor], settings: Sequence[ControlSetting], rows: tuple[int, int]
-    ) -> LocalControl | None:
-        """Of these rows of the picture; of the unconditional one nothing where guess mode leaves it alone."""
+    ) -> LocalControl:
+        """Of these rows of the image."""
         first, last = rows
         acting = [
             Control(
                 network,
                 told[first:last] if len(told) == 2 else told,
-                1 if setting.conditional_only else last - first,
+                last - first,
                 setting,
             )
             for network, told, setting in zip(self.networks, seen, settings, strict=False)
-            if last > 1 or not setting.conditional_only
         ]
-        return LocalControl(computed_at_once, acting, STEPS) if acting else None
+        return LocalControl(computed_at_once, acting, STEPS)
 
 
 def computed_at_once(compute: Callable[[], ControlResiduals]) -> "Future[ControlResiduals]":
@@ -106,15 +105,13 @@ def painters(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Painters(request.param, tmp_path_factory.mktemp(request.param))
 
 
-ACTING = {"everywhere": (EVERYWHERE,), "three, each in its share": THREE, "guess mode": (GUESSED,)}
+ACTING = {"everywhere": (EVERYWHERE,), "three, each in its share": THREE}
 
 
 @pytest.mark.parametrize("lost_at", [None, 2], ids=["paired", "lost midway"])
 @pytest.mark.parametrize("acting", ACTING)
 def test_a_picture_by_a_pair_is_that_of_diffusers(painters: Painters, acting: str, lost_at: int | None) -> None:
     settings, flows = ACTING[acting], Scheduler.FLOW_MATCH_EULER in painters.model.info.schedulers
-    if flows and acting == "guess mode":
-        pytest.skip("diffusers has none for flows")
     scheduler = Scheduler.FLOW_MATCH_EULER if flows else Scheduler.DDIM
     case = Case(PROMPT, NEGATIVE, scheduler, seed=3, steps=STEPS)
 

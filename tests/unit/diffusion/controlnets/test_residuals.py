@@ -71,7 +71,7 @@ def test_pictures_that_share_a_pass_have_the_residuals_that_they_have_alone(cont
     steps = [
         step(controlnet, seed=1, timestep=900.0, scale=0.5),
         step(controlnet, seed=2, timestep=10.0, rows=1),
-        step(controlnet, seed=3, timestep=400.0, conditional_only=True),
+        step(controlnet, seed=3, timestep=400.0),
     ]
 
     together = controlnet.residuals(steps)
@@ -80,22 +80,6 @@ def test_pictures_that_share_a_pass_have_the_residuals_that_they_have_alone(cont
         alone = controlnet.residuals([asked])[0]
         assert len(one.down_block_residuals[0]) == len(asked.inputs.latents)
         assert_equal(one, alone, tolerance=1e-5)
-
-
-def test_the_conditional_half_alone_leaves_the_other_at_zero_and_rises_with_depth(
-    controlnet: ControlNet, controlnet_directory: Path
-) -> None:
-    theirs = ControlNetModel.from_pretrained(controlnet_directory)
-    asked = step(controlnet, seed=1, scale=0.5, conditional_only=True)
-
-    made = controlnet.residuals([asked])[0]
-
-    half = DenoiserInput(
-        asked.inputs.latents[1:], asked.inputs.timesteps[1:], Conditioning(asked.inputs.conditioning.states[1:])
-    )
-    wanted = by_diffusers(theirs, half, condition(1), conditioning_scale=0.5, guess_mode=True)
-    assert not any(part[:1].any() for part in made.tensors)
-    assert_equal(ControlResiduals(tuple(part[1:] for part in made.tensors[:-1]), made.tensors[-1][1:]), wanted)
 
 
 @pytest.mark.parametrize(
