@@ -48,14 +48,14 @@ def on_scored(state: State, now: float, event: Scored) -> list[Effect]:
     return [ReleaseGrant(request.request_id, request.picture_token), *_send_on(state, request)]
 
 
-def leaves_out_stage(state: State, request: Request, foreseen: float | None) -> bool:
-    """Return whether a request that is routed goes on to the next stage at once: its prompt alone tells that this
-    stage's picture would be refused."""
+def leaves_out_stage(state: State, request: Request, foreseen: float | None, price: float) -> bool:
+    """Return whether a routed request skips this stage: by its prompt the image would be rejected, or by its `price`
+    the stage costs more than it saves (`policies.light_stages`)."""
     if not request.has_next_stage or request.start != NOISE:
         return False
     planned = state.skip_bounds.get(request.cascade_name, {}).get(request.cascade[request.cascade_stage], 0.0)
     bound = skip_bound(state.settings.skip_light_below, planned)
-    return leaves_out_light(foreseen, bound, _threshold(state, request))
+    return leaves_out_light(foreseen, bound, _threshold(state, request), price)
 
 
 def leave_out_stage(state: State, request: Request, foreseen: float | None) -> list[Effect]:

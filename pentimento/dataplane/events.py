@@ -99,7 +99,8 @@ class RouteResolved:
     workers, while a second one is idle (Katz, latent parallelism). `start`: its kind, as plans name it. `cascade`: the
     pools of the stages that a request of such a start goes through, where that is known only now; `cascade_name` is the
     plan's. `thinning`: which of the steps left may be left out. `foreseen`: the probability, by the prompt alone, that
-    this stage's picture would be good enough; None where nobody told.
+    this stage's picture would be good enough; None where nobody told. `light_price`: seconds of this stage ÷ those
+    of the next; 0 if unknown.
     """
 
     request_id: str
@@ -114,6 +115,7 @@ class RouteResolved:
     cascade_name: str = ""
     thinning: ThinningOffer = WHOLE
     foreseen: float | None = None
+    light_price: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class CacheWorth:
     def __init__(self, cost_s: float) -> None:
         """`cost_s`: what a lookup and what it leaves behind take of the devices; 0 where they take nothing, so that the
         cache is always asked."""
-        self._cost_s = cost_s
+        self.cost_s = cost_s
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 
     def asks(self, tenant: str) -> bool:
@@ -60,7 +60,7 @@ class CacheWorth:
     def note(self, tenant: str, spared_s: float, *, found: bool = False) -> None:
         """Learn what a lookup spared: 0 for a miss, less than 0 where the start takes longer than noise. `found`: there
         was a start, taken or not."""
-        if self._cost_s > 0.0:
+        if self.cost_s > 0.0:
             account = self._accounts.setdefault(tenant, _Account())
             account.note(spared_s, found)
             self._accounts.move_to_end(tenant)
@@ -75,12 +75,12 @@ class CacheWorth:
         what, spared_s = (
             ("hit", account.hit_spared_s) if self._hits_are_short(account) else ("lookup", account.spared_s)
         )
-        took = f"a {what} spares {spared_s * 1000:.1f} ms and takes {self._cost_s * 1000:g}"
+        took = f"a {what} spares {spared_s * 1000:.1f} ms and takes {self.cost_s * 1000:g}"
         return f"one request in {_ASKS_ONE_IN} asks the cache: {took}"
 
     def _is_short(self, account: _Account) -> bool:
-        lookups_are_short = account.count >= _NEEDED_COUNT and account.spared_s < self._cost_s
+        lookups_are_short = account.count >= _NEEDED_COUNT and account.spared_s < self.cost_s
         return lookups_are_short or self._hits_are_short(account)
 
     def _hits_are_short(self, account: _Account) -> bool:
-        return account.hit_count >= _NEEDED_HITS and account.hit_spared_s < self._cost_s
+        return account.hit_count >= _NEEDED_HITS and account.hit_spared_s < self.cost_s

@@ -1,8 +1,9 @@
-"""When a cascade's light stage is left out: where the prompt alone tells that its picture would not do.
+"""Decide when a cascade's light stage is skipped: its image would be rejected, or costs more than it saves.
 
-A light picture that is painted only to be refused costs device-seconds and the client's time (DiffServe, section 3.1,
-pays them for every request that it defers). What a prompt tells is less than what its picture tells, so only what is
-sure to be hard is left out, and nothing that the threshold in force would accept.
+A rejected light image costs device seconds and the client's time (DiffServe, section 3.1, pays them for every deferred
+request). A prompt says less than its image, so only prompts that are sure to be hard are skipped, and none that the
+threshold in force would accept. An accepted light image saves the next stage: with probability p it saves p times the
+next stage's seconds, and it costs its own (`price`: own ÷ next).
 """
 
 from dataclasses import replace
@@ -28,13 +29,16 @@ def with_skip_bound(cascades: tuple[CascadePlan, ...], bound: float) -> tuple[Ca
     return tuple(bounded(cascade) for cascade in cascades)
 
 
-def leaves_out_light(foreseen: float | None, bound: float, threshold: float | None) -> bool:
-    """Return whether the light stage is left out.
+def leaves_out_light(foreseen: float | None, bound: float, threshold: float | None, price: float = 0.0) -> bool:
+    """Return whether the light stage is skipped.
 
-    `foreseen`: the probability, 0..1, by the prompt alone, that the light picture would be good enough; None where
-    nobody told. `bound`: below it a prompt is sure to be hard; 0 for never. `threshold`: the confidence that a light
-    picture must exceed now; None where it is not scored at all. A number outside 0..1 counts as none.
+    `foreseen`: the probability, 0..1, by the prompt only, that the light image would be accepted; None if it was not
+    predicted: then only a stage that could not pay for any prompt is skipped. `bound`: below it a prompt is sure to be
+    hard; 0 for never. `threshold`: the confidence that a light image must exceed now; None if it is not scored.
+    `price`: seconds of the light stage ÷ those of the next; 0 if unknown. A number outside 0..1 counts as None.
     """
-    if foreseen is None or threshold is None or not 0.0 <= foreseen <= 1.0:
+    if threshold is None:
         return False
-    return foreseen < bound and foreseen <= threshold
+    if foreseen is None or not 0.0 <= foreseen <= 1.0:
+        return price >= 1.0
+    return (price > 0.0 and foreseen <= price) or (foreseen < bound and foreseen <= threshold)

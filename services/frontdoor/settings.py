@@ -58,8 +58,9 @@ class FrontdoorSettings:
     )
     cache_cost_ms: float = setting(
         0.0,
-        help="milliseconds of the painting devices' time that a lookup and what it leaves in the cache take; while hits"
-        " of a tenant spare less, one of its requests in 16 asks the cache; 0: services have processors of their own",
+        help="milliseconds of the workers' device time that a lookup, or a discriminator, takes for a request; while a"
+        " tenant's hits save less, one of its requests in 16 asks the cache, and a light stage that costs more than it"
+        " saves is skipped; 0: the services have processors of their own",
         minimum=0,
         maximum=60_000,
     )

@@ -46,7 +46,7 @@ from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.requests.tenant_requests import TenantRequests, statuses_by_index, summary_of_several
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.explaining import Explained, ExplainedSteps, reasons
-from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note
+from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note, light_price
 from services.frontdoor.routing.neighbours import check_neighbour_count, neighbours_of
 from services.frontdoor.routing.routes import embed
 from services.frontdoor.routing.stages import PoolOption, cascade_stages, choose_stages, fits
@@ -315,14 +315,15 @@ class ImageApi:
         journalled. Raises InvalidArgument for too many."""
         check_neighbour_count(neighbour_count)
         judged, notes = self._judge(tenant, request), list[str]()
-        scored = foresees(self._parts, judged.stages)
+        price = light_price(self._parts, judged.resolved, judged.stages)
+        scored = foresees(self._parts, judged.stages, price)
         embedding = await embed(self._parts, tenant, judged.resolved, notes.append, scored=scored)
         stage, told = judged.stages[0], list[str]()
         option = await self._option(tenant, judged, stage, embedding, notes.append)
         start = option.route.start
-        foreseen = await foresee(self._parts, judged.stages, start, embedding, told.append)
-        if foreseen is not None and is_left_out(self._parts, judged.stages, start, foreseen):
-            told.append(left_out_note(stage.model, foreseen))
+        foreseen = await foresee(self._parts, judged.stages, price, start, embedding, told.append)
+        if is_left_out(self._parts, judged.stages, price, start, foreseen):
+            told.append(left_out_note(stage.model, foreseen, price))
             stage = judged.stages[1]
             option = await self._option(tenant, judged, stage, embedding, notes.append)
         own_threshold = self._parts.dataplane.state.settings.confidence_threshold

@@ -122,6 +122,8 @@ class Job:
     restaged: tuple[Stage, ...] = ()
     # The probability, by its prompt alone, that its light picture would be good enough; None where nobody told.
     foreseen: float | None = None
+    # Seconds of its light stage ÷ those of the next one; 0 if unknown.
+    light_price: float = 0.0
     # Where it starts is being decided for this one; an earlier one's answer counts no more.
     resolving: ResolveRoute | None = None
     # What the attempt failed with, for the client's status; the journal keeps its reason and message.

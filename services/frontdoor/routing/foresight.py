@@ -1,20 +1,43 @@
-"""What a prompt tells of a cascade before its light model paints: whether that would be for nothing."""
+"""Predict from prompt and prices whether a cascade's light stage is worth running."""
 
 from collections.abc import Sequence
 
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Start
+from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.light_stages import leaves_out_light, skip_bound
 from pentimento.policies.serving.entry import NOISE, Stage
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.routing.bounded_calls import Note
-from services.frontdoor.routing.stages import discriminator_of
+from services.frontdoor.routing.stages import as_painted_by, discriminator_of, may_be_scored
+from services.frontdoor.routing.start_choice import expected_device_s
 from services.frontdoor.routing.starts import kind_of
 
 
-def foresees(parts: FrontdoorParts, stages: Sequence[Stage]) -> bool:
-    """Return whether the light stage of such a request may be left out at all."""
-    return len(stages) > 1 and _bound(parts, stages[0]) > 0.0
+def light_price(parts: FrontdoorParts, resolved: ResolvedRequest, stages: Sequence[Stage]) -> float:
+    """Return the device seconds of the light stage, prediction and score included, ÷ those of the next one. 0, for a
+    stage that pays, if a plan decides, if no speed is known or the next stage has no worker, or if the services have
+    processors of their own and the next stage has a queue: then the light workers take load off it."""
+    state, shared_s = parts.dataplane.state, parts.cache_worth.cost_s
+    if not may_be_scored(stages) or (state.plan is not None and state.plan.routes_requests):
+        return 0.0
+    following = state.pools.get(stages[1].pool)
+    if following is None or not following.workers:
+        return 0.0
+    if not shared_s and parts.dataplane.predicted_wait_s(stages[1].pool) > 0.0:
+        return 0.0
+    light_s, next_s = (_device_s(parts, resolved, stage) for stage in stages[:2])
+    return (light_s + shared_s) / next_s if light_s is not None and next_s else 0.0
+
+
+def _device_s(parts: FrontdoorParts, resolved: ResolvedRequest, stage: Stage) -> float | None:
+    held = parts.catalogue.known(stage.model)
+    return None if held is None else expected_device_s(parts, stage.pool, as_painted_by(resolved, held), held)
+
+
+def foresees(parts: FrontdoorParts, stages: Sequence[Stage], price: float) -> bool:
+    """Return whether the discriminator predicts from the prompt if the light image would be accepted."""
+    return len(stages) > 1 and price < 1.0 and _bound(parts, stages[0]) > 0.0
 
 
 def _bound(parts: FrontdoorParts, first: Stage) -> float:
@@ -22,11 +45,16 @@ def _bound(parts: FrontdoorParts, first: Stage) -> float:
 
 
 async def foresee(
-    parts: FrontdoorParts, stages: Sequence[Stage], start: Start, embedding: Embedding | None, note: Note
+    parts: FrontdoorParts,
+    stages: Sequence[Stage],
+    price: float,
+    start: Start,
+    embedding: Embedding | None,
+    note: Note,
 ) -> float | None:
     """Return the probability that the light picture from that start would be good enough; None where that is not asked
     of such a start, and with a note where nobody told in time. Raises nothing."""
-    if not foresees(parts, stages) or _threshold(parts, stages[0], start) is None:
+    if not foresees(parts, stages, price) or _threshold(parts, stages[0], start) is None:
         return None
     told: float | None = None
     if embedding is not None:
@@ -38,15 +66,20 @@ async def foresee(
     return told
 
 
-def is_left_out(parts: FrontdoorParts, stages: Sequence[Stage], start: Start, foreseen: float | None) -> bool:
-    """Return whether the light stage would be left out now, as the dataplane decides it."""
-    if not foresees(parts, stages):
+def is_left_out(
+    parts: FrontdoorParts, stages: Sequence[Stage], price: float, start: Start, foreseen: float | None
+) -> bool:
+    """Return whether the light stage would be skipped now, as the dataplane decides it."""
+    if len(stages) < 2:
         return False
-    return leaves_out_light(foreseen, _bound(parts, stages[0]), _threshold(parts, stages[0], start))
+    return leaves_out_light(foreseen, _bound(parts, stages[0]), _threshold(parts, stages[0], start), price)
 
 
-def left_out_note(model: str, foreseen: float) -> str:
-    """Say for the provenance that a light model was left out, and why."""
+def left_out_note(model: str, foreseen: float | None, price: float) -> str:
+    """Say for the provenance that a light model was skipped, and why."""
+    if foreseen is None or (price > 0.0 and foreseen <= price):
+        accepted = "" if foreseen is None else f" and would be accepted with probability {foreseen:.3f}"
+        return f"{model} skipped: it takes {price:.2f} of the next stage's device seconds{accepted}"
     return f"{model} left out: by the prompt alone its picture is good enough with probability {foreseen:.3f}"
 
 

@@ -25,7 +25,7 @@ from services.frontdoor.metrics import CACHE_LEFT_OUT, LEFT_OUT
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
 from services.frontdoor.routing.bounded_calls import Note, bounded
-from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note
+from services.frontdoor.routing.foresight import foresee, foresees, is_left_out, left_out_note, light_price
 from services.frontdoor.routing.light_starts import started_from_light
 from services.frontdoor.routing.stages import (
     PoolOption,
@@ -45,7 +45,8 @@ logger = logging.getLogger(__name__)
 def prepare_route(parts: FrontdoorParts, effect: PrepareRoute) -> None:
     """Begin to embed the prompt, beside the journal's commit."""
     job = parts.jobs.get(effect.request_id)
-    scored = may_be_scored(job.stages)
+    job.light_price = light_price(parts, job.request.resolved, job.stages)
+    scored = may_be_scored(job.stages) and job.light_price < 1.0
     if _asks_cache(parts, job) and not parts.cache_worth.asks(job.request.tenant):
         job.asks_cache = False
         CACHE_LEFT_OUT.inc()
@@ -56,8 +57,8 @@ def prepare_route(parts: FrontdoorParts, effect: PrepareRoute) -> None:
 def resolve_route(parts: FrontdoorParts, effect: ResolveRoute) -> None:
     """Answer ResolveRoute with RouteResolved."""
     job = parts.jobs.get(effect.request_id)
-    if effect.cascade_stage == 1 and job.foreseen is not None and _left_out(parts, job):
-        job.note(left_out_note(job.stages[0].model, job.foreseen))
+    if effect.cascade_stage == 1 and _left_out(parts, job):
+        job.note(left_out_note(job.stages[0].model, job.foreseen, job.light_price))
         LEFT_OUT.inc()
     job.resolving = effect
     parts.jobs.spawn(job, _resolve(parts, job, effect), effect)
@@ -65,8 +66,10 @@ def resolve_route(parts: FrontdoorParts, effect: ResolveRoute) -> None:
 
 def _left_out(parts: FrontdoorParts, job: Job) -> bool:
     """Whether its prompt alone led past the light stage, and not that nobody was left for it."""
-    start = job.routed[0].options[0].route.start
-    return 1 not in job.routed and not job.executions and is_left_out(parts, job.stages, start, job.foreseen)
+    routed = job.routed.get(0)
+    if routed is None or not routed.options or 1 in job.routed or job.executions:
+        return False
+    return is_left_out(parts, job.stages, job.light_price, routed.options[0].route.start, job.foreseen)
 
 
 async def embed(
@@ -132,7 +135,7 @@ async def _resolve(parts: FrontdoorParts, job: Job, effect: ResolveRoute) -> Non
             if before is None and _asks_cache(parts, job):
                 _note_spared(parts, job, held, decided[0])
             stages = _stages_from(parts, job, decided[0])
-            foreseen = await foresee(parts, stages, decided[0].route.start, embedding, job.note)
+            foreseen = await foresee(parts, stages, job.light_price, decided[0].route.start, embedding, job.note)
     if job.resolving is not effect:
         # Meanwhile it was sent on to another stage.
         return
@@ -167,6 +170,7 @@ def _resolved(parts: FrontdoorParts, job: Job, number: int, options: tuple[PoolO
         job.stages[number].cascade,
         first.thinning,
         job.foreseen if number == 0 else None,
+        job.light_price if number == 0 else 0.0,
     )
 
 
@@ -194,7 +198,7 @@ async def _awaited_model(parts: FrontdoorParts, job: Job, name: str) -> HeldMode
 
 async def _awaited_embedding(parts: FrontdoorParts, job: Job) -> Embedding | None:
     """None, at once, where neither a lookup nor a discriminator needs it before the picture is there."""
-    needed = (job.asks_cache and job.request.resolved.cacheable) or foresees(parts, job.stages)
+    needed = (job.asks_cache and job.request.resolved.cacheable) or foresees(parts, job.stages, job.light_price)
     return await job.embedding if job.embedding is not None and needed else None
 
 

@@ -51,10 +51,11 @@ class ChosenEmbedder(EmbedderServiceServicer, Mood):
         super().__init__()
         self.images: list[bytes] = []
         self.image_error: PentimentoError | None = None
-        self.image_calls = 0
+        self.image_calls = self.text_calls = 0
         self.encoder_digest = "sha256:encoder"
 
     async def EmbedText(self, request: embedder_pb.EmbedTextRequest, context: Any) -> embedder_pb.EmbedTextResponse:
+        self.text_calls += 1
         await self.pass_by()
         values = struct.pack("<2f", 1.0, 0.0)
         vectors = [embedder_pb.Embedding(values=values, dimension_count=2) for _ in request.texts]

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 
 from lab.fixtures.cascade import CascadeSuite, running_cascade
 from lab.fixtures.frontdoor_suite import until
-from pentimento.dataplane.events import PlanReceived
+from pentimento.dataplane.events import PlanReceived, ProfilesReceived, SpeedProfile
 from pentimento.dataplane.requests import Phase
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Plan, PoolPlan
@@ -135,6 +135,32 @@ async def test_a_request_that_names_its_model_is_not_foreseen(folder: Path) -> N
 
     assert completed.provenance.model_digest == "sha256:light"
     assert not cascade.discriminator.foresights
+
+
+@pytest.mark.parametrize(
+    ("light_s", "cost_ms", "skipped"),
+    [
+        (2e-6, 0.0, True),  # two steps of a light image, four of a heavy one: as many seconds
+        (1.9e-6, 0.0, False),
+        (1.9e-6, 1.0, True),  # the discriminator takes the workers' processors
+    ],
+)
+async def test_light_stage_that_saves_no_device_seconds_is_skipped(
+    folder: Path, light_s: float, cost_ms: float, skipped: bool
+) -> None:
+    embedder = ChosenEmbedder()
+    async with reading(folder, embedder, cache_cost_ms=cost_ms) as cascade:
+        speeds = (SpeedProfile("light", ((1, light_s),)), SpeedProfile("heavy", ((1, 1e-6),)))
+        cascade.suite.frontdoor.parts.submit(ProfilesReceived(speeds))
+        explanation = await cascade.suite.client.explain(UNNAMED)
+        completed = await cascade.suite.paint(UNNAMED)
+
+    skips = [note for note in completed.provenance.notes if note.startswith("light skipped: it takes 1.")]
+    assert len(skips) == int(skipped)
+    assert explanation.pool == ("heavy" if skipped else "light")
+    assert (len(cascade.light.executed), len(cascade.discriminator.asked)) == ((0, 0) if skipped else (1, 1))
+    assert not cascade.discriminator.foresights
+    assert bool(embedder.text_calls) is not skipped
 
 
 def left_out_count() -> float:

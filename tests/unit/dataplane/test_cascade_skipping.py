@@ -10,11 +10,21 @@ from tests.unit.dataplane.cascades import CASCADE, cascade_driver, planned, rout
 from tests.unit.dataplane.driver import Driver, only
 
 
-def arrive_foreseen(driver: Driver, foreseen: float | None, start: str = "noise") -> list[effects.Effect]:
+def arrive_foreseen(
+    driver: Driver, foreseen: float | None, start: str = "noise", light_price: float = 0.0
+) -> list[effects.Effect]:
     driver.arrive("r1", 1000.0, pool="light", cascade=CASCADE)
     driver.send(events.AcceptPersisted("r1"))
     routed = events.RouteResolved(
-        "r1", "light", "dl", 1.0, start=start, cascade=CASCADE, cascade_name="c", foreseen=foreseen
+        "r1",
+        "light",
+        "dl",
+        1.0,
+        start=start,
+        cascade=CASCADE,
+        cascade_name="c",
+        foreseen=foreseen,
+        light_price=light_price,
     )
     return driver.send(routed)
 
@@ -105,3 +115,14 @@ def test_a_light_picture_of_no_plan_is_left_out_by_the_operators_own_threshold()
         driver.send(events.AcceptPersisted(request_id))
         driver.send(events.RouteResolved(request_id, "light", "light", 1.0, foreseen=foreseen))
         assert driver.dataplane.state.requests[request_id].cascade_stage == stage
+
+
+@pytest.mark.parametrize(
+    ("light_price", "start", "skipped"), [(1.0, "noise", True), (0.9, "noise", False), (1.0, "latent", False)]
+)
+def test_light_stage_as_expensive_as_the_next_is_skipped(light_price: float, start: str, skipped: bool) -> None:
+    driver = cascade_driver()
+
+    routed = arrive_foreseen(driver, None, start, light_price)
+
+    assert (routed == [effects.ResolveRoute("r1", 1)]) is skipped

@@ -31,6 +31,26 @@ def test_only_what_is_sure_to_be_refused_is_left_out(
     assert leaves_out_light(foreseen, bound, threshold) is left_out
 
 
+@pytest.mark.parametrize(
+    ("foreseen", "price", "skipped"),
+    [
+        (0.8, 0.81, True),
+        (0.8, 0.8, True),
+        (0.8, 0.79, False),
+        (1.0, 1.0, True),
+        (None, 1.0, True),  # pays for no prompt
+        (None, 0.99, False),
+        (math.nan, 1.2, True),
+        (0.0, 0.0, False),  # an unknown price says nothing
+    ],
+)
+def test_light_stage_that_costs_more_than_it_saves_is_skipped(
+    foreseen: float | None, price: float, skipped: bool
+) -> None:
+    assert leaves_out_light(foreseen, 0.0, 0.9, price) is skipped
+    assert not leaves_out_light(foreseen, 0.0, None, price)
+
+
 @pytest.mark.parametrize(("own", "planned", "bound"), [(None, 0.3, 0.3), (0.0, 0.3, 0.0), (0.5, 0.3, 0.5)])
 def test_the_operator_s_own_bound_is_before_the_plan_s(own: float | None, planned: float, bound: float) -> None:
     assert skip_bound(own, planned) == bound
