@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.thinned_steps import bridge_steps
 
 
@@ -213,7 +214,8 @@ class Route:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a request. A result is committed only under the newest token."""
+    """One try at a request. A result is committed only under the newest token. Raises InvalidArgument without a request
+    id."""
 
     request_id: str
     attempt_number: int
@@ -221,6 +223,10 @@ class Attempt:
     frontdoor_id: str
     frontdoor_epoch: int
     tenant: str
+
+    def __post_init__(self) -> None:
+        if not self.request_id:
+            raise InvalidArgument.of("request_id", "must not be empty")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ from pentimento.domain.online_quality import ReuseQuality
 from pentimento.domain.requests import RequestState
 from pentimento.domain.retrieval import Neighbour
 
+# More LoRAs, ControlNets or inputs than any deployment allows: a message with more is refused before it is read.
+MOST_PARTS = {"limit": 1024}
+
 
 class CacheMode(Enum):
     OFF = "off"
@@ -70,8 +73,8 @@ class ImageRequest:
     scheduler: str = ""
     eta: float | None = None
     seed: int | None = None
-    loras: tuple[AskedLora, ...] = ()
-    controlnets: tuple[AskedControlNet, ...] = ()
+    loras: tuple[AskedLora, ...] = field(default=(), metadata=MOST_PARTS)
+    controlnets: tuple[AskedControlNet, ...] = field(default=(), metadata=MOST_PARTS)
     init_image: InitImage | None = None
     cache: CacheMode | None = None
     format: ImageFormat | None = None

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pentimento.domain.generation import GenerationSpec
+from pentimento.domain.shapes import fields_of
 
 
 def take_inputs(spec: GenerationSpec) -> tuple[GenerationSpec, dict[str, bytes]]:
@@ -35,25 +36,12 @@ def _mapped(value: Any, place: str, change: Callable[[str, bytes], bytes]) -> An
     if isinstance(value, tuple):
         items = tuple(_mapped(item, f"{place}[{index}]", change) for index, item in enumerate(value))
         return value if all(new is old for new, old in zip(items, value, strict=True)) else items
-    names = _names(type(value))
     changed = {}
-    for name in names:
-        old = getattr(value, name)
+    for field in fields_of(type(value)):
+        old = getattr(value, field.name)
         # Most fields of a spec are numbers and words.
-        if isinstance(old, bytes | tuple) or _names(type(old)):
-            new = _mapped(old, f"{place}.{name}" if place else name, change)
+        if isinstance(old, bytes | tuple) or fields_of(type(old)):
+            new = _mapped(old, f"{place}.{field.name}" if place else field.name, change)
             if new is not old:
-                changed[name] = new
+                changed[field.name] = new
     return dataclasses.replace(value, **changed) if changed else value
-
-
-_NAMES: dict[type, tuple[str, ...]] = {}
-
-
-def _names(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass; none of anything else."""
-    found = _NAMES.get(kind)
-    if found is None:
-        found = tuple(one.name for one in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
-        _NAMES[kind] = found
-    return found

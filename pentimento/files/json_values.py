@@ -7,13 +7,13 @@ NaN differs from itself.
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.shapes import fields_of, is_optional
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return value
     if origin is Annotated:
         return _read_within(arguments[1], _read(arguments[0], value, where), where)
-    if _is_optional(kind):
+    if is_optional(kind):
         return None if value is None else _read(arguments[0], value, where)
     if origin in (tuple, frozenset):
         return origin(_read_items(arguments, value, where))
@@ -93,7 +93,7 @@ def _read_fields(kind: Any, value: Any, where: str) -> Any:
     if lacking := [name for name, (_, is_needed) in declared.items() if is_needed and name not in given]:
         raise InvalidArgument.of(_below(where, lacking[0]), "is missing")
     # One that may be None is left out when it is None, whatever its default.
-    absent = {name: None for name, (hint, _) in declared.items() if name not in given and _is_optional(hint)}
+    absent = {name: None for name, (hint, _) in declared.items() if name not in given and is_optional(hint)}
     return kind(**absent, **{name: _read(declared[name][0], given[name], _below(where, name)) for name in given})
 
 
@@ -132,19 +132,8 @@ def _expect(kind: type[T], value: object, where: str, named: str) -> T:
 
 @cache
 def _fields_of(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return for each field what it is declared to be, and whether it must be there."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {
-        field.name: (
-            hints[field.name],
-            field.default is MISSING and field.default_factory is MISSING and not _is_optional(hints[field.name]),
-        )
-        for field in fields(kind)
-    }
-
-
-def _is_optional(kind: Any) -> bool:
-    return get_origin(kind) in (Union, UnionType) and get_args(kind)[1:] == (NoneType,)
+    """Return for each field its type hint, and whether it must be there."""
+    return {field.name: (field.hint, field.default is None and not field.is_optional) for field in fields_of(kind)}
 
 
 def _below(where: str, name: str) -> str:
