@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
@@ -17,12 +16,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from pentimento.cli.asked_adapters import CONTROLNET_FORM, LORA_FORM, controlnet_of, lora_of, read_image
 from pentimento.cli.calls import ask_frontdoor, frontdoor_client
 from pentimento.cli.connection import connection_options
-from pentimento.cli.contact_sheet import SHEET_FORMS, save_contact_sheet
 from pentimento.cli.durations import duration_ms
 from pentimento.cli.json_output import json_option
 from pentimento.cli.many_pictures import Bars, Outcomes, Wish, paint_all, tell
 from pentimento.cli.numbers import FINITE
-from pentimento.cli.terminal_pictures import PictureProtocol, show_picture, wanted_protocol
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import FromNoise, InitImage, Provenance
 from pentimento.domain.image_request import Accepted, CacheMode, Completed, GenerateEvent, ImageRequest, Routed
@@ -56,16 +53,7 @@ MOST_PX = 2**63 - 1
     help="where pictures go that --output does not name: several as PROMPT-INDEX-SEED.png [the current directory]",
 )
 @click.option(
-    "--contact-sheet", type=click.Path(dir_okay=False, path_type=Path), help="write all pictures as one, small, too"
-)
-@click.option(
     "--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="prompts that are asked for at once"
-)
-@click.option("--show", is_flag=True, help="show pictures and previews in the terminal (kitty, iTerm, sixels)")
-@click.option(
-    "--show-as",
-    type=click.Choice([protocol.value for protocol in PictureProtocol]),
-    help="show them by this protocol, whatever the terminal says of itself",
 )
 @click.option("--negative-prompt", default="", help="what the picture should not show")
 @click.option("--model", default="", help="a name of `pentimento status`; the suite's default otherwise")
@@ -118,24 +106,14 @@ MOST_PX = 2**63 - 1
 def generate(prompts: tuple[str, ...], output: Path | None, as_json: bool, **options: Any) -> None:
     """Paints each PROMPT and saves PNGs that carry their own provenance. Ctrl-C cancels what is under way."""
     prompts = all_prompts(prompts, options["prompts_file"])
-    protocol = shown_by(options)
-    if len(prompts) > 1 or options["count"] not in (None, 1) or options["contact_sheet"] is not None:
+    if len(prompts) > 1 or options["count"] not in (None, 1):
         check_for_many(output, options)
-        paint_many(prompts, options, protocol, as_json=as_json)
+        paint_many(prompts, options, as_json=as_json)
     else:
-        paint_one(prompts[0], output, options, protocol, as_json=as_json)
+        paint_one(prompts[0], output, options, as_json=as_json)
 
 
-def shown_by(options: dict[str, Any]) -> PictureProtocol | None:
-    """Return how pictures are shown, None for not at all."""
-    if options["show_as"] is not None:
-        return PictureProtocol(options["show_as"])
-    return wanted_protocol(os.environ) if options["show"] else None
-
-
-def paint_one(
-    prompt: str, output: Path | None, options: dict[str, Any], protocol: PictureProtocol | None, *, as_json: bool
-) -> None:
+def paint_one(prompt: str, output: Path | None, options: dict[str, Any], *, as_json: bool) -> None:
     """Save and describe the picture of one prompt."""
     request = request_from(prompt, options)
     folder = options["output_dir"]
@@ -148,14 +126,12 @@ def paint_one(
             request, idempotency_key=options["idempotency_key"], preview_interval_steps=options["preview"]
         )
         with closing(events):
-            picture = watch(events, output or folder / "picture.png", quiet=as_json, protocol=protocol)
+            picture = watch(events, output or folder / "picture.png", quiet=as_json)
     saved = picture.save(output or folder / f"picture-{picture.provenance.spec.seed}.png")
     if as_json:
         click.echo(json.dumps({"file": str(saved), **provenance_as_json(picture.provenance)}, ensure_ascii=False))
     else:
         click.echo(summary(saved, picture))
-    if protocol is not None:
-        show_picture(picture.data, protocol)
 
 
 def all_prompts(given: tuple[str, ...], file: Iterable[str] | None) -> tuple[str, ...]:
@@ -170,37 +146,24 @@ def all_prompts(given: tuple[str, ...], file: Iterable[str] | None) -> tuple[str
 
 
 def check_for_many(output: Path | None, options: dict[str, Any]) -> None:
-    """Raise UsageError for what only one picture can have, InvalidArgument for a contact sheet that cannot be made."""
+    """Raise UsageError for options that only one image can have."""
     if output is not None:
         raise click.UsageError("--output is for one picture; several go to --output-dir")
     if options["preview"]:
         raise click.UsageError("--preview is for one picture")
-    if (sheet := options["contact_sheet"]) is not None:
-        if sheet.suffix.lower() not in SHEET_FORMS:
-            raise InvalidArgument.of("contact-sheet", f"must end in one of {', '.join(SHEET_FORMS)}, got {sheet.name}")
-        check_folder("contact-sheet", sheet)
 
 
-def paint_many(
-    prompts: Sequence[str], options: dict[str, Any], protocol: PictureProtocol | None, *, as_json: bool
-) -> None:
+def paint_many(prompts: Sequence[str], options: dict[str, Any], *, as_json: bool) -> None:
     """Save and describe the pictures of all prompts. Exits with 1 where one failed; the others are there."""
     wishes = wishes_of(prompts, options)
     options["output_dir"].mkdir(parents=True, exist_ok=True)
-    are_shown = options["contact_sheet"] is not None or protocol is not None
-    outcomes = Outcomes(options["output_dir"], keeps_data=are_shown)
+    outcomes = Outcomes(options["output_dir"])
     try:
         with Bars(sum(wish.count for wish in wishes), quiet=as_json) as bars:
             ask_frontdoor(options, lambda client: paint_all(client, wishes, options["parallel"], outcomes, bars))
     finally:
         # Also of what an interrupt or a full disk ended: hundreds of pictures may be there.
         tell(wishes, outcomes, summary, as_json=as_json)
-    painted = outcomes.in_order(wishes)
-    if options["contact_sheet"] is not None and any(painted):
-        save_contact_sheet(painted, options["contact_sheet"], wishes[0].count if wishes[0].count > 1 else 0)
-    for picture in painted if protocol is not None else ():
-        if picture is not None and protocol is not None:
-            show_picture(picture.data, protocol)
     if outcomes.errors:
         sys.exit(1)
 
@@ -279,14 +242,8 @@ def deadline_ms(seconds: float | None) -> int | None:
     return math.ceil(seconds * 1000)
 
 
-def watch(
-    events: Generator[GenerateEvent, None, None],
-    output: Path,
-    *,
-    quiet: bool,
-    protocol: PictureProtocol | None = None,
-) -> Picture:
-    """Shows the progress on stderr, where that is a terminal, until the picture is there; previews by `protocol`."""
+def watch(events: Generator[GenerateEvent, None, None], output: Path, *, quiet: bool) -> Picture:
+    """Show the progress on stderr, where that is a terminal, until the image is there."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
@@ -302,8 +259,6 @@ def watch(
                 case StepsDone():
                     bar.update(task, completed=event.step, total=event.step_count)
                     save_preview(event.preview, output)
-                    if event.preview and protocol is not None:
-                        show_picture(event.preview, protocol)
                 case Completed():
                     picture = Picture.of(event)
     if picture is None:

@@ -40,11 +40,10 @@ class Wish:
 
 @dataclass
 class Outcomes:
-    """What became of wishes: files and pictures, or errors, by (number of the prompt, index of the picture).
-    `keeps_data`: the pictures have their data, too, and not the files alone: thousands are more than memory holds."""
+    """Files and images of wishes, or errors, by (number of the prompt, index of the image). The images have no data
+    here: thousands are more than memory holds."""
 
     directory: Path
-    keeps_data: bool = False
     files: dict[tuple[int, int], Path] = field(default_factory=dict)
     pictures: dict[tuple[int, int], Picture] = field(default_factory=dict)
     errors: dict[tuple[int, int], PentimentoError] = field(default_factory=dict)
@@ -55,7 +54,7 @@ class Outcomes:
             place, picture = (wish.number, event.image_index), Picture.of(event)
             name = f"{wish.number:03}-{event.image_index}-{picture.provenance.spec.seed}.png"
             self.files[place] = picture.save(self.directory / name)
-            self.pictures[place] = picture if self.keeps_data else replace(picture, data=b"")
+            self.pictures[place] = replace(picture, data=b"")
         elif isinstance(event, PictureFailed):
             self.errors[wish.number, event.image_index] = event.error
 
@@ -64,10 +63,6 @@ class Outcomes:
         for index in range(wish.count):
             if (wish.number, index) not in self.pictures:
                 self.errors.setdefault((wish.number, index), error)
-
-    def in_order(self, wishes: Sequence[Wish]) -> list[Picture | None]:
-        """Return the pictures prompt by prompt, None for those that failed."""
-        return [self.pictures.get((wish.number, index)) for wish in wishes for index in range(wish.count)]
 
 
 class Bars:

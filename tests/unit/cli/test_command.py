@@ -251,15 +251,11 @@ def test_a_full_disk_behind_the_output_is_one_line() -> None:
     assert (done.returncode, done.stderr) == (1, "pentimento: No space left on device\n")
 
 
-@pytest.mark.parametrize(
-    ("option", "file"),
-    [("--output", "none/a.png"), ("--contact-sheet", "none/a.png"), ("--contact-sheet", "a.bmp.zip")],
-)
-def test_a_picture_that_could_not_be_saved_is_not_painted(option: str, file: str, tmp_path: Path) -> None:
-    done = run("generate", "a red circle", option, file, "--address", "unix:/nobody", cwd=tmp_path)
+def test_a_picture_that_could_not_be_saved_is_not_painted(tmp_path: Path) -> None:
+    done = run("generate", "a red circle", "--output", "none/a.png", "--address", "unix:/nobody", cwd=tmp_path)
 
     assert done.returncode == 1
-    assert done.stderr.startswith(f"pentimento: {option.removeprefix('--')}: must ")
+    assert done.stderr.startswith("pentimento: output: must ")
 
 
 @pytest.mark.parametrize("command", [("generate",), ("jobs", "submit")])

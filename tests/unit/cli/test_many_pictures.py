@@ -1,7 +1,6 @@
-"""`pentimento generate` for many prompts: what is asked for, saved, told and shown."""
+"""`pentimento generate` for many prompts: what is asked for, saved and reported."""
 
 import asyncio
-import base64
 import errno
 import io
 import json
@@ -17,10 +16,8 @@ from click.testing import CliRunner
 from PIL import Image
 
 from pentimento.cli import cli
-from pentimento.cli.contact_sheet import save_contact_sheet
 from pentimento.cli.generate import all_prompts, summary
 from pentimento.cli.many_pictures import Bars, Outcomes, Wish, paint_all, tell
-from pentimento.cli.terminal_pictures import PictureProtocol, escape_of, protocol_of
 from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError, ResourceExhausted
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import (
@@ -162,8 +159,8 @@ async def test_pictures_are_saved_by_prompt_index_and_seed(tmp_path: Path) -> No
     outcomes = await painted(tmp_path, [TWO_OF_A, B], a=a, b=[completed(0, 5)])
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["001-0-7.png", "001-1-8.png", "002-0-5.png"]
-    seeds = [picture.provenance.spec.seed if picture else None for picture in outcomes.in_order([TWO_OF_A, B])]
-    assert seeds == [7, 8, 5]
+    seeds = {place: picture.provenance.spec.seed for place, picture in outcomes.pictures.items()}
+    assert seeds == {(1, 0): 7, (1, 1): 8, (2, 0): 5}
 
 
 async def test_what_fails_is_told_and_stops_nobody_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,57 +215,13 @@ def test_which_of_many_prompts_is_no_text_is_told() -> None:
         (["a", "--count", "2", "-o", "x.png"], "--output is for one picture"),
         (["a", "b", "--preview", "3"], "--preview is for one picture"),
         (["a", "b", "--mask", __file__], "--mask says where --init-image is painted over"),
-        (["a", "--show"], "--show: this terminal is not known to show pictures"),
     ],
 )
 def test_what_does_not_go_together_is_said(arguments: list[str], wrong: str) -> None:
-    environment = {"TERM": "dumb", "TERM_PROGRAM": "", "KITTY_WINDOW_ID": ""}
-    done = CliRunner().invoke(cli, ["generate", "--address", "unix:/nobody", *arguments], env=environment)
+    done = CliRunner().invoke(cli, ["generate", "--address", "unix:/nobody", *arguments])
 
     assert done.exit_code == 2
     assert wrong in re.sub(r"\s+", " ", done.output)
-
-
-def test_a_contact_sheet_has_a_cell_for_each_and_leaves_those_of_missing_ones_empty(tmp_path: Path) -> None:
-    red, blue = Picture.of(completed(0, 1)), Picture.of(completed(0, 1, "blue"))
-
-    save_contact_sheet([red, None, blue], tmp_path / "sheet.png", column_count=2)
-
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        assert sheet.size == (8 + 2 * 264, 8 + 2 * 264)
-        middles = [sheet.getpixel((8 + 128 + column * 264, 8 + 128 + row * 264)) for row in (0, 1) for column in (0, 1)]
-    assert middles == [(255, 0, 0), (255, 255, 255), (0, 0, 255), (255, 255, 255)]
-
-
-@pytest.mark.parametrize(
-    ("environment", "protocol"),
-    [
-        ({"TERM": "xterm-kitty"}, PictureProtocol.KITTY),
-        ({"KITTY_WINDOW_ID": "1"}, PictureProtocol.KITTY),
-        ({"TERM": "xterm-ghostty"}, PictureProtocol.KITTY),
-        ({"TERM_PROGRAM": "iTerm.app"}, PictureProtocol.ITERM),
-        ({"TERM_PROGRAM": "WezTerm", "TERM": "xterm-256color"}, PictureProtocol.ITERM),
-        ({"TERM": "xterm-256color"}, None),
-        ({}, None),
-    ],
-)
-def test_terminals_that_show_pictures_are_known(environment: dict[str, str], protocol: PictureProtocol | None) -> None:
-    assert protocol_of(environment) is protocol
-
-
-def test_kitty_is_told_in_chunks_that_say_whether_more_follow() -> None:
-    data = bytes(range(256)) * 20
-
-    commands = re.findall("\x1b_G(.*?);(.*?)\x1b\\\\", escape_of(data, PictureProtocol.KITTY))
-
-    assert [keys for keys, _ in commands] == ["a=T,f=100,m=1", "m=0"]
-    assert base64.b64decode("".join(chunk for _, chunk in commands)) == data
-
-
-def test_iterm_is_told_in_one_line() -> None:
-    told = escape_of(b"png", PictureProtocol.ITERM)
-
-    assert told == "\x1b]1337;File=inline=1;size=3;preserveAspectRatio=1:cG5n\a"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
