@@ -34,7 +34,14 @@ from lab.simulator.cache import CacheSettings
 from lab.simulator.scenario_file import read_scenario
 from lab.workloads import SloClass, Workload, poisson
 from pentimento.domain.image_request import CacheMode
-from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS
+from pentimento.policies.cache_selection import (
+    NIRVANA_LATENT_THRESHOLDS,
+    RENOISED_SHARE,
+    RETAKEN_SHARE,
+    SelectionRules,
+    renoising_of,
+    skipped_steps,
+)
 from pentimento.policies.serving.policy import CacheUse
 from pentimento.supervisor.local import LocalSuite
 from zoo.registry import WEIGHTS
@@ -71,7 +78,16 @@ RATE = 4.0
 SLO_S = 60.0
 CALIBRATION_COUNT = 200
 SIMULATIONS = 5
-KINDS = (0, *(int(rule.saved_share * STEPS + 1e-9) for rule in NIRVANA_LATENT_THRESHOLDS))
+# As the gateway's defaults: another seed's latent is noised again.
+RULES = SelectionRules(renoised_share=RENOISED_SHARE, retaken_share=RETAKEN_SHARE)
+# The steps that each K saves.
+KINDS = (
+    0,
+    *(
+        step - renoising_of(step, RULES).retaken_steps
+        for step in (skipped_steps(rule, STEPS) for rule in NIRVANA_LATENT_THRESHOLDS)
+    ),
+)
 
 
 def log_of(count: int, seed: int) -> Workload:
@@ -96,7 +112,7 @@ def scenario_of(folder: Path, fleet: Path) -> Scenario:
     path.write_text(SCENARIO.format(fleet=fleet))
     known = read_scenario(path).scenarios[0]
     policy = replace(known.policy, cache=CacheUse.LATENTS, cache_hits=False)
-    return replace(known, policy=policy, cache=CacheSettings(capacity=10**9))
+    return replace(known, policy=policy, cache=CacheSettings(capacity=10**9, rules=RULES))
 
 
 def starts_of(records: Sequence[RequestRecord]) -> list[int]:

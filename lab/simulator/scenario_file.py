@@ -248,6 +248,8 @@ def _cache(table: TomlTable | None) -> CacheSettings:
     rules = SelectionRules(
         latents=_thresholds(table.table("latents"), default.rules.latents),
         images=_thresholds(table.table("images"), default.rules.images),
+        renoised_share=table.number("renoised_share", default.rules.renoised_share, maximum=1.0),
+        retaken_share=table.number("retaken_share", default.rules.retaken_share, maximum=1.0),
     )
     eviction = table.text("eviction", default.eviction)
     if eviction and eviction not in EVICTION_NAMES:

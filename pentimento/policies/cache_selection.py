@@ -47,6 +47,11 @@ NEAREST_COUNT = 4
 MOST_SEARCHED_COUNT = 64
 
 
+# The gateway's defaults. SelectionRules alone resumes entries as they are stored, as the papers do.
+RENOISED_SHARE = 1.0
+RETAKEN_SHARE = 0.2
+
+
 @dataclass(frozen=True)
 class SelectionRules:
     """The similarities from which on latents and images may be reused; an empty table switches that kind off.

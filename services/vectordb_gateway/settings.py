@@ -5,7 +5,14 @@ from enum import Enum
 from pathlib import Path
 
 from pentimento.policies.cache_quota import CacheLimits
-from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, Threshold, Thresholds
+from pentimento.policies.cache_selection import (
+    NIRVANA_LATENT_THRESHOLDS,
+    RENOISED_SHARE,
+    RETAKEN_SHARE,
+    SelectionRules,
+    Threshold,
+    Thresholds,
+)
 from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.policies.selector_profiles import ReuseKind, read_selector_profiles
@@ -87,14 +94,14 @@ class SelectionSettings:
         0.0, help="share of lookups that are misses whatever the cache has, for diversity", minimum=0, maximum=1
     )
     renoised_share: float = setting(
-        1.0,
+        RENOISED_SHARE,
         help="share of its K steps by which a start of another seed's image is noised again, by the request's seed, so "
         "that images from one entry differ; 0: those from one latent are the same image",
         minimum=0,
         maximum=1,
     )
     retaken_share: float = setting(
-        0.2,
+        RETAKEN_SHARE,
         help="share of its K steps, one at least, that lead such a start back to step K and are not saved; 1: all that "
         "were noised again are taken",
         minimum=0,

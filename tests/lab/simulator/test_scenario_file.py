@@ -255,6 +255,14 @@ def test_the_rule_of_eviction_is_the_file_s_or_the_command_line_s(scenario: Path
     assert {one.cache.eviction for one in read_scenario(scenario, eviction="aged").scenarios} == {"aged"}
 
 
+def test_scenario_cache_states_how_latents_are_noised_again(scenario: Path) -> None:
+    scenario.write_text(SCENARIO + "[cache]\nrenoised_share = 1.0\nretaken_share = 0.2\n")
+
+    rules = {one.cache.rules for one in read_scenario(scenario).scenarios}
+
+    assert {(one.renoised_share, one.retaken_share) for one in rules} == {(1.0, 0.2)}
+
+
 def test_an_unknown_rule_of_eviction_is_named_with_file_and_line(scenario: Path) -> None:
     scenario.write_text(SCENARIO + '[cache]\neviction = "random"\n')
 
