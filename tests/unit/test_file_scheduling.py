@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from tests.conftest import pytest_sessionfinish
 from tests.file_scheduling import ByFile
 from tests.started_processes import runs
 
@@ -141,3 +142,22 @@ def test_run_ends_after_process_was_killed(tmp_path: Path, seed: int) -> None:
     with suppress(psutil.NoSuchProcess):
         child = psutil.Process(int((tmp_path / "child").read_text()))
         assert not runs(child), "a child of the killed process goes on"
+
+
+@pytest.mark.parametrize(("count", "status"), [(3, pytest.ExitCode.TESTS_FAILED), (2, pytest.ExitCode.OK)])
+def test_sessionfinish_with_tests_that_never_ran_fails(count: int, status: pytest.ExitCode) -> None:
+    scheduling = ByFile(
+        SimpleNamespace(getvalue=lambda name: ["popen"], option=SimpleNamespace(loadscopereorder=False))
+    )
+    process = ModelProcess([f"f{file}.py::t0" for file in range(count)])
+    scheduling.add_node(process)
+    scheduling.add_node_collection(process, process.tests)
+    scheduling.schedule()
+    for at in range(2):
+        scheduling.mark_test_complete(process, at)
+    plugins = SimpleNamespace(getplugin=lambda name: SimpleNamespace(sched=scheduling))
+    session = SimpleNamespace(config=SimpleNamespace(pluginmanager=plugins), exitstatus=pytest.ExitCode.OK)
+
+    pytest_sessionfinish(session)  # type: ignore[arg-type]
+
+    assert session.exitstatus is status
