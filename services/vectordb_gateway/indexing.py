@@ -10,7 +10,7 @@ from typing import TypeVar
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EntryVectors
-from pentimento.stores.vectors import RestorableIndex, VectorIndex, VectorPoint
+from pentimento.stores.vectors import VectorIndex, VectorPoint
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.index_differences import index_differences
@@ -123,13 +123,11 @@ class Indexing:
             pass
 
     def reconcile(self) -> None:
-        """Make up for an index that was lost, replaced or restored: compare ids, both ways."""
+        """Make up for an index that was lost or replaced: compare ids, both ways."""
         if not self._guard.bound:
             return
         starts_count = self._index.starts_count
         self._guard.prepare_again()
-        if isinstance(self._index, RestorableIndex) and self._index.is_restored:
-            self._renew(self._index)
         # Without the lock: a million entries take seconds, and commits go on.
         for differences in index_differences(self._ledger, self._index):
             self._mark_missing(differences.missing)
@@ -140,12 +138,6 @@ class Indexing:
         """Let go of the threads."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._reader.shutdown(wait=True, cancel_futures=True)
-
-    def _renew(self, restored: RestorableIndex) -> None:
-        """Have every point written again: ids alone do not tell that one has a key which its entry lost since."""
-        for batch in batches(self._ledger.entry_ids(), _BATCH_COUNT):
-            self._ledger.mark_unindexed(batch).result()
-        restored.note_renewed()
 
     def _remove_batch(self) -> bool:
         """Return whether there was anything to take out."""

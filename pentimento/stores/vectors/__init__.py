@@ -6,7 +6,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.vectors.index import (
     AwaitedSearches,
-    RestorableIndex,
     Space,
     VectorIndex,
     VectorMatch,
@@ -18,7 +17,6 @@ from pentimento.stores.vectors.index_building import IndexBuilding
 __all__ = [
     "AwaitedSearches",
     "IndexBuilding",
-    "RestorableIndex",
     "Space",
     "VectorIndex",
     "VectorMatch",

@@ -23,7 +23,6 @@ from pentimento.stores.vectors.rebuild import OnPhase, Rebuild
 from pentimento.stores.vectors.rebuild_schedule import RebuildSchedule
 from pentimento.stores.vectors.serving_shard import ServingShard, batches
 from pentimento.stores.vectors.shard_process import DEFAULT_TIMING, ShardProcess, ShardTiming, without_error
-from pentimento.stores.vectors.snapshots import SnapshotManifest, take_snapshot
 from pentimento.stores.vectors.unit_vectors import check_vector
 
 logger = logging.getLogger(__name__)
@@ -79,22 +78,6 @@ class EdgeVectorIndex:
     def schedule(self) -> RebuildSchedule | None:
         """What builds the index anew, once there is one."""
         return self._schedule
-
-    @property
-    def is_restored(self) -> bool:
-        """Whether the points are those of a snapshot."""
-        return self._serving is not None and self._serving.generation.restored
-
-    def note_renewed(self) -> None:
-        """Take the points for the ledger's own from here on, whoever writes them again. Raises StoreUnavailable."""
-        with self._lock:
-            serving, generations = self._serving, self._generations
-        if serving is None or generations is None:
-            raise StoreUnavailable("vector index", "it is closed")
-        try:
-            serving.note_renewed(generations.publish)
-        except OSError as error:
-            raise StoreUnavailable("vector index", error.strerror or type(error).__name__) from error
 
     def prepare(self, dimension_count: int) -> None:
         """Start the child and open the index. Raises SchemaMismatch when it holds vectors of another size."""
@@ -163,12 +146,6 @@ class EdgeVectorIndex:
         if self._closed:
             # Ids that are not told any more must not look like points that are not there.
             raise StoreUnavailable("vector index", "it is closed")
-
-    def snapshot(self, target: Path) -> SnapshotManifest:
-        """Take a snapshot into a new directory, as `take_snapshot` does. Raises SchemaMismatch before `prepare`."""
-        if self._serving is None:
-            raise SchemaMismatch("vector index", "it was not prepared for any vector size")
-        return take_snapshot(self._serving, self._dimension_count, target, self._timing)
 
     def close(self) -> None:
         """End the child, which flushes first, and a build that is under way."""

@@ -2,8 +2,7 @@
 
     <directory>/v1-d512             the first one
     <directory>/v1-d512.g000002     one that was built later
-    <directory>/v1-d512.current     which of them serves, how many points it had, whether it was restored: JSON,
-                                    replaced in one rename
+    <directory>/v1-d512.current     which of them serves, how many points it had: JSON, replaced in one rename
     <directory>/v1-d512.lock        held by the process that the index belongs to
 
 A directory that `current` does not name is a leftover, unless it is the last one that was put aside as unreadable.
@@ -38,12 +37,10 @@ UNREADABLE = ".unreadable-"
 
 @dataclass(frozen=True)
 class Generation:
-    """A directory of the index, and how many points it had when its graph was built (0: never). `restored`: it is a
-    snapshot, whose points may have keys that their entries lost since."""
+    """A directory of the index, and how many points it had when its graph was built (0: never)."""
 
     path: Path
     built_count: int = 0
-    restored: bool = False
 
 
 class Generations:
@@ -81,7 +78,6 @@ class Generations:
         try:
             found = json.loads(self._pointer.read_text())
             name, built_count = str(found["directory"]), int(found["built_count"])
-            restored = found.get("restored", False) is True
         except FileNotFoundError:
             return Generation(self._directory / self._name)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -90,7 +86,7 @@ class Generations:
         if not re.fullmatch(rf"{re.escape(self._name)}(\.g\d+)?", name):
             logger.error("the index that should serve has no name of ours; it is filled anew")
             return Generation(self._directory / self._name)
-        return Generation(self._directory / name, built_count, restored)
+        return Generation(self._directory / name, built_count)
 
     def following(self) -> Path:
         """Return the path of the next one; nothing is there."""
@@ -100,8 +96,7 @@ class Generations:
 
     def publish(self, generation: Generation) -> None:
         """Make a generation the one that serves, durably, in one rename. Raises OSError: nothing has changed then."""
-        told = {"built_count": generation.built_count, "restored": generation.restored}
-        words = json.dumps({"directory": generation.path.name, **told})
+        words = json.dumps({"directory": generation.path.name, "built_count": generation.built_count})
         fresh = self._pointer.with_suffix(".current-new")
         with fresh.open("w") as file:
             file.write(words)
@@ -144,6 +139,20 @@ class Generations:
         if others := found - {self._name}:
             wanted = self._name.removeprefix(f"{_FORMAT}-d")
             raise SchemaMismatch(_STORE, f"it holds {min(others)}, not vectors of {wanted} dimensions")
+
+
+def empty_index(directory: Path, dimension_count: int, timeout_s: float = 20.0) -> None:
+    """Discard every point of the index, so that it is filled again from the ledger.
+
+    Raises StoreUnavailable while another process has the index open, SchemaMismatch, OSError.
+    """
+    generations = Generations(directory, dimension_count)
+    generations.hold(timeout_s)
+    try:
+        generations.publish(Generation(generations.following()))
+        generations.clean()
+    finally:
+        generations.release()
 
 
 def _locked(lock: IO[str]) -> bool:

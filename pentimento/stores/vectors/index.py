@@ -112,20 +112,6 @@ class AwaitedSearches(Protocol):
         keeps the time. Raises StoreUnavailable."""
 
 
-@runtime_checkable
-class RestorableIndex(Protocol):
-    """What an index may offer besides: to know that it is a snapshot which was put back, so that its points may have
-    keys that their entries have lost since."""
-
-    @property
-    def is_restored(self) -> bool:
-        """Whether that is so."""
-
-    def note_renewed(self) -> None:
-        """Let it be so no longer: every point will be written again. Changes state, durably. Raises
-        StoreUnavailable."""
-
-
 def ids_between(entry_ids: Sequence[str], after: str, until: str | None) -> Sequence[str]:
     """Return those of ascending ids that are above `after`, and not above `until` unless that is None."""
     end = len(entry_ids) if until is None else bisect_right(entry_ids, until)

@@ -95,7 +95,7 @@ class Rebuild:
         with self._serving.writes_held() as last:
             copy_changed(self._serving, successor, last)
             points_count = self._compared(successor)
-            generation = Generation(self._path, built_count, self._serving.generation.restored)
+            generation = Generation(self._path, built_count)
             self._on_phase("swap")
             self._generations.publish(generation)
             counts = IndexCounts(points_count, caught_up_count + len(last))

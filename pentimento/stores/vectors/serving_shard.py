@@ -1,9 +1,8 @@
 """The shard that serves, who writes to it, and what was written since a copy of it began."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from pentimento.stores.errors import StoreUnavailable
@@ -94,13 +93,6 @@ class ServingShard:
         """Hold writes back, and give the entries that are still noted. Searches go on."""
         with self._writing:
             yield self._take()
-
-    def note_renewed(self, publish: Callable[[Generation], None]) -> None:
-        """Publish that the points are no longer those of a snapshot. Raises OSError."""
-        with self._writing:
-            generation = replace(self.generation, restored=False)
-            publish(generation)
-            self.generation = generation
 
     def replace(self, process: ShardProcess, generation: Generation, counts: IndexCounts) -> ShardProcess:
         """Serve from another process from the next call on; return the one before. Only while writes are held."""

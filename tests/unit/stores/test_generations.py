@@ -21,7 +21,7 @@ def generations(tmp_path: Path) -> Iterator[Generations]:
 def test_the_first_one_serves_until_another_is_published(tmp_path: Path, generations: Generations) -> None:
     assert generations.current() == Generation(tmp_path / "v1-d8", 0)
 
-    built = Generation(generations.following(), 1234, restored=True)
+    built = Generation(generations.following(), 1234)
     generations.publish(built)
 
     assert generations.current() == built
@@ -104,5 +104,5 @@ def test_the_pointer_is_whole_or_the_old_one(tmp_path: Path, generations: Genera
     with pytest.raises(OSError):
         generations.publish(Generation(tmp_path / "v1-d8.g000003", 2))
 
-    told = {"directory": "v1-d8.g000002", "built_count": 1, "restored": False}
+    told = {"directory": "v1-d8.g000002", "built_count": 1}
     assert json.loads((tmp_path / "v1-d8.current").read_text()) == told
