@@ -68,7 +68,7 @@ SETTINGS = (
 # The headings of those that several processes have.
 SHARED_METRICS = {
     "pentimento.rpc.meter": "All processes",
-    "pentimento.tensors.metrics": "Processes that send or take tensors",
+    "pentimento.tensors.metrics": "Processes that exchange tensors",
 }
 METRICS = (
     "pentimento.rpc.meter",
@@ -213,10 +213,9 @@ def settings_page() -> str:
         "# Settings",
         "",
         "A setting is a flag (`--queue-limit 64`), an environment variable, or a key of a TOML file "
-        "(`PENTIMENTO_CONFIG=FILE` or `--config FILE`). A flag wins over a variable, a variable over the file, the "
-        "file over the default. `PENTIMENTO_COMMON_…` and the table `[common]` speak to every process. A name that "
-        "does not exist or a wrong value stops the start with one line. A setting that is true or false is switched on "
-        "by its flag and off by `--no-…`; in a variable or a file it is `true` or `false`.",
+        "(`PENTIMENTO_CONFIG=FILE` or `--config FILE`), in this order of precedence. `PENTIMENTO_COMMON_…` and the "
+        "table `[common]` apply to every process. An unknown name or a wrong value stops the start with one line. A "
+        "boolean is `--NAME` or `--no-NAME` as a flag, `true` or `false` elsewhere. Units are in the names.",
         "",
     ]
     sections = [(section, command, settings_of(where)) for section, command, where in SETTINGS]
@@ -245,26 +244,27 @@ def setting_table(settings: Sequence[Setting], section: str) -> Iterator[str]:
 
 
 def kind_of(one: Setting) -> str:
-    """Return what a setting's value may be, with its limits."""
-    least = "" if one.minimum is None else f" ≥ {number(one.minimum)}"
-    most = "" if one.maximum is None else f" ≤ {number(one.maximum)}"
-    return f"{kind_name(one.kind)}{least}{most}"
+    """Return a setting's type and range, such as `integer 1–64`."""
+    low, high = (None if bound is None else number(bound) for bound in (one.minimum, one.maximum))
+    if low is None and high is None:
+        return kind_name(one.kind)
+    return f"{kind_name(one.kind)} {f'≤{high}' if low is None else f'≥{low}' if high is None else f'{low}–{high}'}"
 
 
 def number(value: float) -> str:
     """Return a limit without an exponent."""
-    return f"{value:,.0f}".replace(",", " ") if value == int(value) else f"{value:g}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
 def kind_name(kind: Any) -> str:
     """Return a type in words."""
     if get_origin(kind) is tuple:
-        return f"list of {kind_name(get_args(kind)[0])}"
+        return f"{kind_name(get_args(kind)[0])} list"
     if isinstance(kind, types.UnionType):
         return kind_name(next(part for part in get_args(kind) if part is not type(None)))
     if issubclass(kind, Enum):
         return ", ".join(f"`{member.value}`" for member in kind)
-    return {str: "text", Path: "path", bool: "true or false", int: "whole number", float: "number"}[kind]
+    return {str: "text", Path: "path", bool: "boolean", int: "integer", float: "number"}[kind]
 
 
 def default_of(one: Setting) -> str:
@@ -285,8 +285,8 @@ def metrics_page() -> str:
         HEAD,
         "# Metrics",
         "",
-        "Each process serves them at `/metrics` in the Prometheus form (`--metrics-listen`). No label holds a prompt, "
-        "a user or a tenant. [What to alert on](../runbook.md#what-to-alert-on) says which matter first.",
+        "Each process serves Prometheus metrics at `/metrics` (`--metrics-listen`). No label holds a prompt, a user or "
+        "a tenant. [Alerts](../runbook.md#what-to-alert-on).",
         "",
     ]
     known: set[str] = set()
@@ -323,8 +323,8 @@ def reasons_page() -> str:
         HEAD,
         "# Reasons",
         "",
-        "Reasons that one process gives and another acts on. They are the `reason` of google.rpc's ErrorInfo, and of a "
-        "request's end. [The runbook](../runbook.md) has those that are for people alone.",
+        "Reasons of errors (`reason` of google.rpc's ErrorInfo) and ended requests that a program can act on. "
+        "[The runbook](../runbook.md) has the others.",
         "",
         "| reason | meaning | what to do |",
         "| --- | --- | --- |",

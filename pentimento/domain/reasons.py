@@ -17,142 +17,142 @@ class Reason(StrEnum):
 
     ANCESTOR_GONE = (
         "ANCESTOR_GONE",
-        "the latent or image that a replayed picture started from is not kept any more, or is not what it was",
-        "nothing brings it back; a picture that starts from noise can be replayed for as long as its request is known",
+        "the latent or image that the replayed image started from is deleted or changed",
+        "none; images from noise can be replayed while their request is known",
     )
     ATTEMPT_GONE = (
         "ATTEMPT_GONE",
-        "the worker does not hold that attempt (any more)",
-        "nothing: the frontdoor runs the request again",
+        "the worker does not hold that attempt (any longer)",
+        "none: the frontdoor runs the request again",
     )
     BAD_LORA = (
         "BAD_LORA",
-        "the file of a LoRA of the request is unsound, or another one by now",
-        "name another LoRA; upload it again, or mend its file and start the worker anew",
+        "a LoRA's file is damaged or was replaced",
+        "use another LoRA; upload it again, or repair the file and restart the worker",
     )
     CLIENT_LEFT = (
         "CLIENT_LEFT",
-        "the request was cancelled because the connection of its client broke",
-        "ask again, under a new idempotency key; the SDK does so by itself",
+        "the request was cancelled because its client's connection broke",
+        "retry with a new idempotency key; the SDK does",
     )
     CONTROLNET_FULL = (
         "CONTROLNET_FULL",
-        "every replica of a ControlNet of the request is full now",
-        "nothing: the frontdoor runs the request again until its deadline; where it stays, add ControlNet replicas",
+        "every replica of a ControlNet is full",
+        "none: the frontdoor retries until the deadline; add ControlNet replicas if it persists",
     )
     CONTROLNET_LOST = (
         "CONTROLNET_LOST",
-        "no replica serves a ControlNet of the request now; the picture is not painted without it",
-        "look at the ControlNet replicas; ask again once one is there",
+        "no replica serves a ControlNet of the request; the image is not generated without it",
+        "check the ControlNet replicas, then retry",
     )
     DEVICE_OUT_OF_MEMORY = (
         "DEVICE_OUT_OF_MEMORY",
-        "the device had no memory for the picture",
-        "nothing at first: the frontdoor tries another worker; where it stays, ask for smaller pictures",
+        "the device had no memory for the image",
+        "none at first: the frontdoor tries another worker; request smaller images if it persists",
     )
     DRAINING = (
         "DRAINING",
         "the process is stopping and takes nothing new",
-        "call again after the time that RetryInfo names, or another replica",
+        "retry after RetryInfo's time, or call another replica",
     )
     EFFECT_FAILED = (
         "EFFECT_FAILED",
         "a defect of the frontdoor ended the request",
-        "look at the frontdoor's log; asking again may help",
+        "see the frontdoor's log; a retry may help",
     )
     INPUT_UNAVAILABLE = (
         "INPUT_UNAVAILABLE",
-        "an image that the request came with, or what a replay starts from, cannot be read now",
-        "look at the object store; ask again once it is there",
+        "an input image, or the start of a replay, cannot be read now",
+        "check the object store, then retry",
     )
     LORA_MISMATCH = (
         "LORA_MISMATCH",
-        "a LoRA of the request changes layers that the model does not have",
-        "name one that was made for the model",
+        "a LoRA changes layers that the model does not have",
+        "use one made for the model",
     )
     MESSAGE_TOO_LARGE = (
         "MESSAGE_TOO_LARGE",
-        "the message, or the body over HTTP, is larger than its call takes; or the image than its client receives",
-        "coming again does not help: send a smaller image; receive a larger one by Attach with max_message_bytes",
+        "the message or HTTP body exceeds its limit, or the image that of its client",
+        "do not retry: send a smaller image; receive a larger one by Attach with max_message_bytes",
     )
     NO_IMAGE_TOWER = (
         "NO_IMAGE_TOWER",
-        "the encoder embeds texts alone; pictures are neither kept for reuse nor compared",
-        "nothing, or serve a CLIP directory as the encoder",
+        "the encoder embeds texts only; images are neither stored for reuse nor compared",
+        "none, or serve a CLIP directory",
     )
     POOL_NOT_ALLOWED = (
         "POOL_NOT_ALLOWED",
-        "the tenant may not use the pool that paints with the model that the request names",
-        "name another model; an operator changes the tenant's pools by `pentimento tenant set`",
+        "the tenant may not use the pool of the requested model",
+        "request another model; an operator changes pools with `pentimento tenant set`",
     )
     PREDICTED_LATE = (
         "PREDICTED_LATE",
         "the request would miss its deadline",
-        "give a later deadline, or call again after the time that RetryInfo names; add workers where it stays",
+        "use a later deadline, or retry after RetryInfo's time; add workers if it persists",
     )
     PROFILE_MISSING = (
         "PROFILE_MISSING",
-        "nobody has measured what a model costs on the devices that are there, so the policy cannot plan with it",
-        "measure it with `pentimento bench profile`, and start with `--profile FILE` or register it with the model;"
-        " until then the workers keep the models that they hold",
+        "a model has no measured cost on the available devices, so the policy cannot plan it",
+        "measure it with `pentimento bench profile`, then start with `--profile FILE` or "
+        "register it with the model; workers keep their models until then",
     )
     REPLICA_ADDRESS_TAKEN = (
         "REPLICA_ADDRESS_TAKEN",
-        "another live replica, which started later, advertises the same address",
-        "give each replica an address of its own: no `advertise_address` in containers, where the host's name is taken",
+        "a live replica that started later advertises the same address",
+        "give each replica its own address; in containers leave `advertise_address` empty",
     )
     REPLICA_SUPERSEDED = (
         "REPLICA_SUPERSEDED",
         "a later start of the same instance id is live",
-        "nothing after a restart; where both are to run, give each an instance id of its own (`{hostname}` in it)",
+        "none after a restart; otherwise give each its own instance id (`{hostname}`)",
     )
     REQUEST_ELSEWHERE = (
         "REQUEST_ELSEWHERE",
         "another frontdoor works on the request",
-        "call again after the time that RetryInfo names: it is taken over, or it ends",
+        "retry after RetryInfo's time: it is taken over or ends",
     )
     STALE_EPOCH = (
         "STALE_EPOCH",
-        "the worker knows a newer frontdoor, or the same one over a newer journal",
-        "nothing where a standby has taken over; after a lost or restored journal, `pentimento journal renew`",
+        "the worker knows a newer frontdoor, or the same one with a newer journal",
+        "none after a takeover; after a lost or restored journal `pentimento journal renew`",
     )
     STANDBY = (
         "STANDBY",
-        "this frontdoor or controller waits for the lease of the active one",
-        "call the active one, or again after the time that RetryInfo names",
+        "this frontdoor or controller is a standby",
+        "call the active one, or retry after RetryInfo's time",
     )
     SUPERSEDED = (
         "SUPERSEDED",
-        "another frontdoor has taken over, or another stream of the same attempt was opened",
-        "call again after the time that RetryInfo names",
+        "another frontdoor took over, or another stream of the attempt was opened",
+        "retry after RetryInfo's time",
     )
     TENANT_QUOTA = (
         "TENANT_QUOTA",
-        "the request is over a quota of its tenant: the message and `quota` in ErrorInfo name which, and its limit",
-        "call again after the time that RetryInfo names; where there is none, ask for less: it would never be accepted",
+        "the request exceeds a quota of its tenant; message and `quota` in ErrorInfo have name and limit",
+        "retry after RetryInfo's time; without one the request never fits: request less",
     )
     TOKEN_REQUIRED = (
         "TOKEN_REQUIRED",
-        "the call needs a token, and has none",
-        'send metadata "authorization: Bearer TOKEN"; the command takes `--token`',
+        "the call needs a token",
+        'send metadata "authorization: Bearer TOKEN"; commands take `--token`',
     )
     UNREADABLE_REQUEST = (
         "UNREADABLE_REQUEST",
-        "the journal holds a request that this version does not understand",
+        "the journal holds a request that this version cannot read",
         "run the version that accepted it until its requests have ended",
     )
     UNSUPPORTED_LORA = (
         "UNSUPPORTED_LORA",
-        "a LoRA is of another form than two factors and an alpha for each layer: DoRA, LoHa, LoKr, Tucker",
-        "name a plain LoRA, or extract one from it",
+        "a LoRA does not consist of two factors and an alpha per layer (DoRA, LoHa, LoKr, Tucker)",
+        "use a plain LoRA, or extract one from it",
     )
     WORKER_LOST = (
         "WORKER_LOST",
-        "every worker that the request ran on was lost",
-        "ask again; look at the workers' logs where it happens to one request alone",
+        "every worker that ran the request was lost",
+        "retry; see the workers' logs if it happens to one request only",
     )
     WORKER_STOPPED = (
         "WORKER_STOPPED",
-        "the worker stopped before the picture was done",
-        "nothing: the frontdoor runs the request again",
+        "the worker stopped before the image was done",
+        "none: the frontdoor runs the request again",
     )

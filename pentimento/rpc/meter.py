@@ -54,12 +54,12 @@ class CallCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
-            "pentimento_rpc_requests", "Calls answered, by method and status code.", labels=("method", "code")
+            "pentimento_rpc_requests", "Answered calls by method and status code.", labels=("method", "code")
         )
         latency = HistogramMetricFamily(
-            "pentimento_rpc_latency_seconds", "From the arrival of a call to its last answer.", labels=("method",)
+            "pentimento_rpc_latency_seconds", "Time from a call's arrival to its last answer.", labels=("method",)
         )
-        in_flight = GaugeMetricFamily("pentimento_rpc_in_flight_count", "Calls being served.", labels=("method",))
+        in_flight = GaugeMetricFamily("pentimento_rpc_in_flight_count", "Running calls.", labels=("method",))
         for meter in tuple(self._meters.values()):
             for code, count in tuple(meter.by_code.items()):
                 requests.add_metric((meter.method, code), count)

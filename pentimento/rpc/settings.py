@@ -19,65 +19,57 @@ class RpcServerSettings:
     """How this process is called. What can be changed without a restart: the content of its files."""
 
     listen: tuple[str, ...] = setting(
-        ("127.0.0.1:0",), help="addresses to serve gRPC on: unix:/path or host:port; port 0 takes a free one"
+        ("127.0.0.1:0",), help="gRPC addresses: unix:/path or host:port; port 0: any free port"
     )
     instance_id: str = setting(
         "",
-        help="name of this replica; {hostname} in it stands for the machine's, in a container the container's; empty"
-        " makes one of the service's name and 8 random digits",
+        help="name of this replica; {hostname} is replaced; empty: service name and 8 random digits",
     )
     token_file: Path | None = setting(
         None,
-        help="TOML file of token digests, tenants and roles; without it everybody may call everything",
+        help="TOML file of token digests, tenants and roles; empty: anyone may call everything",
         must_exist=True,
     )
-    tls_cert_file: Path | None = setting(
-        None, help="PEM certificate chain served on host:port addresses", must_exist=True
-    )
+    tls_cert_file: Path | None = setting(None, help="PEM certificate chain for host:port addresses", must_exist=True)
     tls_key_file: Path | None = setting(None, help="PEM private key of tls_cert_file", must_exist=True)
     tls_client_ca_file: Path | None = setting(
-        None, help="PEM authorities; given, clients must show a certificate of theirs (mTLS)", must_exist=True
+        None, help="PEM authorities of client certificates; set: mutual TLS", must_exist=True
     )
     max_message_bytes: int = setting(
         32 * MEBIBYTE,
-        help="largest message sent or received; requests are besides bounded by what their contract says",
+        help="largest message sent or received; the contract may limit requests further",
         minimum=1024,
         maximum=1024 * MEBIBYTE,
     )
     max_receiving_bytes: int = setting(
         128 * MEBIBYTE,
-        help="bytes of request messages received at once; large ones beyond wait for their turn, or are answered"
-        " RESOURCE_EXHAUSTED",
+        help="bytes of request messages in receipt; beyond it large ones wait or get RESOURCE_EXHAUSTED",
         minimum=MEBIBYTE,
     )
     receive_timeout_ms: int = setting(
         5000,
-        help="within which a request message must arrive, and a second more for each MiB its method allows",
+        help="time to receive a request message, plus 1 s per MiB that its method allows",
         minimum=100,
         maximum=600_000,
     )
-    max_connections: int = setting(
-        1024, help="connections at once, for each listening address; more are closed", minimum=1
-    )
+    max_connections: int = setting(1024, help="connections per listening address; further ones are closed", minimum=1)
     max_concurrent_calls: int = setting(
         4096,
-        help="calls served at once, streams included, half of them at most for one tenant; more are answered"
-        " RESOURCE_EXHAUSTED",
+        help="running calls and streams, at most half for one tenant; beyond: RESOURCE_EXHAUSTED",
         minimum=1,
     )
     tenant_calls_per_s: float = setting(
         200.0,
-        help="calls that begin each second for one tenant, where tokens tell tenants apart; further ones wait, so that"
-        " a storm of calls does not hold up those of others",
+        help="new calls per second and tenant (with tokens); further ones wait",
         minimum=1,
     )
     unary_deadline_ms: int = setting(
-        60_000, help="deadline of unary calls whose caller set none", minimum=1, maximum=3_600_000
+        60_000, help="deadline of unary calls that have none", minimum=1, maximum=3_600_000
     )
-    drain_timeout_s: float = setting(30.0, help="seconds for running work after SIGTERM", minimum=0, maximum=3600)
-    metrics_listen: str = setting("", help="host:port of /metrics over HTTP; empty for none")
-    log_format: LogFormat = setting(LogFormat.TEXT, help="form of the log on stderr")
-    log_level: LogLevel = setting(LogLevel.INFO, help="least severe records written")
+    drain_timeout_s: float = setting(30.0, help="time for running work after SIGTERM", minimum=0, maximum=3600)
+    metrics_listen: str = setting("", help="host:port of /metrics; empty: none")
+    log_format: LogFormat = setting(LogFormat.TEXT, help="log format on stderr")
+    log_level: LogLevel = setting(LogLevel.INFO, help="lowest level logged")
 
     def __post_init__(self) -> None:
         if not self.listen:
@@ -97,20 +89,20 @@ class RpcChannelSettings:
     """How this process calls others."""
 
     service_token_file: Path | None = setting(
-        None, help="file holding the token shown to other processes", must_exist=True
+        None, help="file with the token for calls to other processes", must_exist=True
     )
     tls_ca_file: Path | None = setting(
         None,
-        help="PEM authorities of the servers called; given, host:port addresses are called over TLS",
+        help="PEM authorities of called servers; set: host:port addresses use TLS",
         must_exist=True,
     )
-    tls_client_cert_file: Path | None = setting(None, help="PEM certificate shown to servers (mTLS)", must_exist=True)
+    tls_client_cert_file: Path | None = setting(None, help="PEM client certificate (mutual TLS)", must_exist=True)
     tls_client_key_file: Path | None = setting(None, help="PEM private key of tls_client_cert_file", must_exist=True)
     default_deadline_ms: int = setting(
-        10_000, help="deadline of unary calls that are given none", minimum=1, maximum=3_600_000
+        10_000, help="deadline of outgoing unary calls without one", minimum=1, maximum=3_600_000
     )
     channel_max_message_bytes: int = setting(
-        32 * MEBIBYTE, help="largest message sent to or received from others", minimum=1024, maximum=1024 * MEBIBYTE
+        32 * MEBIBYTE, help="largest message to or from other processes", minimum=1024, maximum=1024 * MEBIBYTE
     )
 
     def __post_init__(self) -> None:

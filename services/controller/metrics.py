@@ -4,26 +4,28 @@ from pentimento.telemetry import counter, gauge
 
 ALLOCATION_FAILURES = counter(
     "pentimento_controller_allocation_failures_total",
-    "Runs of an allocator that raised, hung or decided nonsense; the last good plan stood.",
+    "Decisions that raised, hung or were invalid; the last good plan stayed.",
     ["allocator"],
 )
 REFUSED_REPORTS = counter(
-    "pentimento_controller_refused_reports_total", "Registrations and reports refused, by reason.", ["reason"]
+    "pentimento_controller_refused_reports_total", "Rejected registrations and reports by reason.", ["reason"]
 )
-PAUSES = counter("pentimento_controller_pauses_total", "Times the controller itself stood still and forgave silence.")
-PLAN_SEQUENCE = gauge("pentimento_controller_plan_count", "Plans issued in the epoch in force.")
+PAUSES = counter(
+    "pentimento_controller_pauses_total", "Pauses of the controller itself; silence during them is forgiven."
+)
+PLAN_SEQUENCE = gauge("pentimento_controller_plan_count", "Plans of this epoch.")
 LIVE_REPLICAS = gauge(
     "pentimento_controller_live_replicas_count", "Replicas within their lease and not draining.", ["kind"]
 )
 WATCHERS = gauge("pentimento_controller_watchers_count", "Open WatchPlan streams.")
 UNPLANNED_MODELS = gauge(
     "pentimento_controller_unplanned_models_count",
-    "Models that workers could hold and that the policy gives to nobody, once a kind of device; GetFleet says why.",
+    "Models per kind of device that the policy cannot plan; GetFleet has the reason.",
 )
 MISMATCHED_WORKERS = gauge(
     "pentimento_controller_mismatched_workers_count",
-    "Workers that hold another digest under a model's name than is registered, so that they are not planned.",
+    "Workers with another model digest than registered; they are not planned.",
 )
 UNSAVED_PLANS = counter(
-    "pentimento_controller_unsaved_plans_total", "Plans that the ledger did not keep: away, full, or of an older epoch."
+    "pentimento_controller_unsaved_plans_total", "Plans not saved: ledger down, full, or of an older epoch."
 )

@@ -35,56 +35,56 @@ class PolicySettings:
     """What the policy plans with, as `ServingSettings` explains it. Each policy reads what it needs."""
 
     fleet: Path | None = setting(
-        None, help="file of the emulated fleet; says what the settings here do not", must_exist=True
+        None, help="file of the emulated fleet; gives what other settings do not", must_exist=True
     )
-    heavy: str = setting("", help="model of misses, and of what a cascade sends on; empty: by --fleet")
-    light: str = setting("", help="first model of a cascade; empty: by --fleet")
-    small: tuple[str, ...] = setting((), help="models that refine hits, best first; empty: the light one")
-    slo_s: float = setting(0.0, help="SLO of a request; 0: none", minimum=0)
+    heavy: str = setting("", help="model for misses and deferred requests; empty: from --fleet")
+    light: str = setting("", help="first model of a cascade; empty: from --fleet")
+    small: tuple[str, ...] = setting((), help="models that refine hits, best first; empty: the light model")
+    slo_s: float = setting(0.0, help="latency objective of a request; 0: none", minimum=0)
     deferral_thresholds: tuple[float, ...] = setting(
-        (), help="thresholds of the deferral curve f(t), ascending; empty: by --fleet", minimum=0, maximum=1
+        (), help="thresholds of the deferral curve f(t), ascending; empty: from --fleet", minimum=0, maximum=1
     )
     deferral_shares: tuple[float, ...] = setting(
-        (), help="shares of light pictures whose confidence is not above them", minimum=0, maximum=1
+        (), help="share of light images with a confidence at or below each threshold", minimum=0, maximum=1
     )
     discriminator_s: float = setting(
-        0.0, help="seconds of the discriminator; 0: by --fleet, else as discriminators measured", minimum=0
+        0.0, help="scoring time; 0: from --fleet, else as measured by discriminators", minimum=0
     )
     expected_per_s: float = setting(
-        _DEFAULT.expected_per_s, help="requests a second that dynamic policies begin with; 0: what they see", minimum=0
+        _DEFAULT.expected_per_s, help="initial requests per second for dynamic policies; 0: as observed", minimum=0
     )
     peak_per_s: float = setting(
-        _DEFAULT.peak_per_s, help="requests a second that static policies are provisioned for", minimum=0
+        _DEFAULT.peak_per_s, help="requests per second that static policies provision for", minimum=0
     )
-    fixed_threshold: float = setting(_DEFAULT.fixed_threshold, help="of static-threshold", minimum=0, maximum=1)
-    overprovision: float = setting(
-        _DEFAULT.overprovision, help="demand is planned for so many times", minimum=0.1, maximum=10
+    fixed_threshold: float = setting(
+        _DEFAULT.fixed_threshold, help="threshold of static-threshold", minimum=0, maximum=1
     )
+    overprovision: float = setting(_DEFAULT.overprovision, help="factor on demand", minimum=0.1, maximum=10)
     demand_weight: float = setting(
-        _DEFAULT.demand_weight, help="weight of demand's newest second in its average", minimum=0.001, maximum=1
+        _DEFAULT.demand_weight, help="weight of the newest second in the demand average", minimum=0.001, maximum=1
     )
     batch_sizes: tuple[int, ...] = setting(
         _DEFAULT.batch_sizes, help="batch sizes to choose from", minimum=1, maximum=1024
     )
     hysteresis: float = setting(
         _DEFAULT.hysteresis,
-        help="share of its throughput that a smaller model must spare before the better one comes back",
+        help="share of its throughput that a smaller model must have to spare before the better one returns",
         minimum=0,
         maximum=0.9,
     )
     run_price: float = setting(
         _DEFAULT.run_price,
-        help="quality of a request (0..1) that a whole run of the heavy model must be worth to the joint policy",
+        help="quality of one request (0-1) that a full heavy run must gain (joint)",
         minimum=0,
         maximum=1,
     )
 
     qualities: tuple[str, ...] = setting(
         (),
-        help="what the joint policy weighs pictures by, measured with one measure for all models:"
-        " MODEL=QUALITY[:SPREAD[:REUSE]], the mean (0..1), by how much the most confident pictures are better than the"
-        " least confident (0..1), and what a start from the cache keeps of it (0..2); of models not named --fleet's,"
-        " else 1 for heavy and 0.9 for others, without spread, all kept",
+        help="image quality for joint, one measure for all models: "
+        "MODEL=QUALITY[:SPREAD[:REUSE]]: mean (0-1), gain of the most over the least "
+        "confident image (0-1), share kept by a cached start (0-2); others: from --fleet, "
+        "else heavy 1, rest 0.9, no spread, all kept",
     )
 
     def serving(self) -> ServingSettings:
@@ -159,63 +159,59 @@ class ControllerSettings:
     serving: PolicySettings = PolicySettings()
     lease_s: float = setting(
         2.5,
-        help="silence after which a replica falls out of the plan; it reports three times as often",
+        help="silence after which a replica leaves the plan; it reports three times as often",
         minimum=0.2,
         maximum=600,
     )
-    plan_interval_s: float = setting(
-        5.0, help="time over which demand is taken before the policy decides anew", minimum=0.05, maximum=600
-    )
-    retention_s: float = setting(60.0, help="how long a silent replica is still shown in the fleet", minimum=0)
-    max_replicas: int = setting(4096, help="replicas held at once", minimum=1)
-    max_watchers: int = setting(256, help="plan streams served at once", minimum=1)
+    plan_interval_s: float = setting(5.0, help="period of demand between two decisions", minimum=0.05, maximum=600)
+    retention_s: float = setting(60.0, help="time a silent replica stays visible in the fleet", minimum=0)
+    max_replicas: int = setting(4096, help="registered replicas", minimum=1)
+    max_watchers: int = setting(256, help="open plan streams", minimum=1)
     allocator: str = setting("resident", help=f"policy that plans: {', '.join(sorted(SERVING_POLICIES))}")
     cascade: str = setting(
         "",
-        help="registered cascade that is planned, light>heavy or longer, in place of --allocator once it is registered",
+        help="registered cascade (light>heavy or longer) to plan; --allocator plans until it is registered",
     )
     handover_alpha: float = setting(
         0.95,
-        help="share of its quality from noise that a hand-over profile has to promise of a cascade's later model",
+        help="share of its quality from noise that a hand-over profile must promise for the later model",
         minimum=0.01,
         maximum=1,
     )
     handover_rule: RuleChoice = setting(
         RuleChoice.PROFILE,
-        help="by which rule hand-over profiles are read: every measured picture kept its quality (minimum), surely 95 %"
-        " of them (lower_bound), surely their mean (mean), or each by the rule that it names (profile)",
+        help="rule for hand-over profiles: every measured image keeps its quality (minimum), 95 % "
+        "surely do (lower_bound), the mean surely does (mean), or the profile's own (profile)",
     )
     skip_light_below: float = setting(
         0.0,
-        help="plans leave out a cascade's first model where the prompt alone tells that its picture is good enough with"
-        " less than this probability, and its policy decides on no bound; 0 for never",
+        help="skip a cascade's first model if the prompt alone predicts a good image with less "
+        "than this probability and the policy sets no bound; 0: never",
         minimum=0,
         maximum=1,
     )
     allocator_limit_s: float = setting(
-        0.5, help="a policy that takes longer to decide is not waited for: the last good plan stands", minimum=0.01
+        0.5, help="time limit of a decision; beyond it the last good plan applies", minimum=0.01
     )
     state_dir: Path | None = setting(
-        None, help="directory of the leader epoch; without it or a ledger the clock alone makes it grow"
+        None, help="directory of the leader epoch; without it and a ledger the clock provides epochs"
     )
     ledger_url: str = setting(
-        "", help="ledger of leader, last plan and registered models, shared by all controllers; empty for none"
+        "", help="ledger of leader, last plan and registered models, shared by all controllers; empty: none"
     )
-    objects_url: str = setting(
-        "", help="object store that workers share, for LoRAs that are uploaded; with a ledger alone; empty for none"
-    )
+    objects_url: str = setting("", help="workers' object store, for uploaded LoRAs; needs a ledger; empty: none")
     max_lora_mib: int = setting(
         512,
-        help="size of an uploaded LoRA, held in memory; twice as much of all together",
+        help="largest uploaded LoRA, held in memory; twice as much for all uploads",
         minimum=1,
         maximum=4096,
     )
     removed_lora_keep_s: float = setting(
-        3600.0, help="how long the file of a removed LoRA stays for requests under way", minimum=1
+        3600.0, help="time the file of a removed LoRA stays for running requests", minimum=1
     )
-    standby: bool = setting(False, help="wait until no other controller over this ledger leads, then take over")
+    standby: bool = setting(False, help="wait until no other controller leads, then take over")
     leader_lease_s: float = setting(
-        2.0, help="silence of the leader after which a standby takes over", minimum=0.2, maximum=600
+        2.0, help="silence of the leader before a standby takes over", minimum=0.2, maximum=600
     )
 
     def __post_init__(self) -> None:

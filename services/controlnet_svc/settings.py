@@ -16,54 +16,45 @@ from pentimento.tensors.regions import DEFAULT_DIRECTORY
 class ControlNetSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
-    controlnets: Path = setting(help="registry of models (JSON) whose ControlNets are served")
+    controlnets: Path = setting(help="JSON registry of the ControlNets to serve")
     skip_missing: bool = setting(
         False,
-        help="log a ControlNet that the registry names and that is not there, and go on without it; without a registry"
-        " or any ControlNet serve nothing; else end",
+        help="skip missing ControlNets with a log line, and start without any; off: exit",
     )
     pipelining_bounds: Path | None = setting(
         None,
-        help="JSON file of the steps from which ControlNets' residuals resemble those of the step before; without one"
-        " they are never used in its place",
+        help="JSON file of the first steps at which residuals may be one step old; empty: never",
         must_exist=True,
     )
-    prefetch: tuple[str, ...] = setting((), help="ControlNets loaded before the first request, as far as they fit")
-    device: str = setting("auto", help="auto, cpu or cuda; auto takes CUDA where it is there")
+    prefetch: tuple[str, ...] = setting((), help="ControlNets to load at start, while they fit")
+    device: str = setting("auto", help="auto, cpu or cuda; auto: CUDA if available")
     device_claims_dir: Path | None = setting(
         None,
-        help="directory of the host's processes in which each claims a GPU by a lock, and sees no other one; none: the"
-        " first GPU",
+        help="directory of GPU locks of this host; empty: the first GPU",
         must_exist=True,
     )
     claims_per_device: int = setting(
-        1, help="replicas of this service that may claim one GPU; one that finds none free ends", minimum=1, maximum=64
+        1, help="replicas per GPU; without a free one the process exits", minimum=1, maximum=64
     )
     dtype: str = setting("auto", help="float32, float16 or bfloat16; auto: float32 on a CPU, else float16")
-    kernels: bool = setting(True, help="on a GPU with Triton: fused kernels in the layers of UNets' ControlNets")
-    capture: bool = setting(True, help="on a GPU: CUDA graphs of passes of UNets' ControlNets that come again")
+    kernels: bool = setting(True, help="fused kernels for UNet ControlNets, on a GPU with Triton")
+    capture: bool = setting(True, help="CUDA graphs of repeated UNet ControlNet passes, on a GPU")
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
-    memory_budget_mib: int = setting(
-        0, help="for the weights of resident ControlNets; 0: half of the device's memory", minimum=0
-    )
-    max_streams: int = setting(32, help="streams that are open at once: its credits", minimum=1, maximum=1024)
-    max_batch: int = setting(8, help="steps of different streams in a forward pass", minimum=1, maximum=64)
+    memory_budget_mib: int = setting(0, help="memory for resident weights; 0: half of the device", minimum=0)
+    max_streams: int = setting(32, help="open streams (credits)", minimum=1, maximum=1024)
+    max_batch: int = setting(8, help="steps of different streams per forward pass", minimum=1, maximum=64)
     shared_memory_dir: str = setting(
         str(DEFAULT_DIRECTORY),
-        help="directory in memory that workers of its host share, closed to others; empty: tensors go in chunks",
+        help="private in-memory directory for tensors of this host; empty: tensors travel in chunks",
     )
     residual_parts: bool = setting(
         True, help="send a transformer's residuals over shared memory in parts, first blocks first"
     )
-    share_device_memory: bool = setting(
-        False, help="hand tensors over in the CUDA device's memory to workers that compute on the same device"
-    )
-    trace_file: str = setting(
-        "", help="file that gets a line for each forward pass, with its begin and end; empty: none is written"
-    )
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
+    share_device_memory: bool = setting(False, help="keep tensors in CUDA memory for workers on the same device")
+    trace_file: str = setting("", help="file with a line per forward pass; empty: none")
+    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
-        "", help="where others reach this process; empty for the first listen address, by the host's name"
+        "", help="address for other processes; empty: the first listen address with the host's name"
     )
 
     def __post_init__(self) -> None:

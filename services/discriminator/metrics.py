@@ -2,5 +2,5 @@
 
 from pentimento.telemetry import counter, histogram
 
-SCORED_PICTURES = counter("pentimento_discriminator_scored_total", "Pictures scored.")
-PASS_SECONDS = histogram("pentimento_discriminator_pass_seconds", "Seconds of a pass over some pictures together.")
+SCORED_PICTURES = counter("pentimento_discriminator_scored_total", "Scored images.")
+PASS_SECONDS = histogram("pentimento_discriminator_pass_seconds", "Time of a forward pass.")

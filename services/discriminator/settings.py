@@ -16,25 +16,22 @@ class DiscriminatorSettings:
     channels: RpcChannelSettings
     cascades: tuple[str, ...] = setting(
         (),
-        help="discriminators by their cascade, LIGHT>HEAVY=DIR: a directory of an EfficientNet classifier with a label "
-        "`real`, as transformers writes it",
+        help="LIGHT>HEAVY=DIR: directory of a transformers EfficientNet classifier with a label `real`",
     )
-    cascade: tuple[str, ...] = setting(
-        (), help="models, light first, whose discriminators are found in the registry, where `cascades` names none"
-    )
-    registry: Path | None = setting(None, help="registry of models (JSON) that names the discriminators of a cascade")
+    cascade: tuple[str, ...] = setting((), help="models, light first, to find in the registry if `cascades` is empty")
+    registry: Path | None = setting(None, help="JSON registry of models and discriminators")
     skip_missing: bool = setting(
-        False, help="log a discriminator that is not there and go on without it; without any serve nothing; else end"
+        False, help="skip missing discriminators with a log line, and start without any; off: exit"
     )
-    accept_other_digest: bool = setting(False, help="serve a discriminator that its registry.json does not expect")
+    accept_other_digest: bool = setting(False, help="serve discriminators with another digest than registry.json")
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
-    max_batch_size: int = setting(16, help="pictures of one pass", minimum=1, maximum=1024)
-    queue_limit: int = setting(256, help="pictures that may wait for a pass", minimum=1)
-    max_images: int = setting(64, help="pictures of one call", minimum=1, maximum=1024)
-    max_image_bytes: int = setting(16 << 20, help="bytes of a picture", minimum=1)
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
+    max_batch_size: int = setting(16, help="images per forward pass", minimum=1, maximum=1024)
+    queue_limit: int = setting(256, help="waiting images", minimum=1)
+    max_images: int = setting(64, help="images per call", minimum=1, maximum=1024)
+    max_image_bytes: int = setting(16 << 20, help="bytes of an image", minimum=1)
+    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
-        "", help="where others reach this process; empty for the first listen address, by the host's name"
+        "", help="address for other processes; empty: the first listen address with the host's name"
     )
 
     def directories(self) -> dict[str, Path]:
@@ -78,10 +75,10 @@ class DiscriminatorSettings:
 class EmulatedDiscriminatorSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
-    fleet: Path = setting(help="TOML file of the fleet whose pictures it scores", must_exist=True)
-    max_images: int = setting(64, help="pictures of one call", minimum=1, maximum=1024)
-    max_image_bytes: int = setting(16 << 20, help="bytes of a picture", minimum=1)
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
+    fleet: Path = setting(help="TOML file of the fleet with the images to score", must_exist=True)
+    max_images: int = setting(64, help="images per call", minimum=1, maximum=1024)
+    max_image_bytes: int = setting(16 << 20, help="bytes of an image", minimum=1)
+    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
-        "", help="where others reach this process; empty for the first listen address, by the host's name"
+        "", help="address for other processes; empty: the first listen address with the host's name"
     )

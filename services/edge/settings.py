@@ -13,49 +13,46 @@ class HttpSettings:
     """What a client of the HTTP listener may take of this process before and after anybody knows who it is."""
 
     http_listen: str = setting(
-        "127.0.0.1:50480", help="host:port of the HTTP API; port 0 takes a free one; TLS as on host:port of `listen`"
+        "127.0.0.1:50480", help="host:port of the HTTP API; port 0: any free port; TLS as for `listen`"
     )
-    http_connections: int = setting(1024, help="HTTP connections at once; more are closed", minimum=1)
+    http_connections: int = setting(1024, help="open HTTP connections; further ones are closed", minimum=1)
     max_header_bytes: int = setting(
-        16 * 1024, help="request line and headers of a request; more is answered 431", minimum=1024, maximum=MEBIBYTE
+        16 * 1024, help="request line and headers; beyond: 431", minimum=1024, maximum=MEBIBYTE
     )
-    max_body_bytes: int = setting(
-        16 * MEBIBYTE, help="body of one request; more is answered 413 before it is read", minimum=1024
-    )
+    max_body_bytes: int = setting(16 * MEBIBYTE, help="body of a request; beyond: 413, unread", minimum=1024)
     max_bodies_bytes: int = setting(
-        256 * MEBIBYTE, help="bodies that are held at once; more are answered 503 with Retry-After", minimum=1024
+        256 * MEBIBYTE, help="all bodies in memory; beyond: 503 with Retry-After", minimum=1024
     )
     max_unread_bytes: int = setting(
         256 * MEBIBYTE,
-        help="answers that clients have not read yet, all together; beyond it those end that are read the longest",
+        help="all unread answers; beyond it the connections that have read longest end",
         minimum=1024,
     )
     max_parts: int = setting(64, help="parts of a multipart body", minimum=1, maximum=1000)
-    header_timeout_s: float = setting(10.0, help="within which the head of a request must arrive", minimum=0.1)
-    body_timeout_s: float = setting(60.0, help="within which its body must arrive", minimum=0.1)
+    header_timeout_s: float = setting(10.0, help="time to receive a request's head", minimum=0.1)
+    body_timeout_s: float = setting(60.0, help="time to receive its body", minimum=0.1)
     idle_timeout_s: float = setting(
         90.0,
-        help="for which a connection may be silent between requests, within a body 30 at most; longer than load"
-        " balancers keep theirs (60 mostly), so that none sends a request on a connection that ends here",
+        help="idle time of a connection between requests (at most 30 within a body); keep it "
+        "above the load balancer's, mostly 60",
         minimum=0.1,
     )
     drain_delay_s: float = setting(
         5.0,
-        help="for which HTTP is served on after SIGTERM while `/ready` answers 503, so that a load balancer sends"
-        " nothing more when the listener closes; at most half of `drain-timeout-s`",
+        help="service after SIGTERM while `/ready` answers 503; at most half of `drain-timeout-s`",
         minimum=0,
         maximum=3600,
     )
     write_timeout_s: float = setting(
-        30.0, help="after which a client is cut off that reads less than 1 KiB a second of its answer", minimum=0.1
+        30.0, help="time after which a client that reads below 1 KiB/s is disconnected", minimum=0.1
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        help="names under which browsers and others may ask for this process (Host); empty: any where `http-listen`"
-        " is reachable from elsewhere, this machine's own names where it is not; addresses are always served",
+        help="accepted host names; empty: any if `http-listen` is reachable from outside, else "
+        "this machine's names; addresses are always accepted",
     )
     allowed_origins: tuple[str, ...] = setting(
-        (), help="origins (https://…) whose pages may call the API; those of this process itself always may"
+        (), help="origins (https://…) of pages that may call the API, besides this process's own"
     )
 
     def __post_init__(self) -> None:
@@ -85,36 +82,30 @@ class EdgeSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
     http: HttpSettings
-    frontdoor_address: str = setting("127.0.0.1:50400", help="frontdoor that every request goes to")
+    frontdoor_address: str = setting("127.0.0.1:50400", help="frontdoor for all requests")
     max_callers: int = setting(
-        256, help="callers with connections to the frontdoor of their own; who was silent longest gives way", minimum=1
+        256, help="callers with their own connections to the frontdoor; the longest idle one is dropped", minimum=1
     )
     connections_per_caller: int = setting(
-        8, help="connections of one caller to the frontdoor, each for 96 calls at once", minimum=1, maximum=64
+        8, help="connections to the frontdoor per caller, each for 96 calls", minimum=1, maximum=64
     )
-    controller_address: str = setting("", help="controller that the console asks about the fleet; empty for none")
-    gateway_address: str = setting("", help="gateway that the console asks about the cache; empty for none")
-    history_samples: int = setting(
-        720, help="looks at the suite that are kept in memory for the console's charts; 0 for none", maximum=10_000
-    )
+    controller_address: str = setting("", help="controller for the console's fleet page; empty: none")
+    gateway_address: str = setting("", help="gateway for the console's cache page; empty: none")
+    history_samples: int = setting(720, help="samples in memory for the console's charts; 0: none", maximum=10_000)
     history_interval_s: float = setting(
-        5.0, help="seconds between them; asked for with `service-token-file`", minimum=0.1, maximum=3600.0
+        5.0, help="time between samples; needs `service-token-file`", minimum=0.1, maximum=3600.0
     )
     model_aliases: tuple[str, ...] = setting(
         (),
-        help="further names of models over HTTP, each as ALIAS=MODEL, such as gpt-image-1=tiny-heavy; `/v1/models`"
-        " lists them; ALIAS= alone is the suite's choice",
+        help="further model names over HTTP, ALIAS=MODEL, such as gpt-image-1=tiny-heavy, listed "
+        "by `/v1/models`; ALIAS= is the suite's choice",
     )
-    public_url: str = setting(
-        "", help="how clients reach this process, such as https://images.example; empty: as they asked for it"
-    )
+    public_url: str = setting("", help="public address, such as https://images.example; empty: as the client called it")
     files_url: str = setting(
         "",
-        help="object store of the pictures that are served here by signed addresses, file:///… or s3://…; empty: none",
+        help="object store of images served by signed addresses, file:///… or s3://…; empty: none",
     )
-    signing_key_file: Path | None = setting(
-        None, help="the frontdoor's file of keys that such addresses are signed with"
-    )
+    signing_key_file: Path | None = setting(None, help="the frontdoor's file of signing keys")
 
     def __post_init__(self) -> None:
         aliases_of(self.model_aliases)

@@ -69,127 +69,116 @@ class SkipMissing(Enum):
 class UnetWorkerSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
-    model: Path = setting(help="diffusers checkpoint directory (safetensors only)")
+    model: Path = setting(help="diffusers directory (safetensors only)")
     skip_missing: SkipMissing = setting(
         SkipMissing.OFF,
-        help="models that may be missing, which a line of the log says: none (off), those of other_models (others), or"
-        " its own too, without which it serves nothing (all)",
+        help="models that may be missing, with a log line: none (off), other_models (others), "
+        "also its own (all: serve nothing)",
     )
-    model_name: str = setting("", help="name that requests use; empty for the directory's name")
-    expected_model_digest: str = setting(
-        "", help="sha256:… that the model must have; empty: by registry.json beside it, else any"
-    )
-    accept_other_digest: bool = setting(False, help="serve models that are not the ones their registry.json expects")
+    model_name: str = setting("", help="name for requests; empty: the directory's name")
+    expected_model_digest: str = setting("", help="required sha256:…; empty: from registry.json, else any")
+    accept_other_digest: bool = setting(False, help="serve models with another digest than registry.json")
     other_models: tuple[Path, ...] = setting(
         (),
-        help="checkpoint directories that a plan may have it hold instead, by their names; with @sha256:… behind it one"
-        " is held with that digest alone",
+        help="directories of models that a plan may switch to, optionally with @sha256:…",
     )
     adapters_dir: Path | None = setting(
-        None, help="directory of LoRAs: its registry.json, or its files and folders by name", must_exist=True
+        None, help="directory of LoRAs: its registry.json, or files and folders by name", must_exist=True
     )
     lora_bounds: Path | None = setting(
         None,
-        help="file of `pentimento bench lora-bound`: how many steps may run without each LoRA; empty for the"
-        " lora-bounds.json beside them, if any",
+        help="file of `pentimento bench lora-bound`: steps that may run without each LoRA; empty: "
+        "lora-bounds.json next to the LoRAs",
         must_exist=True,
     )
-    lora_memory_mib: int = setting(1024, help="host memory for LoRAs that were used lately", minimum=0)
+    lora_memory_mib: int = setting(1024, help="host memory for recently used LoRAs", minimum=0)
     lora_cache_dir: Path | None = setting(
-        None, help="directory for LoRAs that were uploaded to the object store; without it none of those are served"
+        None, help="directory for LoRAs uploaded to the object store; empty: none are served"
     )
-    lora_cache_mib: int = setting(8192, help="disk for uploaded LoRAs that were used lately", minimum=1)
+    lora_cache_mib: int = setting(8192, help="disk for recently used uploaded LoRAs", minimum=1)
     objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
     grant_key_file: Path | None = setting(
-        None, help="keys shared with the gateway, one a line, by which its grants are known", must_exist=True
+        None, help="the gateway's keys, one per line, to verify grants", must_exist=True
     )
-    device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the model runs")
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the model")
     device_claims_dir: Path | None = setting(
         None,
-        help="directory of the host's processes in which each claims a GPU by a lock, and sees no other one; none: the"
-        " first GPU",
+        help="directory of GPU locks of this host; empty: the first GPU",
         must_exist=True,
     )
     claims_per_device: int = setting(
         1,
-        help="workers that may claim one GPU, sharing its memory; one that finds none free ends",
+        help="workers per GPU, sharing its memory; without a free one the process exits",
         minimum=1,
         maximum=64,
     )
-    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the model runs in")
-    threads: int = setting(1, help="torch threads of the model", minimum=1, maximum=256)
+    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the model")
+    threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     default_steps: int = setting(
-        0, help="steps of requests that name none; 0: by registry.json, else those of the model's kind", minimum=0
+        0, help="steps of requests without them; 0: from registry.json, else of the model's kind", minimum=0
     )
     default_guidance_scale: float = setting(
         -1.0,
-        help="guidance of requests that name none; below 0: by registry.json, else that of the model's kind",
+        help="guidance scale of requests without one; below 0: from registry.json, else of the model's kind",
         minimum=-1,
         maximum=100,
     )
-    max_steps: int = setting(1000, help="most steps of a request", minimum=1, maximum=1000)
-    max_size_px: int = setting(0, help="longest side of a picture; 0: twice the model's own", minimum=0, maximum=8192)
+    max_steps: int = setting(1000, help="steps of a request", minimum=1, maximum=1000)
+    max_size_px: int = setting(0, help="longest side of an image; 0: twice the model's own", minimum=0, maximum=8192)
     max_prompt_chars: int = setting(10_000, help="characters of a prompt", minimum=1)
-    prompt_memo_entries: int = setting(256, help="encoded prompts kept", minimum=1)
-    max_batch: int = setting(8, help="most requests that share a denoising step", minimum=1, maximum=64)
+    prompt_memo_entries: int = setting(256, help="cached encoded prompts", minimum=1)
+    max_batch: int = setting(8, help="requests that share a denoising step", minimum=1, maximum=64)
     memory_budget_mib: int = setting(
         0,
-        help="memory that weights and batches may take; 0: nine tenths of what there is, shared where a GPU is",
+        help="memory for weights and batches; 0: 90 % of the device, shared with its other workers",
         minimum=0,
     )
     warm_up_s: float = setting(
         10.0,
-        help="time before serving to measure batches of more than one; what is left is measured when idle",
+        help="time before serving to measure larger batches; the rest is measured while idle",
         minimum=0,
     )
-    preempt: bool = setting(True, help="let a request with a shorter deadline take the place of one that runs")
+    preempt: bool = setting(True, help="let a request with an earlier deadline replace a running one")
     aging_limit_s: float = setting(
-        30.0, help="when a request without a deadline, or with a later one, is due after it came", minimum=0
+        30.0, help="time after arrival at which a request without an earlier deadline is due", minimum=0
     )
-    compile: CompileChoice = setting(CompileChoice.AUTO, help="how the model's forward pass is run")
-    kernels: KernelChoice = setting(KernelChoice.AUTO, help="fused kernels in the model's layers; they need a GPU")
+    compile: CompileChoice = setting(CompileChoice.AUTO, help="how the forward pass runs")
+    kernels: KernelChoice = setting(KernelChoice.AUTO, help="fused kernels, on a GPU")
     compile_halves: bool = setting(
         False,
-        help="compile the two halves of a pass too, for pictures under ControlNets: three compilations instead of one"
-        " before the worker serves",
+        help="also compile the two halves of a pass, for images with ControlNets: three compilations before serving",
     )
-    credits: int = setting(
-        0, help="attempts held at once, but for those that are about to end; 0: a batch", minimum=0, maximum=256
-    )
-    progress_interval_ms: int = setting(100, help="least time between two progress messages", minimum=0)
+    credits: int = setting(0, help="attempts held, apart from those about to end; 0: one batch", minimum=0, maximum=256)
+    progress_interval_ms: int = setting(100, help="least time between progress messages", minimum=0)
     preview_side_px: int = setting(128, help="longest side of a preview", minimum=8, maximum=1024)
-    orphan_s: float = setting(10.0, help="how long an attempt outlives its stream", minimum=0)
+    orphan_s: float = setting(10.0, help="time an attempt survives its stream", minimum=0)
     donor_timeout_s: float = setting(
-        2.0, help="wait for a cached latent or image before painting from noise", minimum=0
+        2.0, help="wait for a cached latent or image before starting from noise", minimum=0
     )
-    upload_timeout_s: float = setting(2.0, help="wait for uploads once the picture is done", minimum=0)
+    upload_timeout_s: float = setting(2.0, help="wait for uploads after the image is done", minimum=0)
     latent_format: LatentFormatChoice = setting(
-        LatentFormatChoice.EXACT, help="what latents are stored as in the cache; any format is read"
+        LatentFormatChoice.EXACT, help="format of stored latents; every format can be read"
     )
     shared_memory_dir: str = setting(
         str(DEFAULT_DIRECTORY),
-        help="directory in memory that ControlNet replicas of its host share, closed to others; empty: tensors go in"
-        " chunks",
+        help="private in-memory directory for tensors of this host; empty: tensors travel in chunks",
     )
     step_lines: bool = setting(
         True,
-        help="steps go to ControlNet replicas and peers of its host through that memory alone, not over gRPC",
+        help="send steps to ControlNet replicas and peers of this host through shared memory instead of gRPC",
     )
     share_device_memory: bool = setting(
         False,
-        help="hand tensors over in the CUDA device's memory to ControlNet replicas that compute on the same device",
+        help="keep tensors in CUDA memory for ControlNet replicas on the same device",
     )
-    trace_file: str = setting(
-        "", help="file that gets a line for each forward pass, with its begin and end; empty: none is written"
-    )
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
+    trace_file: str = setting("", help="file with a line per forward pass; empty: none")
+    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     profiles: tuple[str, ...] = setting(
         (),
-        help="files of `pentimento bench profile`, or directories of them; the controller is told what those of its"
-        " models say",
+        help="files or directories of `pentimento bench profile`, reported to the controller",
     )
     advertise_address: str = setting(
-        "", help="where others reach this process; empty for the first listen address, by the host's name"
+        "", help="address for other processes; empty: the first listen address with the host's name"
     )
 
     def __post_init__(self) -> None:
@@ -214,32 +203,28 @@ class EmulatedWorkerSettings:
 
     rpc: RpcServerSettings
     channels: RpcChannelSettings
-    fleet: Path = setting(help="TOML file of the fleet that this worker is one of", must_exist=True)
-    devices: str = setting(help="name of the entry under [[devices]] that it stands for")
+    fleet: Path = setting(help="TOML file of the fleet", must_exist=True)
+    devices: str = setting(help="name of the [[devices]] entry to emulate")
     objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
     grant_key_file: Path | None = setting(
-        None, help="keys shared with the gateway, one a line, by which its grants are known", must_exist=True
+        None, help="the gateway's keys, one per line, to verify grants", must_exist=True
     )
     max_prompt_chars: int = setting(10_000, help="characters of a prompt", minimum=1)
     aging_limit_s: float = setting(
-        30.0, help="when a request without a deadline, or with a later one, is due after it came", minimum=0
+        30.0, help="time after arrival at which a request without an earlier deadline is due", minimum=0
     )
-    credits: int = setting(
-        0, help="attempts held at once, but for those that are about to end; 0: a batch", minimum=0, maximum=256
-    )
+    credits: int = setting(0, help="attempts held, apart from those about to end; 0: one batch", minimum=0, maximum=256)
     progress_interval_ms: int = setting(
-        1000, help="least time between two progress messages; many devices share this machine", minimum=0
+        1000, help="least time between progress messages; many devices share this machine", minimum=0
     )
-    orphan_s: float = setting(10.0, help="how long an attempt outlives its stream", minimum=0)
+    orphan_s: float = setting(10.0, help="time an attempt survives its stream", minimum=0)
     donor_timeout_s: float = setting(
-        2.0, help="wait for a cached latent or image before painting from noise", minimum=0
+        2.0, help="wait for a cached latent or image before starting from noise", minimum=0
     )
-    upload_timeout_s: float = setting(2.0, help="wait for uploads once the picture is done", minimum=0)
-    controller_address: str = setting(
-        "", help="controller to register with and whose plan it follows, and its standbys; empty for none"
-    )
+    upload_timeout_s: float = setting(2.0, help="wait for uploads after the image is done", minimum=0)
+    controller_address: str = setting("", help="controller to register with and follow, and its standbys; empty: none")
     advertise_address: str = setting(
-        "", help="where others reach this process; empty for the first listen address, by the host's name"
+        "", help="address for other processes; empty: the first listen address with the host's name"
     )
 
 
@@ -247,18 +232,18 @@ class EmulatedWorkerSettings:
 class ProfileSettings:
     """Of `python -m services.unet_worker.profile`: flags, PENTIMENTO_BENCH_PROFILE_… and the table [bench_profile]."""
 
-    model: Path = setting(help="diffusers checkpoint directory (safetensors only)", must_exist=True)
-    out: Path = setting(Path("profile.json"), help="where the profile is written")
-    device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the model runs")
-    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the model runs in")
-    threads: int = setting(1, help="torch threads of the model", minimum=1, maximum=256)
-    compile: CompileChoice = setting(CompileChoice.AUTO, help="how the model's forward pass is run")
-    kernels: KernelChoice = setting(KernelChoice.AUTO, help="fused kernels in the model's layers; they need a GPU")
+    model: Path = setting(help="diffusers directory (safetensors only)", must_exist=True)
+    out: Path = setting(Path("profile.json"), help="file to write")
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the model")
+    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the model")
+    threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
+    compile: CompileChoice = setting(CompileChoice.AUTO, help="how the forward pass runs")
+    kernels: KernelChoice = setting(KernelChoice.AUTO, help="fused kernels, on a GPU")
     batch_sizes: tuple[int, ...] = setting((1, 2, 4, 8, 16), help="requests that share a step", minimum=1, maximum=1024)
-    sizes: tuple[str, ...] = setting((), help="WIDTHxHEIGHT in pixels; empty for the model's own")
-    guidance_scales: tuple[float, ...] = setting((3.0,), help="one above 1 is guided, one of 1 is not", minimum=0)
-    steps: int = setting(10, help="denoising steps of a picture", minimum=1, maximum=1000)
-    repeats: int = setting(5, help="pictures of each kind that are measured, after one that is not", minimum=1)
+    sizes: tuple[str, ...] = setting((), help="WIDTHxHEIGHT in pixels; empty: the model's own")
+    guidance_scales: tuple[float, ...] = setting((3.0,), help="above 1: guided, 1: not", minimum=0)
+    steps: int = setting(10, help="denoising steps of an image", minimum=1, maximum=1000)
+    repeats: int = setting(5, help="measured images of each kind, after one that is not", minimum=1)
 
 
 @dataclass(frozen=True)
@@ -273,14 +258,14 @@ class DescribeAdapterSettings:
 class DescribeSettings:
     """Of `python -m services.unet_worker.describe`: flags, PENTIMENTO_DESCRIBE_… and the table [describe]."""
 
-    model: Path = setting(help="diffusers checkpoint directory (safetensors only)", must_exist=True)
-    name: str = setting("", help="registry name of the model; empty for its directory's")
-    profiles: tuple[str, ...] = setting((), help="files of `bench profile` of this model, one a device")
+    model: Path = setting(help="diffusers directory (safetensors only)", must_exist=True)
+    name: str = setting("", help="registry name; empty: the directory's")
+    profiles: tuple[str, ...] = setting((), help="files of `bench profile` of this model, one per device")
     steps: int = setting(
-        0, help="steps of requests that name none; 0 for those of its registry or kind", minimum=0, maximum=1000
+        0, help="steps of requests without them; 0: from its registry or kind", minimum=0, maximum=1000
     )
     guidance_scale: float = setting(
-        -1.0, help="guidance of requests that name none; negative for that of its registry or kind"
+        -1.0, help="guidance scale of requests without one; negative: from its registry or kind"
     )
 
 
@@ -289,11 +274,11 @@ class StudyPaintingSettings:
     """How the pictures are painted by which `selector_profile`, `handover_profile`, `thinning_profile` and
     `lora_bound` tell what a model bears."""
 
-    seed: int = setting(0, help="seed of the first prompt's picture", minimum=0)
-    device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the models run")
-    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the models run in")
-    threads: int = setting(1, help="torch threads of the models", minimum=1, maximum=256)
-    max_batch: int = setting(16, help="pictures that share a denoising step", minimum=1, maximum=1024)
+    seed: int = setting(0, help="seed of the first prompt's image", minimum=0)
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the models")
+    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision of the models")
+    threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
+    max_batch: int = setting(16, help="images that share a denoising step", minimum=1, maximum=1024)
 
 
 @dataclass(frozen=True)
@@ -303,15 +288,15 @@ class SelectorProfileSettings:
 
     channels: RpcChannelSettings
     painting: StudyPaintingSettings
-    model: Path = setting(help="diffusers checkpoint directory whose latents and images are reused", must_exist=True)
-    prompts: Path = setting(help="prompts in the order they came (.txt, .tsv, .csv, .jsonl)", must_exist=True)
+    model: Path = setting(help="diffusers directory of the model that provides latents and images", must_exist=True)
+    prompts: Path = setting(help="prompts in arrival order (.txt, .tsv, .csv, .jsonl)", must_exist=True)
     embedder_address: str = setting(help="embedder that measures similarity and quality: unix:/path or host:port")
     small_model: Path | None = setting(
-        None, help="directory of the model that refines the other one's images; none for latents alone", must_exist=True
+        None, help="directory of the model that refines the images; empty: latents only", must_exist=True
     )
-    out: Path = setting(Path("selector-profiles"), help="directory that the profiles are written to")
-    samples: bool = setting(False, help="write what every pair showed beside the profiles (.samples.jsonl)")
-    first: int = setting(600, help="prompts that are taken, from the first on", minimum=2, maximum=100_000)
+    out: Path = setting(Path("selector-profiles"), help="directory for the profiles")
+    samples: bool = setting(False, help="also write each pair's measurements (.samples.jsonl)")
+    first: int = setting(600, help="prompts to use, from the first", minimum=2, maximum=100_000)
     latent_alpha: float = setting(
         0.9, help="share of the quality from scratch that latents must keep", minimum=0.01, maximum=1
     )
@@ -320,14 +305,14 @@ class SelectorProfileSettings:
     )
     rule: ThresholdRule = setting(
         ThresholdRule.LOWER_BOUND,
-        help="which threshold of a K is used: minimum (every sample keeps alpha), lower_bound (surely 95 % of them),"
-        " mean (surely their mean); the files have all three",
+        help="threshold of a K to use: minimum (every sample keeps alpha), lower_bound (95 % "
+        "surely do), mean (the mean surely does); files have all three",
     )
     least_similarity: float = setting(
-        0.4, help="text to text, below which pairs are not painted", minimum=-1, maximum=1
+        0.4, help="text-to-text similarity below which pairs are skipped", minimum=-1, maximum=1
     )
     least_image_similarity: float = setting(
-        0.3, help="text to image, below which pairs are not painted", minimum=-1, maximum=1
+        0.3, help="text-to-image similarity below which pairs are skipped", minimum=-1, maximum=1
     )
 
 
@@ -338,23 +323,25 @@ class HandoverProfileSettings:
 
     channels: RpcChannelSettings
     painting: StudyPaintingSettings
-    model: Path = setting(help="diffusers checkpoint directory of the later model", must_exist=True)
-    light_model: Path = setting(help="the same of the model before it, from whose pictures it starts", must_exist=True)
-    prompts: Path = setting(help="prompts to paint (.txt, .tsv, .csv, .jsonl); repeats count once", must_exist=True)
+    model: Path = setting(help="diffusers directory of the later model", must_exist=True)
+    light_model: Path = setting(
+        help="diffusers directory of the earlier model that provides the images", must_exist=True
+    )
+    prompts: Path = setting(help="prompts (.txt, .tsv, .csv, .jsonl); repeats count once", must_exist=True)
     embedder_address: str = setting(help="embedder that measures quality: unix:/path or host:port")
-    out: Path = setting(Path("handover-profiles"), help="directory that the profile is written to")
-    first: int = setting(200, help="prompts that are taken, from the first on", minimum=1, maximum=100_000)
+    out: Path = setting(Path("handover-profiles"), help="directory for the profile")
+    first: int = setting(200, help="prompts to use, from the first", minimum=1, maximum=100_000)
     alpha: float = setting(
         0.95, help="share of its quality from noise that the later model must keep", minimum=0.01, maximum=1
     )
     rule: ThresholdRule = setting(
         ThresholdRule.LOWER_BOUND,
-        help="what is asked of the pictures: minimum (every one keeps alpha), lower_bound (surely 95 % of them), mean"
-        " (surely their mean); the file says of each share which rules allow it",
+        help="requirement: minimum (every image keeps alpha), lower_bound (95 % surely do), mean "
+        "(the mean surely does); the file has all three for each share",
     )
     shares: tuple[float, ...] = setting(
         (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
-        help="shares of the later model's steps that are left out, tried from the smallest on",
+        help="shares of the later model's steps to skip, smallest first",
         minimum=0,
         maximum=1,
     )
@@ -367,40 +354,39 @@ class ThinningProfileSettings:
 
     channels: RpcChannelSettings
     painting: StudyPaintingSettings
-    model: Path = setting(help="diffusers checkpoint directory whose steps are left out", must_exist=True)
-    prompts: Path = setting(help="prompts to paint (.txt, .tsv, .csv, .jsonl); repeats count once", must_exist=True)
+    model: Path = setting(help="diffusers directory of the model to thin", must_exist=True)
+    prompts: Path = setting(help="prompts (.txt, .tsv, .csv, .jsonl); repeats count once", must_exist=True)
     embedder_address: str = setting(help="embedder that measures quality: unix:/path or host:port")
-    out: Path = setting(Path("thinning-profiles"), help="directory that the profile is written to")
-    add: bool = setting(False, help="keep the rows of the file that is there, and measure those that it lacks alone")
-    samples: bool = setting(False, help="write what every picture showed beside the profile (.samples.jsonl)")
-    loras: Path | None = setting(None, help="directory of the LoRAs that are named", must_exist=True)
-    with_loras: tuple[str, ...] = setting((), help="names of LoRAs, all of them in every picture, at a scale of 1")
+    out: Path = setting(Path("thinning-profiles"), help="directory for the profile")
+    add: bool = setting(False, help="keep the file's rows and measure only missing ones")
+    samples: bool = setting(False, help="also write each image's measurements (.samples.jsonl)")
+    loras: Path | None = setting(None, help="directory of the named LoRAs", must_exist=True)
+    with_loras: tuple[str, ...] = setting((), help="names of LoRAs, all in every image, at scale 1")
     selector_profile: Path | None = setting(
-        None, help="selector profile of the model's latents: hits that it allows are thinned, too", must_exist=True
+        None, help="selector profile of the model's latents: also thin the hits that it allows", must_exist=True
     )
-    first: int = setting(200, help="prompts that are taken, from the first on", minimum=1, maximum=100_000)
+    first: int = setting(200, help="prompts to use, from the first", minimum=1, maximum=100_000)
     alpha: float = setting(
-        0.95, help="share of the full run's quality that thinned pictures must keep", minimum=0.01, maximum=1
+        0.95, help="share of the full quality that thinned images must keep", minimum=0.01, maximum=1
     )
     rule: ThresholdRule = setting(
         ThresholdRule.LOWER_BOUND,
-        help="what is asked of the pictures: minimum (every one keeps alpha), lower_bound (surely 95 % of them), mean"
-        " (surely their mean); the file says of each thinning which rules allow it",
+        help="requirement: minimum (every image keeps alpha), lower_bound (95 % surely do), mean "
+        "(the mean surely does); the file has all three for each thinning",
     )
-    steps: int = setting(0, help="steps of the full run; 0 for the model's own", minimum=0, maximum=1000)
+    steps: int = setting(0, help="steps of the full run; 0: the model's own", minimum=0, maximum=1000)
     begin: tuple[float, ...] = setting(
-        (0.0, 0.1, 0.2, 0.4, 0.6), help="shares of the schedule from which on steps are left out", minimum=0, maximum=1
+        (0.0, 0.1, 0.2, 0.4, 0.6), help="shares of the schedule after which steps are skipped", minimum=0, maximum=1
     )
     keep: tuple[float, ...] = setting(
         (0.8, 0.65, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1),
-        help="shares of the remaining steps that are taken, tried from the largest on",
+        help="shares of the remaining steps to keep, largest first",
         minimum=0,
         maximum=1,
     )
     spacing: tuple[float, ...] = setting(
         (1.0, 1.5),
-        help="how the gaps between the steps that are taken grow: 1 for even ones, more for more steps early;"
-        " each is measured",
+        help="growth of the gaps between kept steps: 1 for even gaps, more for more early steps; each is measured",
         minimum=1,
         maximum=3,
     )
@@ -412,22 +398,20 @@ class LoraBoundSettings:
     [bench_lora_bound]."""
 
     painting: StudyPaintingSettings
-    model: Path = setting(help="diffusers checkpoint directory that the LoRAs change", must_exist=True)
-    loras: Path = setting(
-        help="directory of LoRAs: its registry.json, or its files and folders by name", must_exist=True
-    )
-    prompts: Path = setting(help="prompts to paint (.txt, .tsv, .csv, .jsonl)", must_exist=True)
+    model: Path = setting(help="diffusers directory of the model for the LoRAs", must_exist=True)
+    loras: Path = setting(help="directory of LoRAs: its registry.json, or files and folders by name", must_exist=True)
+    prompts: Path = setting(help="prompts (.txt, .tsv, .csv, .jsonl)", must_exist=True)
     out: Path | None = setting(
         None,
-        help="file of bounds that is written, or added to; lora-bounds.json in the directory of the LoRAs",
+        help="file of bounds to write or extend; empty: lora-bounds.json in the LoRAs' directory",
     )
-    only: tuple[str, ...] = setting((), help="names of the LoRAs to measure; empty for all that change the model")
-    first: int = setting(128, help="prompts that are taken, from the first on", minimum=1, maximum=100_000)
+    only: tuple[str, ...] = setting((), help="LoRAs to measure; empty: all that change the model")
+    first: int = setting(128, help="prompts to use, from the first", minimum=1, maximum=100_000)
     steps: tuple[int, ...] = setting(
-        (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 25), help="numbers of steps without the LoRA that are tried", minimum=1
+        (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 25), help="numbers of steps without the LoRA to try", minimum=1
     )
     rule: ThresholdRule = setting(
         ThresholdRule.MEAN,
-        help="what is asked of the pictures: minimum (every one is kept), lower_bound (surely 95 % of them), mean"
-        " (surely their mean); the file says of each K which rules allow it",
+        help="requirement: minimum (every image is kept), lower_bound (95 % surely are), mean "
+        "(the mean surely is); the file has all three for each K",
     )

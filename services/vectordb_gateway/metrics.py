@@ -4,83 +4,78 @@ from pentimento.domain.online_quality import ReuseQuality
 from pentimento.telemetry import counter, gauge, histogram
 
 LOOKUPS = counter("pentimento_gateway_lookups_total", "Lookups by outcome.", ["outcome"])
-SEARCH_SECONDS = histogram("pentimento_gateway_search_seconds", "Vector search and ledger read of one lookup.")
+SEARCH_SECONDS = histogram("pentimento_gateway_search_seconds", "Vector search and ledger read of a lookup.")
 STUCK_SECONDS = gauge(
     "pentimento_gateway_stuck_seconds",
-    "How long the oldest call has been waited for: reads (searches, reads of the ledger) and writes (of the ledger), "
-    "which hang above 6, so that the process is NOT_SERVING, and a task of maintenance, which hangs above 120.",
+    "Age of the oldest running call: reads and writes (above 6: NOT_SERVING), maintenance (above 120: hung).",
     ["what"],
 )
 STARTS = counter(
     "pentimento_gateway_starts_total",
-    "Starts from the cache by what a worker made of them: taken, or passed_over for noise as it could not use them.",
+    "Cached starts: taken, or passed_over (unusable).",
     ["kind", "outcome"],
 )
 PREDICTIONS = counter(
     "pentimento_gateway_predictions_total", "Lookups under the match predictor by ruling.", ["ruling"]
 )
 PREDICTOR_TRAININGS = counter("pentimento_gateway_predictor_trainings_total", "Trainings of the match predictor.")
-PREDICTOR_ON = gauge("pentimento_gateway_predictor_on_count", "1 while the match predictor rules on lookups.")
+PREDICTOR_ON = gauge("pentimento_gateway_predictor_on_count", "1 while the match predictor is active.")
 PREDICTOR_NET_SECONDS = gauge(
     "pentimento_gateway_predictor_net_seconds",
-    "What skipped searches gained since the start: saved, forgone, own time.",
+    "Gain of skipped searches since the start: time saved less lost hits and own time.",
 )
 GRANTS = counter("pentimento_gateway_grants_total", "Reservations by outcome.", ["outcome"])
-COMMITS = counter("pentimento_gateway_commits_total", "Entries committed.")
-INDEX_FAILURES = counter("pentimento_gateway_index_failures_total", "Writes to the index put off to a later round.")
-EVICTIONS = counter("pentimento_gateway_evictions_total", "Entries evicted to make room.")
-ITEM_EVICTIONS = counter(
-    "pentimento_gateway_item_evictions_total", "Single latents and images evicted to make room for others."
-)
+COMMITS = counter("pentimento_gateway_commits_total", "Committed entries.")
+INDEX_FAILURES = counter("pentimento_gateway_index_failures_total", "Index writes postponed to a later round.")
+EVICTIONS = counter("pentimento_gateway_evictions_total", "Evicted entries.")
+ITEM_EVICTIONS = counter("pentimento_gateway_item_evictions_total", "Evicted single latents and images.")
 USES_LOST = counter(
-    "pentimento_gateway_uses_lost_total", "Uses of cached items that were not noted, the ledger being away too long."
+    "pentimento_gateway_uses_lost_total", "Unrecorded uses of cached items, the ledger being down too long."
 )
-BAD_OBJECTS = counter("pentimento_gateway_bad_objects_total", "Reports of bad objects by what was found.", ["finding"])
+BAD_OBJECTS = counter("pentimento_gateway_bad_objects_total", "Reported objects by finding.", ["finding"])
 SUSPECT_OBJECTS = gauge(
     "pentimento_gateway_suspect_objects_count",
-    "Objects that a reading found missing or corrupt: their entries are not found until a reading is good.",
+    "Missing or corrupt objects, hidden until read well.",
 )
-REPAIRS = counter("pentimento_gateway_repairs_total", "Leftovers put right by the reconciliation.", ["kind"])
+REPAIRS = counter("pentimento_gateway_repairs_total", "Repairs by the reconciliation.", ["kind"])
 MAINTENANCE_FAILURES = counter(
-    "pentimento_gateway_maintenance_failures_total", "Background tasks that failed and will be tried again.", ["task"]
+    "pentimento_gateway_maintenance_failures_total", "Failed background tasks; they are retried.", ["task"]
 )
 ENTRIES = gauge("pentimento_gateway_entries_count", "Live entries.")
-SIZE_BYTES = gauge("pentimento_gateway_size_bytes", "Bytes of the objects of live entries.")
+SIZE_BYTES = gauge("pentimento_gateway_size_bytes", "Bytes of live entries' objects.")
 STORE_OBJECTS = gauge(
     "pentimento_gateway_store_objects_count",
-    "Objects of this cache in the object store at the last comparison, live or not.",
+    "This cache's objects in the store at the last comparison.",
 )
-STORE_SIZE_BYTES = gauge("pentimento_gateway_store_size_bytes", "Bytes of those objects.")
+STORE_SIZE_BYTES = gauge("pentimento_gateway_store_size_bytes", "Bytes of store_objects_count.")
 PINNED_OBJECTS = gauge(
-    "pentimento_gateway_pinned_objects_count", "Evicted objects that stay for a pin alone, at the last comparison."
+    "pentimento_gateway_pinned_objects_count", "Evicted objects kept only by a pin, at the last comparison."
 )
-PINNED_BYTES = gauge("pentimento_gateway_pinned_bytes", "Bytes of those pinned objects.")
-READ_ONLY = gauge("pentimento_gateway_read_only_count", "1 while the cache takes nothing new.")
-PLANS = counter("pentimento_gateway_plans_total", "Plans that the cache heard of: followed or refused.", ["outcome"])
+PINNED_BYTES = gauge("pentimento_gateway_pinned_bytes", "Bytes of pinned_objects_count.")
+READ_ONLY = gauge("pentimento_gateway_read_only_count", "1 while the cache is read-only.")
+PLANS = counter("pentimento_gateway_plans_total", "Plans followed or rejected.", ["outcome"])
 QUALITY_SAMPLES = counter(
     "pentimento_gateway_quality_samples_total",
-    "Hits painted again from noise: counted, repeated, or unmatched where no table has their threshold any more.",
+    "Hits generated again from noise: counted, repeated, or unmatched (no table has their threshold).",
     ["outcome"],
 )
 _THRESHOLD = ["model", "kind", "saved_share"]
 REUSE_SIMILARITY = gauge(
     "pentimento_gateway_reuse_threshold_similarity",
-    "Similarity from which on a model may skip that share of its steps, of profiled and in_force.",
+    "Least similarity for skipping saved_share of the steps: profiled and in_force.",
     [*_THRESHOLD, "which"],
 )
 KEPT_SHARE = gauge(
     "pentimento_gateway_reuse_kept_share",
-    "Share of hits painted again that kept the quality promised: low and high bound (95 %), and seen.",
+    "Share of sampled hits that kept the promised quality: low and high bound (95 %), and seen.",
     [*_THRESHOLD, "which"],
 )
 ACHIEVED_ALPHA = gauge(
     "pentimento_gateway_reuse_alpha_share",
-    "Share of the from-scratch quality that 95 % of hits painted again kept: low and high bound (95 %), and seen.",
+    "Share of the from-scratch quality that 95 % of sampled hits kept: low and high bound (95 %), and seen.",
     [*_THRESHOLD, "which"],
 )
-REUSE_SAMPLES = gauge(
-    "pentimento_gateway_reuse_samples_count", "Hits painted again that those figures are made of.", _THRESHOLD
-)
+REUSE_SAMPLES = gauge("pentimento_gateway_reuse_samples_count", "Sampled hits of a threshold.", _THRESHOLD)
 
 
 def publish_quality(model_digest: str, quality: ReuseQuality) -> None:

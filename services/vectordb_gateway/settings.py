@@ -41,69 +41,65 @@ class SelectionSettings:
     """When an entry is near enough: by thresholds that somebody gives, else by the model's selector profile, else
     never."""
 
-    selector_profiles: tuple[str, ...] = setting(
-        (), help="files of `pentimento bench selector-profile`, or directories of them"
-    )
+    selector_profiles: tuple[str, ...] = setting((), help="files or directories of `pentimento bench selector-profile`")
     selector_rule: RuleChoice = setting(
-        RuleChoice.PROFILE, help="by which rule the profiles' tables are read; profile: each by the one that it names"
+        RuleChoice.PROFILE, help="rule for the profiles' tables; profile: each profile's own"
     )
     cache_bias: int | None = setting(
         None,
-        help="rows of the profiles' tables that every K is moved by: above 0 saves more than they allow, below 0 less;"
-        " none: those of the plan where it is followed, else 0",
+        help="rows of the profiles' tables to move every K by: above 0 saves more than measured, "
+        "below 0 less; empty: the plan's if followed, else 0",
         minimum=-10,
         maximum=10,
     )
     cache_alpha: float | None = setting(
         None,
-        help="share of the from-scratch quality that hits keep where a request does not say; none: that of the plan"
-        " where it is followed, else whatever the profiles promise",
+        help="share of the from-scratch quality that hits keep if a request names none; empty: "
+        "the plan's if followed, else the profiles'",
         minimum=0,
         maximum=1,
     )
     unprofiled_reuse: bool = setting(
         False,
-        help="models without a selector profile reuse latents all the same, by NIRVANA's constants where no"
-        " latent_thresholds are given; the constants are of another encoder",
+        help="reuse latents of models without a selector profile, by NIRVANA's constants "
+        "(measured for another encoder) or latent_thresholds",
     )
     latent_thresholds: tuple[str, ...] = setting(
         (),
-        help="similarity:share pairs that stand over every selector profile; from that text-to-text similarity on, that"
-        " share of the steps may be skipped; empty for the profiles alone",
+        help="similarity:share pairs that override selector profiles: from that text-to-text "
+        "similarity on, that share of the steps may be skipped; empty: profiles only",
     )
-    image_thresholds: tuple[str, ...] = setting((), help="the same for text-to-image similarity and final images")
+    image_thresholds: tuple[str, ...] = setting((), help="the same for text-to-image similarity and images")
     profiled_quality: float = setting(
-        0.9, help="share of the from-scratch quality the thresholds were profiled for", minimum=0, maximum=1
+        0.9, help="share of the from-scratch quality that given thresholds promise", minimum=0, maximum=1
     )
     follow_quality: bool = setting(
-        True, help="thresholds rise where hits that were painted again did not keep the promised quality, and come back"
+        True,
+        help="raise thresholds if hits that were generated again kept less quality than promised, and lower them again",
     )
-    keep_latents_of_hits: bool = setting(
-        False, help="a picture that started from the cache leaves its later latents there, as those from noise do"
-    )
-    keep_images_of_hits: bool = setting(True, help="a picture that started from the cache is kept there itself")
+    keep_latents_of_hits: bool = setting(False, help="store the later latents of images that started from the cache")
+    keep_images_of_hits: bool = setting(True, help="store images that started from the cache")
     keep_light_stages: bool = setting(
         True,
-        help="pictures and latents of a cascade's earlier stages may enter the cache; no: those of its last stage alone"
-        " (MoDM's cache-large), whatever a plan says",
+        help="store images and latents of a cascade's earlier stages; off: only of the last stage "
+        "(MoDM's cache-large), whatever a plan says",
     )
     max_ancestor_depth: int = setting(
-        5, help="pictures in a row that may start from one another; the last of them is nobody's donor", minimum=1
+        5, help="longest chain of images that start from one another; the last is never reused", minimum=1
     )
     scratch_share: float = setting(
-        0.0, help="share of lookups that are misses whatever the cache has, for diversity", minimum=0, maximum=1
+        0.0, help="share of lookups that miss on purpose, for diversity", minimum=0, maximum=1
     )
     renoised_share: float = setting(
         RENOISED_SHARE,
-        help="share of its K steps by which a start of another seed's image is noised again, by the request's seed, so "
-        "that images from one entry differ; 0: those from one latent are the same image",
+        help="share of its K steps by which a start of another seed's image is noised again with "
+        "the request's seed, so that images from one entry differ; 0: they are the same image",
         minimum=0,
         maximum=1,
     )
     retaken_share: float = setting(
         RETAKEN_SHARE,
-        help="share of its K steps, one at least, that lead such a start back to step K and are not saved; 1: all that "
-        "were noised again are taken",
+        help="share of its K steps, at least one, that lead such a start back to step K and are not saved; 1: all",
         minimum=0,
         maximum=1,
     )
@@ -134,28 +130,26 @@ class SelectionSettings:
 class CapacitySettings:
     """How much the cache holds, and for how long what left it can still be read."""
 
-    max_entries: int = setting(20_000, help="entries held", minimum=1)
+    max_entries: int = setting(20_000, help="entries", minimum=1)
     max_size_bytes: int = setting(4096 * _MEBIBYTE, help="bytes of their latents and images", minimum=1)
     max_store_bytes: int = setting(
         0,
-        help="bytes of this cache in the object store, evicted and half-written entries too, above which it is "
-        "read-only until the next comparison; at least --max-size-bytes; 0: no limit",
+        help="bytes of this cache in the object store, with evicted and partial entries; beyond "
+        "it is read-only until the next comparison; at least --max-size-bytes; 0: no limit",
         minimum=0,
     )
     min_free_bytes: int = setting(
         256 * _MEBIBYTE, help="free bytes of the object store below which the cache is read-only", minimum=0
     )
-    tenant_share: float = setting(
-        1.0, help="share of entries and of bytes that one tenant may hold", minimum=0.001, maximum=1
-    )
+    tenant_share: float = setting(1.0, help="share of entries and bytes per tenant", minimum=0.001, maximum=1)
     eviction: EvictionChoice | None = setting(
         None,
-        help="when full, of the tenant that holds most: fifo evicts the oldest entry; lru, lfu, lcbfu (NIRVANA's) and "
-        "aged (uses fade) evict single latents and images by their uses; none takes nothing new. The same for all "
-        "gateways over one ledger. Not given: the plan's where it is followed, else fifo",
+        help="when full, from the tenant with most: fifo evicts the oldest entry; lru, lfu, lcbfu "
+        "(NIRVANA) and aged (uses decay) single latents and images by use; none: read-only. "
+        "Equal for all gateways of a ledger. Empty: the plan's if followed, else fifo",
     )
     object_grace_s: float = setting(
-        120.0, help="how long objects of an evicted entry stay for who just looked it up", minimum=0, maximum=86_400
+        120.0, help="time the objects of an evicted entry stay for running requests", minimum=0, maximum=86_400
     )
 
     def __post_init__(self) -> None:
@@ -182,17 +176,17 @@ class MatchPredictorSettings:
 
     match_predictor: MatchPredictorChoice = setting(
         MatchPredictorChoice.AUTO,
-        help="ask before a search whether a near entry is likely: auto while that gains time (and a search takes 2 ms "
-        "or more), off never, always at a recall of 0.95",
+        help="predict before a search whether a near entry is likely: auto while it gains time "
+        "and a search takes 2 ms or more, off, always at a recall of 0.95",
     )
     match_predictor_generation_s: float = setting(
         10.0,
-        help="seconds that a picture from noise takes, by which a forgone hit is weighed",
+        help="time of an image from noise, the cost of a missed hit",
         minimum=0.001,
         maximum=3600,
     )
     match_predictor_file: Path | None = setting(
-        None, help="file (npz) that a restarted gateway goes on from; none: what was learnt is learnt again"
+        None, help="npz file to continue from after a restart; empty: learn again"
     )
 
 
@@ -200,11 +194,11 @@ class MatchPredictorSettings:
 class GrantSettings:
     """How long an attempt may take from reserve to commit."""
 
-    grant_ttl_s: float = setting(900.0, help="life of a grant", minimum=0.1, maximum=86_400)
+    grant_ttl_s: float = setting(900.0, help="lifetime of a grant", minimum=0.1, maximum=86_400)
     max_open_grants: int = setting(4096, help="grants neither committed nor released", minimum=1)
-    tenant_open_grants: int = setting(1024, help="of these, grants of one tenant", minimum=1)
+    tenant_open_grants: int = setting(1024, help="the same for one tenant", minimum=1)
     grant_key_file: Path | None = setting(
-        None, help="keys shared with the workers, one a line; the first one signs grants", must_exist=True
+        None, help="keys shared with workers, one per line; the first signs", must_exist=True
     )
 
 
@@ -212,15 +206,18 @@ class GrantSettings:
 class MaintenanceSettings:
     """The background work: expiry, eviction, deletion, and putting right what crashes left."""
 
-    maintenance_interval_s: float = setting(1.0, help="between two rounds", minimum=0.01, maximum=3600)
+    maintenance_interval_s: float = setting(1.0, help="time between maintenance rounds", minimum=0.01, maximum=3600)
     reconcile_interval_s: float = setting(
-        600.0, help="between two comparisons of index, objects and ledger", minimum=0.01, maximum=86_400
+        600.0, help="time between comparisons of index, objects and ledger", minimum=0.01, maximum=86_400
     )
     unfinished_upload_s: float = setting(
-        3600.0, help="age at which an upload to S3 that never ended is deleted", minimum=0, maximum=604_800
+        3600.0, help="age at which an unfinished S3 upload is deleted", minimum=0, maximum=604_800
     )
     quarantine_s: float = setting(
-        3600.0, help="between the three bad readings after which an object is given up", minimum=0.01, maximum=604_800
+        3600.0,
+        help="time between the three bad readings before an object is quarantined",
+        minimum=0.01,
+        maximum=604_800,
     )
 
 
@@ -229,27 +226,25 @@ class IndexSettings:
     """When the embedded index is built anew, in a process beside it; a Qdrant server sees to that itself."""
 
     index_build_least_count: int = setting(
-        10_000, help="entries below which every search compares all of them and nothing is built", minimum=1
+        10_000, help="entries below which searches scan and no graph is built", minimum=1
     )
     index_build_share: float = setting(
         0.05,
-        help="share of the entries written since the last build at which the next one begins",
+        help="share of entries written since the last build that starts the next",
         minimum=0.001,
         maximum=1,
     )
     index_build_most_count: int = setting(
         20_000,
-        help="entries written since the last build at which the next one begins, whatever their share",
+        help="entries written since the last build that start the next, regardless of share",
         minimum=1,
     )
     index_search_candidates: int = setting(
         96,
-        help="candidates that a search through the graph keeps (HNSW's ef): more find more, and cost more",
+        help="candidates of a graph search (HNSW's ef): more find more and cost more",
         minimum=1,
     )
-    index_build_threads: int = setting(
-        1, help="threads of a build, which has the lowest priority", minimum=1, maximum=64
-    )
+    index_build_threads: int = setting(1, help="threads of a build, at lowest priority", minimum=1, maximum=64)
 
     def building(self) -> IndexBuilding:
         """As the index takes them."""
@@ -275,15 +270,15 @@ class GatewaySettings:
     index_url: str = setting(help="edge:///directory or qdrant://host:port[?collection=…&tls=true&api_key_file=…]")
     objects_url: str = setting(help="file:///directory or s3://bucket/prefix[?endpoint=…&region=…]")
     ledger_url: str = setting(help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…")
-    search_timeout_ms: int = setting(50, help="after which a lookup is answered as a miss", minimum=1, maximum=10_000)
+    search_timeout_ms: int = setting(50, help="time after which a lookup is a miss", minimum=1, maximum=10_000)
     follow_plan: bool = setting(
         False,
-        help="alpha, bias, eviction and what may enter the cache are the plan's in force, as far as no setting says"
-        " otherwise; needs a controller",
+        help="take alpha, bias, eviction and admission to the cache from the plan unless a "
+        "setting says otherwise; needs a controller",
     )
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
+    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
     advertise_address: str = setting(
-        "", help="where others reach this process; empty for the first listen address, by the host's name"
+        "", help="address for other processes; empty: the first listen address with the host's name"
     )
 
     def __post_init__(self) -> None:
