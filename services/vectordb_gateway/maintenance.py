@@ -97,10 +97,6 @@ class Maintenance:
         if self._quality is not None:
             self._try("follow_quality", self._quality.refresh)
 
-    def keep_predictor(self) -> None:
-        """Write what the predictor learnt to its file. Blocks; a file that cannot be written is logged."""
-        self._try("save_predictor", self._watch.save)
-
     def request_reconciliation(self) -> None:
         """Compare index, objects and ledger in the next round."""
         self._swept_at = self._compared_at = None

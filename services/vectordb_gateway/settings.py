@@ -185,9 +185,6 @@ class MatchPredictorSettings:
         minimum=0.001,
         maximum=3600,
     )
-    match_predictor_file: Path | None = setting(
-        None, help="npz file to continue from after a restart; empty: learn again"
-    )
 
 
 @dataclass(frozen=True)

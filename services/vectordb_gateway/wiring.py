@@ -108,7 +108,6 @@ class GatewayProcess(ServiceProcess):
         self.writing.close()
         self.neighbours.close()
         self.healing.close()
-        await asyncio.to_thread(self.maintenance.keep_predictor)
         try:
             await asyncio.to_thread(self.uses.write)
         except PentimentoError as error:

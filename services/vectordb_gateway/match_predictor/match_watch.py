@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from time import perf_counter
 
@@ -14,10 +13,8 @@ import numpy as np
 
 from pentimento.policies.match_prediction import GateSettings, LookupPrices, MatchGate, Ruling
 from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import EncoderBinding
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.match_predictor.predictor import MatchPredictor
-from services.vectordb_gateway.match_predictor.saved_predictor import UnusableFile, load_predictor, save_predictor
 from services.vectordb_gateway.settings import MatchPredictorChoice, MatchPredictorSettings
 
 logger = logging.getLogger(__name__)
@@ -154,14 +151,6 @@ class MatchWatch:
             self._gate.review(self.prices)
         self._publish()
 
-    def save(self) -> None:
-        """Write the predictor to its file, if there is one. Raises OSError."""
-        path, predictor = self._settings.match_predictor_file, self._predictor
-        if path is not None and predictor is not None:
-            with self._booking:
-                outcomes = self._gate.outcomes
-            save_predictor(path, self._ledger.cache_id, predictor, outcomes)
-
     def _is_worth_it(self) -> bool:
         if self._predictor is not None or self._always:
             return True
@@ -172,22 +161,7 @@ class MatchWatch:
     def _open(self) -> None:
         binding = self._ledger.binding()
         if self._predictor is None and binding is not None:
-            path = self._settings.match_predictor_file
-            self._predictor = MatchPredictor(binding) if path is None else self._reopened(path, binding)
-
-    def _reopened(self, path: Path, binding: EncoderBinding) -> MatchPredictor:
-        try:
-            predictor, outcomes = load_predictor(path, self._ledger.cache_id, binding)
-            if predictor.last_sequence > self._ledger.newest_number():
-                # A ledger that was restored gives numbers again: new entries would be taken for those it knows.
-                raise UnusableFile("is of a later state of this cache")
-        except UnusableFile as error:
-            if path.exists():
-                logger.warning("the match predictor is trained anew: its file %s", error)
-            return MatchPredictor(binding)
-        with self._booking:
-            self._gate.remember(outcomes)
-        return predictor
+            self._predictor = MatchPredictor(binding)
 
     def _retrain_if_stale(self) -> None:
         predictor = self._predictor
@@ -196,7 +170,6 @@ class MatchWatch:
             known_until = predictor.last_sequence
             predictor.retrain(np.array(self._ledger.live_sequences(), np.int64), known_until)
             metrics.PREDICTOR_TRAININGS.inc()
-            self.save()
 
     def _score(self, predictor: MatchPredictor, pools: Sequence[str], vector: bytes) -> float:
         began_s = perf_counter()

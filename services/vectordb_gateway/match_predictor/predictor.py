@@ -100,15 +100,6 @@ class MatchPredictor:
                 if len(entries)
             }
 
-    def models(self) -> dict[str, PoolModel]:
-        """Return what is known, by pool."""
-        return dict(self._pools)
-
-    def restore(self, models: dict[str, PoolModel], last_sequence: int) -> None:
-        """Changes state: go on from what an earlier process knew."""
-        with self._changing:
-            self._pools, self._last_sequence = dict(models), last_sequence
-
     def _score(self, model: PoolModel | None, code: Codes) -> float:
         if model is None or model.support is None:
             return math.inf

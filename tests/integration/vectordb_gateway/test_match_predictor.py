@@ -78,21 +78,3 @@ async def test_a_training_that_fails_costs_no_lookup(tmp_path: Path, monkeypatch
 
         assert isinstance(hit.start, FromLatent)
         assert await skips(gateway) == 0
-
-
-async def test_a_restarted_gateway_skips_again_from_its_file_and_learns_anew_from_a_torn_one(tmp_path: Path) -> None:
-    flags = ("--match-predictor", "always", "--match-predictor-file", str(tmp_path / "predictor.npz"))
-    async with running_gateway(tmp_path, *flags) as gateway:
-        await teach(gateway)
-    async with running_gateway(tmp_path, *flags) as gateway:
-        await gateway.lookup(embedding(1))
-        await asyncio.to_thread(gateway.maintain)
-        remembered = await skips(gateway)
-    (tmp_path / "predictor.npz").write_bytes(b"torn")
-    async with running_gateway(tmp_path, *flags) as gateway:
-        await gateway.lookup(embedding(1))
-        await asyncio.to_thread(gateway.maintain)
-        forgotten = await skips(gateway)
-
-    assert remembered >= 25
-    assert forgotten == 0

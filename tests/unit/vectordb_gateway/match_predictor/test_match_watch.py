@@ -1,7 +1,6 @@
 """The predictor beside lookups: a real ledger, a real SVM, and searches that take what the test says."""
 
 import itertools
-import logging
 import shutil
 import threading
 import uuid
@@ -319,61 +318,3 @@ def test_a_training_that_fails_leaves_lookups_as_they_were(
         watch.maintain()
 
     assert rulings(watch, STRANGE[:50]) == [Ruling.SEARCH] * 50
-
-
-def test_a_restarted_gateway_goes_on_without_training(
-    ledger: CacheLedger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = replace(AUTO, match_predictor_file=tmp_path / "predictor.npz")
-    learnt(ledger, kept).save()
-    monkeypatch.setattr(predictor_module, "fit_support", lambda codes: pytest.fail("it was trained"))
-
-    watch = MatchWatch(ledger, kept, Random(0))
-    rulings(watch, NEAR[:64], saved_share=0.2)
-    watch.maintain()
-
-    assert rulings(watch, STRANGE[300:]).count(Ruling.SKIP) >= 75
-
-
-def test_entries_that_came_after_the_ledger_was_restored_are_searched_for(
-    ledger: CacheLedger, filled: Path, tmp_path: Path
-) -> None:
-    kept = replace(AUTO, match_predictor_file=tmp_path / "predictor.npz")
-    watch = learnt(ledger, kept)
-    for row in STRANGE[350:352]:
-        commit(ledger, row).result()
-    watch.maintain()
-    watch.save()
-    shutil.copy(filled, tmp_path / "restored.sqlite")
-    restored = open_cache_ledger(f"sqlite:///{tmp_path}/restored.sqlite")
-
-    watch = learnt(restored, kept)
-    before = ask(watch, STRANGE[390])
-    commit(restored, STRANGE[390]).result()
-    watch.follow()
-
-    assert before is not Ruling.SEARCH
-    assert ask(watch, STRANGE[390], saved_share=0.5) is Ruling.SEARCH
-    restored.close()
-
-
-@pytest.mark.parametrize("what", ["torn", "encoder"])
-def test_a_file_that_cannot_be_used_is_told_and_trained_anew(
-    ledger: CacheLedger, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
-) -> None:
-    kept = replace(AUTO, match_predictor_file=tmp_path / "predictor.npz")
-    learnt(ledger, kept).save()
-    path = tmp_path / "predictor.npz"
-    if what == "torn":
-        path.write_bytes(path.read_bytes()[:1000])
-    else:
-        with np.load(path) as arrays:
-            changed = {name: arrays[name] for name in arrays.files} | {"encoder_digest": np.array("sha256:other")}
-        with path.open("wb") as file:
-            np.savez(file, **changed)
-
-    with caplog.at_level(logging.WARNING):
-        watch = learnt(ledger, kept)
-
-    assert "the match predictor is trained anew" in caplog.text
-    assert rulings(watch, STRANGE[300:]).count(Ruling.SKIP) >= 75
