@@ -17,18 +17,18 @@ from pentimento.settings.errors import SettingsError
 SUBCOMMANDS = {
     "up": "start the suite as local processes and keep it up",
     "down": "stop the suite that runs here",
-    "generate": "paint pictures from prompts",
-    "jobs": "submit requests that go on without you, list them, wait for them",
-    "replay": "paint a picture again, from the file it was saved in",
-    "pin": "keep what a picture started from, so that it can be replayed",
-    "unpin": "keep it no longer than that of others",
+    "generate": "generate images from prompts",
+    "jobs": "submit requests that run without you, list them, wait for them",
+    "replay": "generate an image again, from its saved file",
+    "pin": "keep what an image started from, for later replays",
+    "unpin": "end a pin",
     "status": "show the fleet",
     "models": "register models and cascades, list and remove them",
-    "scale": "have more or fewer processes of a service",
+    "scale": "change the number of processes of a service",
     "adapters": "add, list and remove LoRAs while the suite serves",
     "serve": "run one service in the foreground",
     "token": "make tokens",
-    "tenant": "make tenants, their keys and quotas, and see what they use",
+    "tenant": "manage tenants, their keys and quotas, and show usage",
     "journal": "renew a journal that was lost or restored",
     "simulate": "play a scenario in virtual time",
     "bench": "measure what a model costs, or a suite under load",
@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pentimento")
 def cli() -> None:
-    """Serves text-to-image diffusion models, and asks them for pictures."""
+    """Serve text-to-image diffusion models and generate images with them."""
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ def list_all(as_json: bool, **options: Any) -> None:
 def remove(name: str, as_json: bool, **options: Any) -> None:
     """Takes a LoRA away: no new request may ask for it."""
     _asked(options, lambda client: client.remove_lora(name))
-    say({"removed": name}, f"{name} is not served to new requests any more", as_json=as_json)
+    say({"removed": name}, f"{name} is removed for new requests", as_json=as_json)
 
 
 def _asked(options: dict[str, Any], question: Callable[[AdapterRegistryClient], Awaitable[T]]) -> T:

@@ -43,14 +43,14 @@ class BenchGroup(click.Group):
 
 @click.group(cls=BenchGroup)
 def bench() -> None:
-    """Measures this machine, or a suite under load."""
+    """Measure this machine, or a suite under load."""
 
 
 @bench.command(cls=ForwardingCommand, context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("model")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def profile(model: str, flags: tuple[str, ...]) -> None:
-    """Writes what MODEL (a registry name or a diffusers directory) costs here: seconds of a denoising step by size and
+    """Measure what MODEL (a registry name or a diffusers directory) costs here: seconds of a denoising step by size and
     batch, and memory. `pentimento bench profile MODEL --help` lists the FLAGS."""
     os.environ["PYTHONPATH"] = source_path()
     command = [sys.executable, "-P", "-m", "services.unet_worker.profile", "--model", str(find_model(model).path)]
@@ -59,20 +59,18 @@ def profile(model: str, flags: tuple[str, ...]) -> None:
 
 @bench.command("selector-profile", context_settings={"ignore_unknown_options": True})
 @click.argument("model")
-@click.option(
-    "--prompts", type=PRESENT, required=True, help="prompts in the order they came (.txt, .tsv, .csv, .jsonl)"
-)
-@click.option("--small", metavar="MODEL", help="profile the images too that this model refines, against MODEL's own")
-@click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, help="encoder that the cache searches by")
-@click.option("--embedder-address", help="an embedder that runs already, instead of one started for this")
+@click.option("--prompts", type=PRESENT, required=True, help="prompts in arrival order (.txt, .tsv, .csv, .jsonl)")
+@click.option("--small", metavar="MODEL", help="also profile images that this model refines, against MODEL's own")
+@click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, help="encoder of the cache")
+@click.option("--embedder-address", help="a running embedder, instead of one started for this")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def selector_profile(
     model: str, prompts: Path, small: str | None, encoder: str, embedder_address: str | None, flags: tuple[str, ...]
 ) -> None:
-    """Writes from which similarity of two prompts on MODEL (a registry name or a diffusers directory) may start from
-    the other's latents, so that the picture keeps its quality (NIRVANA, Algorithm 1). Paints every prompt from scratch
-    and from the nearest one before it: minutes for hundreds of them. `python -m services.unet_worker.selector_profile
-    --help` lists the FLAGS beside these."""
+    """Measure the least similarity of two prompts at which MODEL (a registry name or a diffusers directory) may start
+    from the other's latents and keep the image's quality (NIRVANA, Algorithm 1). Generates every prompt from scratch
+    and from the nearest earlier one: minutes for hundreds of prompts. `python -m services.unet_worker.selector_profile
+    --help` lists further FLAGS."""
     arguments = ["--model", str(find_model(model).path), "--prompts", str(prompts), *flags]
     if small is not None:
         arguments += ["--small-model", str(find_model(small).path)]
@@ -81,16 +79,16 @@ def selector_profile(
 
 @bench.command("thinning-profile", context_settings={"ignore_unknown_options": True})
 @click.argument("model")
-@click.option("--prompts", type=PRESENT, required=True, help="prompts to paint (.txt, .tsv, .csv, .jsonl)")
+@click.option("--prompts", type=PRESENT, required=True, help="prompts (.txt, .tsv, .csv, .jsonl)")
 @click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, help="encoder that measures quality")
-@click.option("--embedder-address", help="an embedder that runs already, instead of one started for this")
+@click.option("--embedder-address", help="a running embedder, instead of one started for this")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def thinning_profile(
     model: str, prompts: Path, encoder: str, embedder_address: str | None, flags: tuple[str, ...]
 ) -> None:
-    """Writes how many steps of MODEL (a registry name or a diffusers directory) may be left out, and from which step
-    on, so that the picture keeps its quality. Paints every prompt with all steps and with ever fewer of them: minutes
-    for hundreds of them. `python -m services.unet_worker.thinning_profile --help` lists the FLAGS beside these."""
+    """Measure how many steps of MODEL (a registry name or a diffusers directory) may be skipped, and from which step
+    on, so that the image keeps its quality. Generates every prompt with all steps and with fewer and fewer: minutes
+    for hundreds of prompts. `python -m services.unet_worker.thinning_profile --help` lists further FLAGS."""
     arguments = ["--model", str(find_model(model).path), "--prompts", str(prompts), *flags]
     _run_with_encoder("services.unet_worker.thinning_profile", arguments, encoder, embedder_address)
 
@@ -98,17 +96,17 @@ def thinning_profile(
 @bench.command("handover-profile", context_settings={"ignore_unknown_options": True})
 @click.argument("light")
 @click.argument("heavy")
-@click.option("--prompts", type=PRESENT, required=True, help="prompts to paint (.txt, .tsv, .csv, .jsonl)")
+@click.option("--prompts", type=PRESENT, required=True, help="prompts (.txt, .tsv, .csv, .jsonl)")
 @click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, help="encoder that measures quality")
-@click.option("--embedder-address", help="an embedder that runs already, instead of one started for this")
+@click.option("--embedder-address", help="a running embedder, instead of one started for this")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def handover_profile(
     light: str, heavy: str, prompts: Path, encoder: str, embedder_address: str | None, flags: tuple[str, ...]
 ) -> None:
-    """Writes how many of HEAVY's steps a cascade may leave out because HEAVY starts from LIGHT's picture (registry
-    names or diffusers directories), so that its own keep their quality (DiffServe, section 5). Paints every prompt with
-    both, and with HEAVY from LIGHT's pictures: minutes for hundreds of them. `python -m
-    services.unet_worker.handover_profile --help` lists the FLAGS beside these."""
+    """Measure how many of HEAVY's steps a cascade may skip because HEAVY starts from LIGHT's image (registry names or
+    diffusers directories) and keeps its quality (DiffServe, section 5). Generates every prompt with both, and with
+    HEAVY from LIGHT's images: minutes for hundreds of prompts. `python -m services.unet_worker.handover_profile
+    --help` lists further FLAGS."""
     arguments = ["--model", str(find_model(heavy).path), "--light-model", str(find_model(light).path)]
     arguments += ["--prompts", str(prompts), *flags]
     _run_with_encoder("services.unet_worker.handover_profile", arguments, encoder, embedder_address)
@@ -127,14 +125,13 @@ def _run_with_encoder(module: str, arguments: list[str], encoder: str, embedder_
 
 @bench.command("lora-bound", context_settings={"ignore_unknown_options": True})
 @click.argument("model")
-@click.option("--loras", required=True, metavar="tiny|DIR", help="directory of LoRAs; `tiny`: those of the tiny models")
-@click.option("--prompts", type=PRESENT, required=True, help="prompts to paint (.txt, .tsv, .csv, .jsonl)")
+@click.option("--loras", required=True, metavar="tiny|DIR", help="directory of LoRAs; `tiny`: the tiny models' LoRAs")
+@click.option("--prompts", type=PRESENT, required=True, help="prompts (.txt, .tsv, .csv, .jsonl)")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def lora_bound(model: str, loras: str, prompts: Path, flags: tuple[str, ...]) -> None:
-    """Writes how many steps of MODEL (a registry name or a diffusers directory) may run before each LoRA of a directory
-    takes effect, so that the picture stays what it is with the LoRA from the start (Katz, section 6). Paints every
-    prompt without, with and with a late LoRA: minutes a LoRA. `python -m services.unet_worker.lora_bound --help` lists
-    the FLAGS beside these."""
+    """Measure how many steps of MODEL (a registry name or a diffusers directory) may run before a LoRA takes effect, so
+    that the image equals the one with the LoRA from the start (Katz, section 6). Generates every prompt without, with
+    and with a late LoRA: minutes per LoRA. `python -m services.unet_worker.lora_bound --help` lists further FLAGS."""
     os.environ["PYTHONPATH"] = source_path()
     directory = find_loras(loras)
     if directory is None:

@@ -42,69 +42,64 @@ MOST_PX = 2**63 - 1
     "--prompts-file",
     # Some editors begin a file with a mark of its encoding, which is no part of the first prompt.
     type=click.File(encoding="utf-8-sig", errors="surrogateescape"),
-    help="a prompt a line, - for standard input; blank lines are passed over",
+    help="one prompt per line, - for standard input; blank lines are skipped",
 )
-@click.option("--count", type=COUNT, metavar="N", help="pictures of each prompt, by seeds one after the other")
+@click.option("--count", type=COUNT, metavar="N", help="images per prompt, with consecutive seeds")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [picture-SEED.png]")
 @click.option(
     "--output-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="where pictures go that --output does not name: several as PROMPT-INDEX-SEED.png [the current directory]",
+    help="directory of images without --output; several are PROMPT-INDEX-SEED.png [the current directory]",
 )
-@click.option(
-    "--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="prompts that are asked for at once"
-)
-@click.option("--negative-prompt", default="", help="what the picture should not show")
-@click.option("--model", default="", help="a name of `pentimento status`; the suite's default otherwise")
-@click.option("--steps", type=INT64, metavar="N", help="denoising steps; the model's own otherwise")
+@click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="prompts in parallel")
+@click.option("--negative-prompt", default="", help="what the image should not show")
+@click.option("--model", default="", help="a name from `pentimento status` [the suite's default]")
+@click.option("--steps", type=INT64, metavar="N", help="denoising steps [the model's own]")
 @click.option("--guidance-scale", type=FINITE, help="weight of the prompt")
-@click.option("--scheduler", default="", help="ddim, euler, …; the model's own otherwise")
-@click.option("--seed", type=UINT64, metavar="N", help="the same seed paints the same picture; random otherwise")
+@click.option("--scheduler", default="", help="ddim, euler, … [the model's own]")
+@click.option("--seed", type=UINT64, metavar="N", help="equal seeds give equal images [random]")
 @click.option(
-    "--size", metavar="WIDTHxHEIGHT", help="pixels, such as 64x64; otherwise those of --init-image, or the model's own"
+    "--size", metavar="WIDTHxHEIGHT", help="pixels, such as 64x64 [those of --init-image, or the model's own]"
 )
-@click.option(
-    "--init-image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="picture to start from"
-)
+@click.option("--init-image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="image to start from")
 @click.option(
     "--mask",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="PNG of the size of --init-image: it changes where that is white or transparent; without one where the image"
-    " itself is transparent, or everywhere",
+    help="PNG of the size of --init-image: white or transparent where the image may change [where --init-image is"
+    " transparent, or everywhere]",
 )
-@click.option("--strength", type=FINITE, default=0.8, show_default=True, help="how much of --init-image to paint over")
-@click.option("--lora", "loras", multiple=True, metavar=LORA_FORM, help="paint with this LoRA; may be repeated")
+@click.option(
+    "--strength", type=FINITE, default=0.8, show_default=True, help="how much of --init-image to change, 0 to 1"
+)
+@click.option("--lora", "loras", multiple=True, metavar=LORA_FORM, help="use this LoRA; may be repeated")
 @click.option(
     "--controlnet",
     "controlnets",
     multiple=True,
     metavar=CONTROLNET_FORM,
-    help="follow an image by this ControlNet, from one share of the steps to another; may be repeated",
+    help="use this ControlNet with an image, for a range of the steps; may be repeated",
 )
 @click.option(
     "--preview",
     type=click.IntRange(0, 1000),
     default=0,
     metavar="N",
-    help="write PREVIEW.png every N steps, beside the output",
+    help="write a preview every N steps, next to the output",
 )
 @click.option(
     "--binding-steps/--no-binding-steps",
     default=None,
-    help="take all steps, whatever the load; so it is where --steps names a number [otherwise the suite may leave some"
-    " out]",
+    help="run all steps under any load; the default with --steps [otherwise the suite may skip some]",
 )
 @click.option("--no-cache", is_flag=True, help="neither start from the cache nor write to it")
-@click.option(
-    "--pin", metavar="TIME", help="keep what it starts from so long (30d, 12h, 90m), so that it can be replayed"
-)
-@click.option("--deadline", type=FINITE, metavar="SECONDS", help="give up after that long")
-@click.option("--idempotency-key", default="", help="a repeated call with the same key gets the first one's picture")
+@click.option("--pin", metavar="TIME", help="keep the start for replays (30d, 12h, 90m)")
+@click.option("--deadline", type=FINITE, metavar="SECONDS", help="fail after this time")
+@click.option("--idempotency-key", default="", help="a repeated call with the same key gets the first one's image")
 @json_option
 @connection_options
 def generate(prompts: tuple[str, ...], output: Path | None, as_json: bool, **options: Any) -> None:
-    """Paints each PROMPT and saves PNGs that carry their own provenance. Ctrl-C cancels what is under way."""
+    """Generate an image for each PROMPT and save PNGs with their provenance. Ctrl-C cancels running requests."""
     prompts = all_prompts(prompts, options["prompts_file"])
     if len(prompts) > 1 or options["count"] not in (None, 1):
         check_for_many(output, options)
@@ -139,7 +134,7 @@ def all_prompts(given: tuple[str, ...], file: Iterable[str] | None) -> tuple[str
     InvalidArgument for one that is no text."""
     prompts = (*given, *(line.strip() for line in file or () if line.strip()))
     if not prompts:
-        raise click.UsageError("say what to paint: PROMPT, or --prompts-file FILE")
+        raise click.UsageError("give a prompt: PROMPT, or --prompts-file FILE")
     for number, prompt in enumerate(prompts, start=1) if len(prompts) > 1 else ():
         valid_text(prompt, f"prompt {number}")
     return prompts
@@ -148,9 +143,9 @@ def all_prompts(given: tuple[str, ...], file: Iterable[str] | None) -> tuple[str
 def check_for_many(output: Path | None, options: dict[str, Any]) -> None:
     """Raise UsageError for options that only one image can have."""
     if output is not None:
-        raise click.UsageError("--output is for one picture; several go to --output-dir")
+        raise click.UsageError("--output is for one image; several go to --output-dir")
     if options["preview"]:
-        raise click.UsageError("--preview is for one picture")
+        raise click.UsageError("--preview is for one image")
 
 
 def paint_many(prompts: Sequence[str], options: dict[str, Any], *, as_json: bool) -> None:
@@ -205,7 +200,7 @@ def init_image_from(image: Path | None, mask: Path | None, strength: float) -> I
     """Return the image to start from with its mask. Raises UsageError for a mask without an image."""
     if image is None:
         if mask is not None:
-            raise click.UsageError("--mask says where --init-image is painted over; there is none")
+            raise click.UsageError("--mask needs --init-image")
         return None
     return InitImage(read_image("init-image", image), strength, read_image("mask", mask) if mask is not None else b"")
 
@@ -262,7 +257,7 @@ def watch(events: Generator[GenerateEvent, None, None], output: Path, *, quiet: 
                 case Completed():
                     picture = Picture.of(event)
     if picture is None:
-        raise Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")
+        raise Internal("STREAM_ENDED_EARLY", "the stream ended without an image and without an error")
     return picture
 
 
@@ -276,9 +271,9 @@ def cascade_in_words(provenance: Provenance) -> list[str]:
     if len(models) < 2:
         return []
     painted_by, confidence = provenance.spec.model, provenance.discriminator_confidence
-    ended = f"painted by {painted_by}"
+    ended = f"generated by {painted_by}"
     if painted_by != models[-1] and confidence is not None:
-        ended = f"the picture of {painted_by} was kept, the discriminator's confidence in it is {confidence:.2f}"
+        ended = f"the image of {painted_by} was accepted with confidence {confidence:.2f}"
     elif painted_by == models[-1]:
         ended += f", after {', '.join(models[:-1])}"
     return [f"cascade {' → '.join(models)}: {ended}"]

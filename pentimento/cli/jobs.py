@@ -49,17 +49,17 @@ NOT_OFFERED = frozenset(str(option.name) for option in generate.params) - REQUES
 
 @click.group()
 def jobs() -> None:
-    """Submits requests that go on without you, and finds them again."""
+    """Submit requests that run without you, and find them again."""
 
 
 @jobs.command()
 @click.argument("prompt")
 @click.option("--idempotency-key", default="", help="a repeated call with the same key finds the first one's job")
-@click.option("--webhook", default="", metavar="URL", help="called once the job has ended, where the suite allows it")
+@click.option("--webhook", default="", metavar="URL", help="called when the job has ended, if the suite allows it")
 @json_option
 @connection_options
 def submit(prompt: str, idempotency_key: str, webhook: str, as_json: bool, **options: Any) -> None:
-    """Has PROMPT painted as a job, and prints its id."""
+    """Submit PROMPT as a job and print its id."""
     # One picture: a job of several is the API's to ask for.
     request = request_from(prompt, {**dict.fromkeys(NOT_OFFERED), **options})
     with frontdoor_client(options) as client:
@@ -77,13 +77,13 @@ submit.params += [option for option in generate.params if option.name in REQUEST
     "states",
     multiple=True,
     type=click.Choice([state.value for state in RequestState]),
-    help="those in this state alone; may be repeated",
+    help="only jobs in this state; may be repeated",
 )
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="at most so many")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="most jobs to list")
 @json_option
 @connection_options
 def list_all(states: tuple[str, ...], limit: int, as_json: bool, **options: Any) -> None:
-    """Shows your jobs, newest first."""
+    """List your jobs, newest first."""
     with frontdoor_client(options) as client, closing(client.jobs(*map(RequestState, states))) as found:
         for _, one in zip(range(limit), found, strict=False):
             click.echo(json.dumps(document(one)) if as_json else line(one))
@@ -94,7 +94,7 @@ def list_all(states: tuple[str, ...], limit: int, as_json: bool, **options: Any)
 @json_option
 @connection_options
 def show(request_id: str, as_json: bool, **options: Any) -> None:
-    """Shows how far a job is."""
+    """Show the progress of a job."""
     with frontdoor_client(options) as client:
         status = client.get_request(request_id, omit_image=True)
     click.echo(json.dumps(status_document(status)) if as_json else status_text(status))
@@ -106,14 +106,14 @@ def show(request_id: str, as_json: bool, **options: Any) -> None:
 @json_option
 @connection_options
 def wait(request_id: str, output: Path | None, as_json: bool, **options: Any) -> None:
-    """Waits for a job and saves its picture, of several each as PICTURE_ID.png, or .jpeg or .webp where it is that.
-    Ctrl-C leaves the job running."""
+    """Wait for a job and save its image, or each of several as IMAGE_ID.png (.jpeg, .webp). Ctrl-C leaves the job
+    running."""
     target = output or Path(f"{request_id}.png")
     check_folder("output", target)
     with frontdoor_client(options, PATIENT) as client:
         if client.get_request(request_id, omit_image=True).pictures:
             if output is not None:
-                raise click.UsageError("--output is for one picture; each of several is saved under its own id")
+                raise click.UsageError("--output is for one image; each of several is saved under its own id")
             save_all(client.wait_all(request_id), as_json=as_json)
             return
         with closing(client.attach(request_id)) as events:

@@ -150,4 +150,4 @@ def _tell_failure(place: tuple[int, int], error: PentimentoError, *, as_json: bo
         failed = {"reason": error.reason, "message": error.message}
         click.echo(json.dumps({"prompt_number": place[0], "image_index": place[1], "error": failed}))
     else:
-        click.echo(f"prompt {place[0]}, picture {place[1]}: {error.message}", err=True)
+        click.echo(f"prompt {place[0]}, image {place[1]}: {error.message}", err=True)

@@ -31,20 +31,20 @@ _SHOWN_DIGEST = 19
 
 @click.group()
 def models() -> None:
-    """Registers models and cascades with the controller, lists and removes them. It takes an administrator's token."""
+    """Register models and cascades with the controller, list and remove them. Needs an administrator's token."""
 
 
 @models.command()
 @click.argument("name")
 @click.argument("model")
-@click.option("--licence", default="", help="SPDX identifier or name; empty for that of the model's registry")
-@click.option("--profile", "profiles", multiple=True, type=FILE, help="of `bench profile`, once a kind of device")
+@click.option("--licence", default="", help="SPDX identifier or name [from the model's registry]")
+@click.option("--profile", "profiles", multiple=True, type=FILE, help="file of `bench profile`, one per kind of device")
 @json_option
 @controller_options
 def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
-    """Registers MODEL (a registry name or a diffusers directory, safetensors only) as NAME.
+    """Register MODEL (a registry name or a diffusers directory, safetensors only) as NAME.
 
-    Its files are judged as a worker judges them, and their digest is registered; the weights stay where they are.
+    Its files are validated as a worker does, and their digest is registered; the weights stay where they are.
     """
     if not name:
         raise InvalidArgument.of("name", "must not be empty")
@@ -57,16 +57,20 @@ def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], as_json
 @models.command("add-cascade")
 @click.argument("file", type=FILE)
 @click.option(
-    "--handover-profile", "profiles", multiple=True, type=FILE, help="of `bench handover-profile`, once a hand-over"
+    "--handover-profile",
+    "profiles",
+    multiple=True,
+    type=FILE,
+    help="file of `bench handover-profile`, one per hand-over",
 )
 @json_option
 @controller_options
 def add_cascade(file: Path, profiles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
-    """Registers the cascade that FILE describes, as JSON: `models`, light first, and one of `handovers` for each but
-    the last, with `discriminator` (`light>heavy`), `discriminator_digest`, and f(t) as `thresholds` and `shares`.
+    """Register the cascade in FILE, as JSON: `models`, light first, and `handovers`, one for each but the last, with
+    `discriminator` (`light>heavy`), `discriminator_digest`, and f(t) as `thresholds` and `shares`.
 
-    Where a model may start from the picture before it, a hand-over profile of both models says what share of its steps
-    that spares; without one, `reuse_share` of the hand-over may state it.
+    If a model may start from the earlier model's image, a hand-over profile of both, or `reuse_share` of the hand-over,
+    gives the share of steps saved.
     """
     stated, texts = read_cascade(file), tuple(map(profile_text, profiles))
     cascade = call(options, lambda client: client.register_cascade(stated, CALL_TIMEOUT_S, handover_profiles=texts))
@@ -77,7 +81,7 @@ def add_cascade(file: Path, profiles: tuple[Path, ...], as_json: bool, **options
 @json_option
 @controller_options
 def list_registered(as_json: bool, **options: Any) -> None:
-    """Lists what is registered."""
+    """List registered models and cascades."""
     registered = call(options, lambda client: client.registered(CALL_TIMEOUT_S))
     if as_json:
         say(to_json(registered), "", as_json=True)
@@ -92,13 +96,13 @@ def list_registered(as_json: bool, **options: Any) -> None:
 @json_option
 @controller_options
 def remove(name: str, as_json: bool, **options: Any) -> None:
-    """Removes the model NAME, or the cascade of that name (`light>heavy`, or as `list` prints it)."""
+    """Remove the model NAME, or the cascade of that name (`light>heavy`, or as `list` prints it)."""
     name = name.replace(" → ", ">")
     if ">" in name:
         call(options, lambda client: client.remove_cascade(name, CALL_TIMEOUT_S))
     else:
         call(options, lambda client: client.remove_model(name, CALL_TIMEOUT_S))
-    say({"removed": name}, f"{name} is not registered any more", as_json=as_json)
+    say({"removed": name}, f"{name} is removed", as_json=as_json)
 
 
 def call(options: dict[str, Any], question: Callable[[ModelRepositoryClient], Awaitable[T]]) -> T:

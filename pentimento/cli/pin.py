@@ -1,4 +1,4 @@
-"""`pentimento pin PICTURE.png --for 30d`."""
+"""`pentimento pin IMAGE.png --for 30d`."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,15 +15,15 @@ from pentimento.domain.image_request import PinnedPicture
 
 
 @click.command()
-@click.argument("picture", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("picture", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--for", "duration", required=True, metavar="TIME", help="from now: 30d, 12h, 90m")
 @json_option
 @connection_options
 def pin(picture: Path, duration: str, as_json: bool, **options: Any) -> None:
-    """Keeps what PICTURE started from, a PNG of `pentimento generate`, so that it can be replayed until then.
+    """Keep the start of IMAGE, a PNG of `pentimento generate`, so that it can be replayed until then.
 
-    Called again, the new time counts. What the request came with is kept only where it asked for a pin itself
-    (`generate --pin`); else a replay needs it again.
+    A repeated call sets a new time. Input images are kept only by `generate --pin`; otherwise a replay needs them
+    again.
     """
     request_id, asked_ms = request_id_of(read_file(picture)), duration_ms("for", duration)
     with frontdoor_client(options) as client:
@@ -34,5 +34,5 @@ def pin(picture: Path, duration: str, as_json: bool, **options: Any) -> None:
 def told(picture: Path, pinned: PinnedPicture) -> str:
     """Say until when the picture can be replayed, and what that takes."""
     until = datetime.fromtimestamp(pinned.expires_at_ms / 1000, UTC)
-    needs = "" if pinned.inputs_kept else "; a replay needs the image that it was painted from"
+    needs = "" if pinned.inputs_kept else "; a replay needs its input image"
     return f"{picture} can be replayed until {until:%Y-%m-%d %H:%M} UTC ({pinned.size_bytes} bytes pinned{needs})"

@@ -1,4 +1,4 @@
-"""`pentimento replay PICTURE.png`."""
+"""`pentimento replay IMAGE.png`."""
 
 import io
 import json
@@ -25,36 +25,33 @@ INIT_IMAGE, MASK, CONDITIONING_IMAGE = "init_image.image", "init_image.mask", "c
 
 
 @click.command()
-@click.argument("picture", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [PICTURE-replay.png]"
-)
+@click.argument("picture", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [IMAGE-replay.png]")
 @click.option(
     "--init-image",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="the picture that the request came with, where it came with one",
+    help="the request's input image, if it had one",
 )
 @click.option(
     "--mask",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="the mask of that picture, where the request came with one",
+    help="the request's mask, if it had one",
 )
 @click.option(
     "--conditioning-image",
     "conditioning_images",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="the image that the request's first ControlNet went by; repeated, those of the others in their order",
+    help="conditioning image of the request's first ControlNet; repeat for the others, in order",
 )
-@click.option("--deadline", type=FINITE, metavar="SECONDS", help="give up after that long")
+@click.option("--deadline", type=FINITE, metavar="SECONDS", help="fail after this time")
 @json_option
 @connection_options
 def replay(picture: Path, output: Path | None, as_json: bool, **options: Any) -> int:
-    """Generates the image of PICTURE again, a PNG of `pentimento generate`: from the same start, on the same weights,
-    alone.
+    """Generate IMAGE, a PNG of `pentimento generate`, again: from the same start, with the same weights, alone.
 
-    The pixels are the same where the image was generated alone too, on the same kind of device and by the same build.
-    The exit code is 0 for the same pixels, and 3 for others.
+    The pixels are equal if IMAGE was also generated alone, on the same kind of device and by the same build. The exit
+    code is 0 for equal pixels and 3 for others.
     """
     png = read_file(picture)
     request = request_of(png, options)
@@ -109,7 +106,7 @@ def request_id_of(png: bytes) -> str:
     """Return the request that a picture's file names. Raises InvalidArgument where it names none."""
     request_id = read_provenance(png).get("request_id")
     if not isinstance(request_id, str) or not request_id.isascii():
-        raise InvalidArgument.of("png", "must name the request that it was painted for")
+        raise InvalidArgument.of("png", "must name the request that it was generated for")
     return request_id
 
 

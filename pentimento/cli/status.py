@@ -40,14 +40,14 @@ ADDRESSES = ("controller_address", "frontdoor_address", "gateway_address")
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="stay, and look again every second")
+@click.option("--watch", is_flag=True, help="refresh every second")
 @click.option(
     "--record",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="with --watch: a line a look, for `bench allocation`",
+    help="with --watch: a line per refresh, for `bench allocation`",
 )
 @json_option
-@click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here, or alone")
+@click.option("--controller-address", help="host:port or unix:/path, instead of the local suite's")
 @click.option("--frontdoor-address", help="likewise")
 @click.option("--gateway-address", help="likewise")
 @tls_options
@@ -61,10 +61,10 @@ def status(
     state_dir: Path,
     **options: Any,
 ) -> None:
-    """Shows who is up, the models they hold, queues, running work, the cache and the plan in force. Exits with 1 where
-    nobody answers, unless it stays: with --watch --json every look is a line."""
+    """Show replicas, their models, queues, running work, the cache and the plan. The exit code is 1 if no process
+    answers. With --watch --json each refresh is a line."""
     if record is not None and not watch:
-        raise click.UsageError("--record is written with --watch alone")
+        raise click.UsageError("--record needs --watch")
     addresses = {name: options[name] for name in ADDRESSES}
     places = find_places(addresses, read_token(token), client_settings(**tls_files(options)), state_dir)
     if watch:

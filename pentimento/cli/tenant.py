@@ -44,13 +44,13 @@ def admin_options(command: Command) -> Command:
 def quota_options(command: Command) -> Command:
     """Say what a tenant may ask for."""
     for option in (
-        click.option("--pool", "pools", multiple=True, help="that may paint for it; may be repeated"),
-        click.option("--weight", type=FINITE, help="its share of workers beside others that wait; others have 1"),
-        click.option("--cache-bytes", type=int, help="what the cache keeps of it"),
+        click.option("--pool", "pools", multiple=True, help="a pool that it may use; may be repeated"),
+        click.option("--weight", type=FINITE, help="its share of workers while others wait; the default is 1"),
+        click.option("--cache-bytes", type=int, help="bytes of its cache entries"),
         click.option("--cost-per-minute", type=FINITE, help="pixel steps: width x height x steps"),
         click.option("--concurrent", "concurrent_count", type=int, help="accepted requests that have not ended"),
-        click.option("--burst", "burst_count", type=int, help="requests at once, beside the rate"),
-        click.option("--requests-per-s", type=FINITE, help="rate of requests; each picture is one"),
+        click.option("--burst", "burst_count", type=int, help="requests at once, above the rate"),
+        click.option("--requests-per-s", type=FINITE, help="rate of requests; each image is one"),
     ):
         command = option(command)
     return command
@@ -58,7 +58,7 @@ def quota_options(command: Command) -> Command:
 
 @click.group()
 def tenant() -> None:
-    """Makes tenants and their keys, and shows what they use. It takes a token of the role tenant-admin."""
+    """Manage tenants and their keys, and show usage. Needs a token of the role tenant-admin."""
 
 
 @tenant.command()
@@ -67,7 +67,7 @@ def tenant() -> None:
 @json_option
 @admin_options
 def create(name: str, as_json: bool, **options: Any) -> None:
-    """Makes the tenant NAME. What is not given has no bound."""
+    """Create the tenant NAME. A quota that is not given is unlimited."""
     made = ask(options, lambda client: client.create(name, changed_quota(TenantQuota(), options)))
     show_tenant(made, as_json=as_json)
 
@@ -76,7 +76,7 @@ def create(name: str, as_json: bool, **options: Any) -> None:
 @json_option
 @admin_options
 def list_all(as_json: bool, **options: Any) -> None:
-    """Lists all tenants."""
+    """List all tenants."""
     found = ask(options, lambda client: client.tenants())
     show_all([tenant_document(one) for one in found], tenants_table(found), as_json=as_json)
 
@@ -86,18 +86,18 @@ def list_all(as_json: bool, **options: Any) -> None:
 @json_option
 @admin_options
 def show(name: str, as_json: bool, **options: Any) -> None:
-    """Shows the tenant NAME and its quota."""
+    """Show the tenant NAME and its quota."""
     show_tenant(ask(options, lambda client: found_tenant(client, name)), as_json=as_json)
 
 
 @tenant.command(name="set")
 @click.argument("name")
 @quota_options
-@click.option("--unlimited", multiple=True, type=click.Choice(BOUNDS), help="take this bound away; may be repeated")
+@click.option("--unlimited", multiple=True, type=click.Choice(BOUNDS), help="remove this limit; may be repeated")
 @json_option
 @admin_options
 def change(name: str, unlimited: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Changes the quota of the tenant NAME: what is given, and nothing else. It is in force at once."""
+    """Change the given quotas of the tenant NAME, at once."""
 
     async def update(client: TenantsClient) -> Tenant:
         known = await found_tenant(client, name)
@@ -112,10 +112,10 @@ def change(name: str, unlimited: tuple[str, ...], as_json: bool, **options: Any)
 @json_option
 @admin_options
 def delete(name: str, as_json: bool, **options: Any) -> None:
-    """Deletes the tenant NAME: its keys end at once. Requests under way go on. Its requests, images and cache entries
-    are deleted after the time of grace (--tenant-grace-h of the frontdoor)."""
+    """Delete the tenant NAME: its keys end at once, running requests continue. Its requests, images and cache entries
+    are deleted after --tenant-grace-h of the frontdoor."""
     ask(options, lambda client: client.delete(name))
-    say({"deleted": name}, f"{name} is no tenant any more", as_json=as_json)
+    say({"deleted": name}, f"{name} is deleted", as_json=as_json)
 
 
 @tenant.command()
@@ -123,22 +123,22 @@ def delete(name: str, as_json: bool, **options: Any) -> None:
 @json_option
 @admin_options
 def restore(name: str, as_json: bool, **options: Any) -> None:
-    """Brings back the deleted tenant NAME with all that it has, but without keys."""
+    """Restore the deleted tenant NAME, without its keys."""
     show_tenant(ask(options, lambda client: client.restore(name)), as_json=as_json)
 
 
 @tenant.group()
 def key() -> None:
-    """Makes, lists, rotates and revokes keys."""
+    """Create, list, rotate and revoke keys."""
 
 
 @key.command(name="create")
 @click.argument("name")
-@click.option("--expires", metavar="TIME", help="it ends after so long: 90d, 12h [never]")
+@click.option("--expires", metavar="TIME", help="lifetime: 90d, 12h [unlimited]")
 @json_option
 @admin_options
 def create_key(name: str, expires: str | None, as_json: bool, **options: Any) -> None:
-    """Makes a key of the tenant NAME. It goes to stdout and is kept nowhere."""
+    """Create a key of the tenant NAME and print it. Only its digest is stored."""
     made, secret = ask(options, lambda client: client.create_key(name, seconds("expires", expires)))
     show_secret(made, secret, as_json=as_json)
 
@@ -148,19 +148,19 @@ def create_key(name: str, expires: str | None, as_json: bool, **options: Any) ->
 @json_option
 @admin_options
 def list_keys(name: str, as_json: bool, **options: Any) -> None:
-    """Lists the keys of the tenant NAME, and for 30 days those that ended."""
+    """List the keys of the tenant NAME, ended ones for 30 days."""
     found = ask(options, lambda client: client.keys(name))
     show_all([key_document(one) for one in found], keys_table(found, time.time()), as_json=as_json)
 
 
 @key.command()
 @click.argument("key_id")
-@click.option("--grace", metavar="TIME", default="24h", show_default=True, help="the old key lives on for so long")
-@click.option("--expires", metavar="TIME", help="the new one ends after so long: 90d, 12h [never]")
+@click.option("--grace", metavar="TIME", default="24h", show_default=True, help="time the old key stays valid")
+@click.option("--expires", metavar="TIME", help="lifetime of the new key: 90d, 12h [unlimited]")
 @json_option
 @admin_options
 def rotate(key_id: str, grace: str, expires: str | None, as_json: bool, **options: Any) -> None:
-    """Makes a new key in place of KEY_ID, which ends after a time of grace."""
+    """Replace KEY_ID by a new key; the old one ends after --grace."""
     grace_s = 0 if grace == "0" else seconds("grace", grace) or 0
     new, secret, old = ask(options, lambda client: client.rotate_key(key_id, grace_s, seconds("expires", expires)))
     show_secret(new, secret, as_json=as_json, old=old)
@@ -171,7 +171,7 @@ def rotate(key_id: str, grace: str, expires: str | None, as_json: bool, **option
 @json_option
 @admin_options
 def revoke(key_id: str, as_json: bool, **options: Any) -> None:
-    """Ends KEY_ID now. Calls that run go on."""
+    """Revoke KEY_ID now. Running calls continue."""
     ended = ask(options, lambda client: client.revoke_key(key_id))
     say(key_document(ended), f"{key_id} of {ended.tenant} is revoked", as_json=as_json)
 

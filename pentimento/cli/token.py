@@ -12,15 +12,17 @@ ROLES = sorted(role.value for role in GRANTABLE)
 
 @click.group()
 def token() -> None:
-    """Tokens say which tenant calls and what it may do."""
+    """Make tokens: they name a tenant and its roles."""
 
 
 @token.command()
-@click.option("--tenant", default=DEFAULT_TENANT, show_default=True, help="whose pictures and cache entries it sees")
+@click.option(
+    "--tenant", default=DEFAULT_TENANT, show_default=True, help="tenant of the requests, images and cache entries"
+)
 @click.option("--role", "roles", type=click.Choice(ROLES), multiple=True, default=("user",), show_default=True)
 @json_option
 def new(tenant: str, roles: tuple[str, ...], as_json: bool) -> None:
-    """Makes a token. It goes to stdout and is kept nowhere; the entry for the token file, a digest, goes to stderr."""
+    """Make a token and print it; the entry for the token file, with its digest, goes to stderr."""
     secret = new_token()
     check_name(tenant, "tenant")
     entry = token_entry(secret, tenant, frozenset(Role(role) for role in roles))

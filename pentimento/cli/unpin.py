@@ -1,4 +1,4 @@
-"""`pentimento unpin PICTURE.png`."""
+"""`pentimento unpin IMAGE.png`."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from pentimento.cli.replay import read_file, request_id_of
 
 
 @click.command()
-@click.argument("picture", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("picture", metavar="IMAGE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @json_option
 @connection_options
 def unpin(picture: Path, as_json: bool, **options: Any) -> None:
-    """Ends the pin of PICTURE: what it started from is kept no longer than what others start from."""
+    """End the pin of IMAGE: the cache may evict its start again."""
     request_id = request_id_of(read_file(picture))
     with frontdoor_client(options) as client:
         client.unpin(request_id)
-    words = f"{picture} is not pinned any more"
+    words = f"{picture} is unpinned"
     say({"file": str(picture), "request_id": request_id, "unpinned": True}, words, as_json=as_json)

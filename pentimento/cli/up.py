@@ -48,142 +48,141 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "models",
     multiple=True,
     metavar="NAME|DIR[@sha256:…]",
-    help="a model to serve, of that digest alone where one is given; may be repeated [tiny-heavy]",
+    help="a model to serve, optionally only with this digest; may be repeated [tiny-heavy]",
 )
-@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="workers for each model")
+@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="workers per model")
 @click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, metavar="NAME|DIR", help="retrieval encoder")
 @state_dir_option
-@click.option("--listen", default="127.0.0.1:50400", show_default=True, help="host:port of the public API; '' for none")
+@click.option("--listen", default="127.0.0.1:50400", show_default=True, help="host:port of the gRPC API; '' for none")
 @click.option(
     "--http",
     default="127.0.0.1:50480",
     show_default=True,
-    help="host:port of the same over HTTP: the OpenAI images API, and the console; '' for none",
+    help="host:port of HTTP: the OpenAI images API and the console; '' for none",
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option(
     "--devices",
     default="",
     metavar="0,1,…",
-    help="GPUs, by nvidia-smi's number or by UUID, that workers and ControlNet services are spread over [the first]",
+    help="GPUs for workers and ControlNet services, by nvidia-smi's index or UUID [the first]",
 )
 @click.option(
     "--place",
     "places",
     multiple=True,
     metavar="SERVICE=GPU,…|cpu",
-    help="GPUs of controlnet_svc, unet_worker or unet_worker/MODEL, in place of --devices; may be repeated",
+    help="GPUs of controlnet_svc, unet_worker or unet_worker/MODEL; overrides --devices; may be repeated",
 )
-@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="torch threads of a process")
-@click.option("--config", "config_file", type=EXISTING_FILE, help="TOML settings, passed to every service")
+@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="torch threads per process")
+@click.option("--config", "config_file", type=EXISTING_FILE, help="TOML settings for every service")
 @click.option(
-    "--token-file", type=EXISTING_FILE, help="who may call (see `pentimento token new`); everybody without it"
+    "--token-file",
+    type=EXISTING_FILE,
+    help="tokens of callers (see `pentimento token new`); without it anyone may call",
 )
 @click.option(
     "--admin-listen",
     default="",
     metavar="ADDRESS",
-    help="unix:/path or host:port to administer tenants at, with --token-file (see `pentimento tenant`) [none]",
+    help="unix:/path or host:port for `pentimento tenant`, with --token-file [none]",
 )
 @click.option(
     "--emulate",
     type=EXISTING_FILE,
     metavar="FLEET.TOML",
-    help="emulated devices in place of models",
+    help="emulated devices instead of models",
 )
-@click.option("--policy", default="", metavar="NAME", help="what the controller plans by, such as diffserve [resident]")
+@click.option("--policy", default="", metavar="NAME", help="policy of the controller, such as diffserve [resident]")
 @click.option(
     "--slo-s",
     type=FiniteRange(min=0.0, min_open=True),
-    help="SLO that the policy plans for",
+    help="latency objective of the policy",
 )
 @click.option(
     "--profile",
     "profiles",
     type=EXISTING_FILE,
     multiple=True,
-    help="what a model costs, as `pentimento bench profile` measured it; may be repeated",
+    help="costs measured by `pentimento bench profile`; may be repeated",
 )
 @click.option(
     "--selector-profiles",
     type=click.Path(exists=True, path_type=Path),
     multiple=True,
     metavar="FILE|DIR",
-    help="from which similarity on models may reuse, as `pentimento bench selector-profile` measured it; may be"
-    " repeated [those of the tiny models]",
+    help="reuse thresholds measured by `pentimento bench selector-profile`; may be repeated [the tiny models']",
 )
 @click.option(
     "--thinning",
     type=click.Choice(["off", "deadline", "load", "always"]),
     default="off",
     show_default=True,
-    help="leave out steps that a model's thinning profile allows: to meet a deadline, also under load, or always",
+    help="skip steps that a model's thinning profile allows: to meet a deadline, also under load, or always",
 )
 @click.option(
     "--thinning-profiles",
     type=click.Path(exists=True, path_type=Path),
     multiple=True,
     metavar="FILE|DIR",
-    help="which steps may be left out, as `pentimento bench thinning-profile` measured it; may be repeated [those of"
-    " the tiny models]",
+    help="skippable steps measured by `pentimento bench thinning-profile`; may be repeated [the tiny models']",
 )
-@click.option("--unprofiled-reuse", is_flag=True, help="let models without a selector profile reuse latents too")
+@click.option("--unprofiled-reuse", is_flag=True, help="also reuse latents of models without a selector profile")
 @click.option(
     "--controlnets",
     default="",
     metavar="tiny|REGISTRY.JSON",
-    help="serve the ControlNets of a registry of models; `tiny`: those of the tiny models [none]",
+    help="serve the ControlNets of a registry; `tiny`: the tiny models' [none]",
 )
 @click.option(
     "--loras",
     default="",
     metavar="tiny|DIR",
-    help="paint with the LoRAs of a directory: by its registry.json, or each by the name of its file or folder;"
-    " `tiny`: those of the tiny models [none]",
+    help="serve the LoRAs of a directory: of its registry.json, or each file or folder by name; `tiny`: the tiny"
+    " models' [none]",
 )
 @click.option(
     "--controlnet-replicas",
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="processes that serve ControlNets",
+    help="ControlNet processes",
 )
 @click.option(
     "--pipelining-bounds",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="from which step on residuals of the step before may stand in for a ControlNet's own, where pictures would"
-    " wait for theirs [never]",
+    help="first steps at which a ControlNet's residuals may be one step old, if images would wait [never]",
 )
 @click.option(
     "--cascade",
     default="",
     metavar="LIGHT,…,HEAVY",
-    help="serve these; requests that name no model go to the first one, and on to the next where a discriminator doubts"
-    " its picture; with --slo-s it is planned once `pentimento models` registered it [none]",
+    help="models for requests without one: the first, and the next if a discriminator's confidence is low; with --slo-s"
+    " planned once it is registered by `pentimento models` [none]",
 )
 @click.option(
     "--discriminator",
     "discriminators",
     multiple=True,
     metavar="NAME|DIR",
-    help="of the cascade; one for each model but the last, in their order [the registered ones]",
+    help="of the cascade, one for each model but the last, in order [the registered ones]",
 )
 @click.option(
     "--confidence-threshold",
     type=FiniteRange(0.0, 1.0),
     default=0.5,
     show_default=True,
-    help="a light picture below it goes on, while the plan has no threshold",
+    help="light images below it are deferred, while the plan has no threshold",
 )
 @json_option
 @click.option(
     "--logs/--quiet",
     "show_logs",
     default=False,
-    help="show the services' logs here too; they are in the state directory in any case [quiet]",
+    help="also show the services' logs, which are in the state directory [quiet]",
 )
-@click.option("--detach", is_flag=True, help="return once all serve; `pentimento down` stops it")
+@click.option("--detach", is_flag=True, help="return when all serve; `pentimento down` stops them")
 def up(
     models: tuple[str, ...],
     encoder: str,
@@ -193,8 +192,9 @@ def up(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Starts embedder, gateway, controller, workers and frontdoor, and keeps them up. Ctrl-C drains and stops them. It
-    prints a line a process that serves, and where the suite is once every worker has registered; as JSON one line."""
+    """Start embedder, gateway, controller, workers and frontdoor, and keep them running. Ctrl-C drains and stops them.
+    Prints a line per serving process, and the suite's addresses once every worker has registered; with --json one
+    line."""
     keep_files_private()
     fleet = emulated_fleet(options["emulate"], models, options["profiles"])
     encoder_path = find_encoder(encoder).path

@@ -14,13 +14,13 @@ from pentimento.supervisor.child import SOURCE_ROOT, source_path
 
 # The module that each subcommand runs, and a line on it.
 SUBCOMMANDS = {
-    "list": ("zoo.inventory", "the parts, what each stands on and how far it is"),
-    "train": ("zoo.train", "train a part, or go on with it"),
-    "export": ("zoo.export", "write what is trained as stock directories"),
-    "discriminator": ("zoo.export.picture_folders", "fit a discriminator to two folders of pictures"),
-    "prompt-head": ("zoo.export.prompt_head", "fit what reads prompts to a discriminator of the zoo's scenes"),
+    "list": ("zoo.inventory", "the parts, their requirements and progress"),
+    "train": ("zoo.train", "train a part, or continue"),
+    "export": ("zoo.export", "write trained parts as diffusers directories"),
+    "discriminator": ("zoo.export.picture_folders", "fit a discriminator to two folders of images"),
+    "prompt-head": ("zoo.export.prompt_head", "fit a discriminator that reads prompts, for the zoo's scenes"),
     "eval": ("zoo.evaluate", "measure the exported models on held-out scenes"),
-    "sample": ("zoo.sample", "paint captions into a grid of pictures"),
+    "sample": ("zoo.sample", "generate a grid of images from captions"),
     "cards": ("zoo.cards", "write the model cards with their samples and figures"),
 }
 NEEDED = ("torch", "diffusers", "transformers", "safetensors", "peft", "matplotlib")
@@ -28,7 +28,7 @@ NEEDED = ("torch", "diffusers", "transformers", "safetensors", "peft", "matplotl
 
 @click.group()
 def zoo() -> None:
-    """Trains, measures and exports the tiny models. Of a checkout of the repository only."""
+    """Train, measure and export the tiny models, in a checkout of the repository."""
 
 
 def add_subcommand(name: str) -> None:

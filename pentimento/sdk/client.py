@@ -230,5 +230,5 @@ async def _picture_of(stream: AsyncGenerator[GenerateEvent, None]) -> Picture:
             if isinstance(event, Completed):
                 picture = Picture.of(event)
     if picture is None:
-        raise Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")
+        raise Internal("STREAM_ENDED_EARLY", "the stream ended without an image and without an error")
     return picture

@@ -39,6 +39,6 @@ async def pictures_of(stream: AsyncGenerator[GenerateEvent, None]) -> PictureSet
                 case PictureFailed():
                     failures[event.image_index] = event
     if not pictures:
-        raise Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")
+        raise Internal("STREAM_ENDED_EARLY", "the stream ended without an image and without an error")
     in_order = tuple(pictures[index] for index in sorted(pictures))
     return PictureSet(request_id, in_order, tuple(failures[index] for index in sorted(failures)))

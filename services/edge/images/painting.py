@@ -123,7 +123,7 @@ class PictureStream:
 
 
 def ended_early() -> Internal:
-    return Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")
+    return Internal("STREAM_ENDED_EARLY", "the stream ended without an image and without an error")
 
 
 STREAM_HEADERS = [

@@ -129,7 +129,7 @@ async def test_the_command_saves_each_of_several(suite: FrontdoorSuite, monkeypa
         {"request_id": one, "file": f"{one}.png"} for one in ids
     ]
     assert all((suite.folder / f"{one}.png").stat().st_size for one in ids)
-    assert (named.exit_code, "--output is for one picture" in named.output) == (2, True)
+    assert (named.exit_code, "--output is for one image" in named.output) == (2, True)
 
 
 async def command(suite: FrontdoorSuite, *words: str) -> Result:

@@ -70,7 +70,7 @@ def test_a_certificate_without_its_key_is_wrong_usage_that_names_the_flag(tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["status", "--record", "looks.jsonl"], "--record is written with --watch alone"),
+        (["status", "--record", "looks.jsonl"], "--record needs --watch"),
         (["bench", "trace-study", __file__], NO_VECTORS),
         (["bench", "trace-study", __file__, "--embeddings", __file__, "--embedder-address", "unix:x"], NO_VECTORS),
         (

@@ -25,5 +25,5 @@ def test_prompts_of_a_standard_input_that_is_closed_are_none() -> None:
 
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
         2,
-        "Error: say what to paint: PROMPT, or --prompts-file FILE",
+        "Error: give a prompt: PROMPT, or --prompts-file FILE",
     )

@@ -171,8 +171,8 @@ async def test_what_fails_is_told_and_stops_nobody_else(tmp_path: Path, capsys: 
     told = capsys.readouterr()
     assert "001-0-7.png  16×8, tiny, seed 7, 20 steps" in told.out
     assert told.err.splitlines() == [
-        "prompt 1, picture 1: the decoder broke",
-        "prompt 2, picture 0: the queue is full",
+        "prompt 1, image 1: the decoder broke",
+        "prompt 2, image 0: the queue is full",
     ]
 
 
@@ -209,12 +209,12 @@ def test_which_of_many_prompts_is_no_text_is_told() -> None:
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
-        ([], "say what to paint"),
-        (["--prompts-file", "-"], "say what to paint"),
-        (["a", "b", "-o", "x.png"], "--output is for one picture"),
-        (["a", "--count", "2", "-o", "x.png"], "--output is for one picture"),
-        (["a", "b", "--preview", "3"], "--preview is for one picture"),
-        (["a", "b", "--mask", __file__], "--mask says where --init-image is painted over"),
+        ([], "give a prompt"),
+        (["--prompts-file", "-"], "give a prompt"),
+        (["a", "b", "-o", "x.png"], "--output is for one image"),
+        (["a", "--count", "2", "-o", "x.png"], "--output is for one image"),
+        (["a", "b", "--preview", "3"], "--preview is for one image"),
+        (["a", "b", "--mask", __file__], "--mask needs --init-image"),
     ],
 )
 def test_what_does_not_go_together_is_said(arguments: list[str], wrong: str) -> None:
