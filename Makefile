@@ -77,7 +77,7 @@ test-torchvision: $(DEV_READY) ## discriminators of torchvision's networks (inst
 	@[ -d $(VENV)/torchvision ] || $(INSTALL) --no-deps -c $(CONSTRAINTS) --target $(VENV)/torchvision torchvision
 	PYTHONPATH=$(VENV)/torchvision $(BIN)/python -m pytest tests/golden/discriminator $(PYTEST_ARGS)
 
-lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts, generated code, and what pages name
+lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts, generated code, what pages name, and the counts of odd phrases
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict -p pentimento -p services -p lab
@@ -88,6 +88,7 @@ lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts, genera
 	$(BIN)/python scripts/generate_reference.py --check
 	$(BIN)/python scripts/draw_diagrams.py --check
 	$(BIN)/python scripts/check_pages.py
+	$(BIN)/python scripts/check_words.py
 
 docs: $(DOCS_READY) ## build the site in build/site, with the gRPC and HTTP references, and check every link
 	$(BIN)/python scripts/build_site.py
