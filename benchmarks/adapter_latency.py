@@ -31,6 +31,8 @@ from PIL import Image
 
 from benchmarks.paper_constants import KATZ_LATENCIES
 from benchmarks.report import Figure, Target, at_most, informative, measured, parse_options, publish
+from lab.emulation.pace import DevicePace, read_pace
+from lab.emulation.paced_worker.loras import paced_digest
 from lab.fixtures.controlled_painting import ControlledCase
 from lab.fixtures.controlnet_serving import (
     PACED,
@@ -43,10 +45,8 @@ from lab.fixtures.controlnet_serving import (
 from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.machine import ROOT
 from lab.fixtures.worker_process import worker_process
-from pentimento.devices.pace import DevicePace, read_pace
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.generation import ControlNetSelection, LoraSelection, Scheduler
-from services.unet_worker.pacing.loras import paced_digest
 from zoo.registry import WEIGHTS
 
 SDXL = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"
@@ -77,7 +77,7 @@ async def ours(path: Path, rounds: int) -> list[TimedRequest]:
             address = stack.enter_context(replica_process(folder, f"c{number}", PACED, *flags))
             served.append(ServedControlNet(ControlNetSelection(controlnet.name, b""), address))
         shared = ("--shared-memory-dir", str(folder / "shared"), "--max-batch", "1", "--warm-up-s", "0")
-        worker = worker_process(path, *shared, "--lora-memory-mib", "0", module="services.unet_worker.pacing")
+        worker = worker_process(path, *shared, "--lora-memory-mib", "0", module="lab.emulation.paced_worker")
         async with serving_together(stack.enter_context(worker), served) as together:
             turns = itertools.cycle(pace.loras)
             for asked in ASKED:  # opens channels, and loads what is not there

@@ -29,13 +29,13 @@ import numpy as np
 
 from benchmarks.paced_suite import PacedSuite, await_live, paced_suite
 from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
+from lab.emulation.pace import DevicePace, read_pace
 from lab.fixtures.controlnet_serving import shared_folder
 from lab.fixtures.machine import ROOT
 from lab.runs import Outcome, RequestRecord
 from lab.runs.load import LoadSettings, play
 from lab.workloads import Arrival, Workload
 from lab.workloads.production import KATZ_A, Choice, choose
-from pentimento.devices.pace import DevicePace, read_pace
 from pentimento.domain.image_request import CacheMode
 from pentimento.pictures.png_text import flat_png
 from pentimento.sdk import AsyncClient

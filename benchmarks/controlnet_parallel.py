@@ -33,13 +33,13 @@ import torch
 
 from benchmarks.control_overlap import Blocks, OverlapSubject, TimedPicture, started, trace_events
 from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
+from lab.emulation.pace import read_pace
 from lab.fixtures.checkpoints import write_flow_checkpoint, write_flow_controlnet
 from lab.fixtures.controlled_painting import conditions_for
 from lab.fixtures.controlnet_serving import PACED, REAL, register
 from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.full_size import FULL_SIDE_PX, write_full_size_checkpoint, write_full_size_controlnet
 from lab.fixtures.machine import ROOT
-from pentimento.devices.pace import read_pace
 from pentimento.domain.generation import ControlNetSelection, Scheduler
 from pentimento.files.adapter_registry import read_adapters
 from zoo.registry import WEIGHTS
@@ -92,7 +92,7 @@ def paced(folder: Path, quick: bool) -> OverlapSubject:
         tuple(ControlNetSelection(controlnet.name, b"") for controlnet in pace.controlnets),
         tuple(_blocks(told, pace.width_px) for told in conditions_for(len(pace.controlnets), 32, 32)),
         Case("a red circle", "", Scheduler.EULER, 1, 10 if quick else pace.steps, pace.guidance_scale),
-        "services.unet_worker.pacing",
+        "lab.emulation.paced_worker",
         PACED,
         ALONE,
     )

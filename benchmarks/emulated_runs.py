@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.emulation.fleet_file import EmulatedFleet, label_of, largest_batch, measured_batches
 from lab.fixtures.machine import ROOT
 from lab.runs import RequestRecord
 from lab.runs.load import LoadSettings, play
 from lab.workloads import Content, SloClass, Workload, poisson
-from pentimento.devices.emulation import EmulatedFleet, label_of, largest_batch, measured_batches
 from pentimento.domain.image_request import CacheMode, Completed
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite

@@ -35,9 +35,9 @@ from benchmarks.overload import (
 )
 from benchmarks.report import Figure, Options, at_most, counted, informative, parse_options, publish
 from benchmarks.stolen_time import StolenTime
+from lab.emulation.fleet_file import EmulatedFleet, read_fleet
 from lab.runs.figures import fair_shares, jain_index
 from lab.workloads import Arrival
-from pentimento.devices.emulation import EmulatedFleet, read_fleet
 from pentimento.supervisor.local import LocalSuite
 
 GONE_S = 120.0

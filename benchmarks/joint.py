@@ -48,6 +48,8 @@ from benchmarks.paper_constants import (
 from benchmarks.paper_systems import IMAGE_RULES, curve
 from benchmarks.report import Figure, at_least, informative, measured, parse_options, publish
 from benchmarks.trace_shapes import THREE
+from lab.emulation.adapter_costs import AdapterCosts
+from lab.emulation.costs import from_latencies
 from lab.runs.figures import mean_quality
 from lab.simulator import Scenario, Simulation
 from lab.simulator.cache import CacheSettings
@@ -57,9 +59,7 @@ from lab.workloads import Content, Segment, SloClass, Workload
 from lab.workloads.production import MLORA, production_mix
 from lab.workloads.times import segment_times
 from pentimento.dataplane import DataplaneSettings
-from pentimento.devices.adapter_costs import AdapterCosts
 from pentimento.devices.profile import steady
-from pentimento.emulation.costs import from_latencies
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.settings import ModelQuality, ServingSettings

@@ -192,7 +192,7 @@ class StartedPair:
 @contextmanager
 def workers(subject: PairSubject, cores: Sequence[int]) -> Iterator[StartedPair]:
     """Start them, one on each core."""
-    module = "services.unet_worker.pacing" if subject.controlnet else "services.unet_worker"
+    module = "lab.emulation.paced_worker" if subject.controlnet else "services.unet_worker"
     with ExitStack() as stack:
         folder = stack.enter_context(shared_folder())
         started = StartedPair([], [], [])

@@ -37,10 +37,10 @@ from benchmarks.report import (
 )
 from benchmarks.statistics import CONFIDENCE, paired_ratio, paired_ratio_interval, quantile
 from benchmarks.stolen_time import StolenTime
+from lab.emulation.fleet_file import EmulatedFleet, largest_batch, measured_batches, read_fleet
 from lab.runs import Outcome, Report, RequestRecord, make_report
 from lab.runs.answers import GENERATOR
 from lab.workloads import Workload
-from pentimento.devices.emulation import EmulatedFleet, largest_batch, measured_batches, read_fleet
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.identity import Role
 from pentimento.domain.image_request import GenerateEvent, ImageRequest

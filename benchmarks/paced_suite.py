@@ -47,10 +47,10 @@ def paced_suite(
         member = ("--controller-address", controller)
         of_replica = ("--controlnets", str(pace), "--prefetch", ",".join(resident), "--memory-budget-mib", "20000")
         for number in range(replica_count):
-            run("services.controlnet_svc.pacing", f"controlnet-{number}", *of_replica, *torch, *member)
+            run("lab.emulation.paced_controlnets", f"controlnet-{number}", *of_replica, *torch, *member)
         of_worker = ("--model", str(pace), "--max-batch", str(max_batch), "--warm-up-s", "0", "--lora-memory-mib", "0")
         for number in range(worker_count):
-            run("services.unet_worker.pacing", f"worker-{number}", *of_worker, *torch, *objects, *member)
+            run("lab.emulation.paced_worker", f"worker-{number}", *of_worker, *torch, *objects, *member)
         ledger = ("--ledger-url", f"sqlite:///{folder}/frontdoor.sqlite", "--worker-wait-s", "0")
         run("services.frontdoor", "frontdoor", *ledger, *objects, *member)
         yield PacedSuite(frontdoor, controller)

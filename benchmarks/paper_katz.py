@@ -9,12 +9,12 @@ from typing import Any
 
 from benchmarks.paper_constants import KATZ_LATENCIES
 from benchmarks.paper_orders import Comparison
+from lab.emulation.costs import from_latencies
+from lab.emulation.jobs import DeviceSettings
 from lab.simulator import Scenario, Simulation
 from lab.simulator.scenario import SimulatedDevices, SimulatedModel
 from lab.workloads import Arrival, Workload
 from pentimento.dataplane import DataplaneSettings
-from pentimento.emulation.costs import from_latencies
-from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.settings import ServingSettings
 

@@ -17,6 +17,8 @@ from benchmarks.paper_constants import (
     OVERPROVISION,
     Cascade,
 )
+from lab.emulation.costs import ModelCosts, from_latencies
+from lab.emulation.jobs import DeviceSettings
 from lab.runs import RequestRecord
 from lab.simulator import Scenario, Simulation
 from lab.simulator.cache import CacheSettings
@@ -25,8 +27,6 @@ from lab.simulator.synthetic_log import synthetic_log
 from lab.workloads import Content, Segment, SloClass, Workload, fluctuating, poisson
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.profile import steady
-from pentimento.emulation.costs import ModelCosts, from_latencies
-from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.serving.cascade_problem import CascadeSolution
 from pentimento.policies.serving.cascades import StaticCascade

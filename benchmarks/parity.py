@@ -41,11 +41,11 @@ from benchmarks.report import Options, parse_options, publish
 from benchmarks.seen_delays import with_delays
 from benchmarks.seen_speed import ObservedRun, changes_seen, speed_seen, with_course, with_speed
 from benchmarks.stolen_time import StolenTime, WhatIsLeft
+from lab.emulation.fleet_file import read_fleet
 from lab.runs import RequestRecord, make_report
 from lab.simulator import Scenario, Simulation
 from lab.simulator.scenario_file import read_scenario
 from lab.workloads import Workload
-from pentimento.devices.emulation import read_fleet
 from pentimento.devices.profile import profile_from_json
 from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.models import find_model

@@ -12,6 +12,7 @@ from statistics import median
 from benchmarks.parts import PartResult
 from benchmarks.report import Figure, at_least, informative, measured
 from benchmarks.slow_link import slow_link
+from lab.emulation.pace import DevicePace, PassTimes, read_pace
 from lab.fixtures.controlled_painting import ControlledCase, conditions_for
 from lab.fixtures.controlnet_serving import (
     PACED,
@@ -24,7 +25,6 @@ from lab.fixtures.controlnet_serving import (
 from lab.fixtures.diffusers_reference import Case
 from lab.fixtures.machine import ROOT
 from lab.fixtures.worker_process import START_S, worker_process
-from pentimento.devices.pace import DevicePace, PassTimes, read_pace
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.generation import ControlNetSelection, Scheduler
 
@@ -105,7 +105,7 @@ async def _measured(case: LinkCase, setting: LinkSetting) -> dict[str, list[floa
         replica = stack.enter_context(replica_process(folder, "c", PACED, "--controlnets", str(path)))
         link = stack.enter_context(_link(replica, GBIT_PER_S / case.stretch))
         worker = stack.enter_context(
-            worker_process(path, "--shared-memory-dir", "", module="services.unet_worker.pacing")
+            worker_process(path, "--shared-memory-dir", "", module="lab.emulation.paced_worker")
         )
         served = ServedControlNet(ControlNetSelection(read_pace(path).controlnets[0].name, b""), link)
         async with serving_together(worker, [served]) as together:

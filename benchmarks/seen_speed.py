@@ -14,12 +14,12 @@ from random import Random
 
 import numpy as np
 
+from lab.emulation.speed import STEADY, SpeedChanges, SpeedCourse
 from lab.runs import RequestRecord
 from lab.runs.answers import COARSE
 from lab.simulator import Scenario, Simulation
 from lab.simulator.scenario import SimulatedDevices
 from lab.workloads import Workload
-from pentimento.devices.speed import STEADY, SpeedChanges, SpeedCourse
 
 STEPS, SCATTERING_STEPS, TOLERANCE = 10, 6, 0.003
 SEEDS = range(3)

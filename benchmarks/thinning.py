@@ -41,14 +41,14 @@ from benchmarks.report import (
 from benchmarks.selector_profile import LocalEncoder
 from benchmarks.statistics import CONFIDENCE, binomial_interval
 from benchmarks.thinning_profiles import judges_of
+from lab.emulation.costs import ModelCosts, costs_of
+from lab.emulation.fleet_file import read_fleet
 from lab.runs import Outcome, RequestRecord
 from lab.simulator import Scenario, Simulation
 from lab.simulator.scenario import SimulatedDevices, SimulatedModel
 from lab.workloads import Arrival, Workload
 from pentimento.dataplane import DataplaneSettings
-from pentimento.devices.emulation import read_fleet
 from pentimento.diffusion.weights import quiet_loaders
-from pentimento.emulation.costs import ModelCosts, costs_of
 from pentimento.policies.allocation import hold_resident
 from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.thinning import ThinningMode, ThinningOption

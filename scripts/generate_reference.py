@@ -56,13 +56,13 @@ SETTINGS = (
     ),
     (
         "emulated_worker",
-        "python -m services.unet_worker.emulation",
-        "services.unet_worker.settings:EmulatedWorkerSettings",
+        "python -m lab.emulation.emulated_worker",
+        "lab.emulation.emulated_worker.settings:EmulatedWorkerSettings",
     ),
     (
         "emulated_discriminator",
-        "python -m services.discriminator.emulated",
-        "services.discriminator.settings:EmulatedDiscriminatorSettings",
+        "python -m lab.emulation.emulated_discriminator",
+        "lab.emulation.emulated_discriminator.settings:EmulatedDiscriminatorSettings",
     ),
 )
 # The headings of those that several processes have.

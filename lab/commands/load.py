@@ -14,6 +14,7 @@ import click
 import numpy as np
 
 from lab.commands.report import FILE, PRESENT, SEED, check_forms, report_of, report_options, show
+from lab.emulation.fleet_file import label_of
 from lab.runs import RequestRecord, Run, save_run
 from lab.runs.answers import GENERATOR, ReceivedAnswer
 from lab.runs.figures import Spread
@@ -23,7 +24,6 @@ from pentimento.cli.connection import connection_options, frontdoor_address, rea
 from pentimento.cli.json_output import json_option
 from pentimento.cli.numbers import FINITE
 from pentimento.clients.retries import RetryPolicy
-from pentimento.devices.emulation import label_of
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import CacheMode, Completed
 from pentimento.files.folders import check_folder

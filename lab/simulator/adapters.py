@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
+from lab.emulation.adapter_costs import AdapterCosts
+from lab.emulation.adapters import PLAIN, AttemptAdapters
 from lab.workloads import Arrival
-from pentimento.devices.adapter_costs import AdapterCosts
 from pentimento.domain.fleet import Capability
-from pentimento.emulation.adapters import PLAIN, AttemptAdapters
 from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES, NO_NEEDS, AdapterHoldings, AdapterNeeds
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from lab.emulation.device import EmulatedDevice
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import AttemptKey
 from pentimento.dataplane.pools import Pool
@@ -11,7 +12,6 @@ from pentimento.domain.fleet import CONFIDENCE_BINS, Capability, Plan, Replica, 
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
-from pentimento.emulation.device import EmulatedDevice
 from pentimento.policies.allocation import (
     AllocationContext,
     AllocationDecision,

@@ -3,6 +3,9 @@
 from dataclasses import replace
 from random import Random
 
+from lab.emulation.costs import ModelCosts
+from lab.emulation.device import EmulatedDevice
+from lab.emulation.jobs import DeviceListener, EmulatedJob
 from lab.runs import StartKind
 from lab.simulator.agenda import Agenda
 from lab.simulator.cache import MISS, CacheAnswer
@@ -11,9 +14,6 @@ from lab.simulator.scenario import Scenario, SimulatedDevices
 from lab.workloads import Arrival
 from pentimento.dataplane.events import AttemptKey, SpeedProfile, WorkerReported
 from pentimento.domain.fleet import Plan
-from pentimento.emulation.costs import ModelCosts
-from pentimento.emulation.device import EmulatedDevice
-from pentimento.emulation.jobs import DeviceListener, EmulatedJob
 from pentimento.policies.allocation import AllocationProfile
 from pentimento.policies.thinning import WHOLE, ThinningOffer, thinned_steps
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from random import Random
 from statistics import NormalDist
 
+from lab.emulation.recording import quantile_of
 from lab.runs import Outcome, RequestRecord, StageSpan, StartKind
 from lab.simulator.cache import MISS, CacheAnswer
 from lab.workloads import Arrival
-from pentimento.devices.recording import quantile_of
 from pentimento.policies.serving.entry import Stage
 from pentimento.policies.serving.settings import DeferralCurve
 

@@ -3,11 +3,11 @@ dataplane hears of each attempt's progress as it does live, and its `ThinAttempt
 
 from collections.abc import Callable, Sequence
 
+from lab.emulation.attempt_steps import AttemptSteps
+from lab.emulation.jobs import EmulatedJob
 from pentimento.dataplane import events
 from pentimento.dataplane.effects import ThinAttempt
 from pentimento.dataplane.events import AttemptKey
-from pentimento.emulation.attempt_steps import AttemptSteps
-from pentimento.emulation.jobs import EmulatedJob
 
 # Between two messages of one attempt, as workers send them.
 PROGRESS_INTERVAL_S = 0.1

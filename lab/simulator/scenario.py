@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, field
 
+from lab.emulation.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
+from lab.emulation.costs import ModelCosts
+from lab.emulation.jobs import DeviceSettings
+from lab.emulation.speed import STEADY, SpeedCourse
 from lab.simulator.cache import CacheSettings
 from pentimento.dataplane import DataplaneSettings
-from pentimento.devices.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
 from pentimento.devices.profile import NOTHING, Cost
-from pentimento.devices.speed import STEADY, SpeedCourse
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.tenants import TenantQuota
-from pentimento.emulation.costs import ModelCosts
-from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve
 from pentimento.policies.thinning import ThinningMode, ThinningOption

@@ -18,22 +18,23 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.emulation.adapter_costs import adapter_costs
+from lab.emulation.costs import costs_of
+from lab.emulation.fleet_file import EmulatedFleet, largest_batch, read_fleet
+from lab.emulation.fleet_settings import fleet_settings
+from lab.emulation.jobs import DeviceSettings
 from lab.simulator.cache import CacheSettings
 from lab.simulator.scenario import Delays, Outage, Scenario, SimulatedDevices, SimulatedModel
 from lab.simulator.tenant_table import read_quotas
 from lab.simulator.workload_table import existing, read_workload
 from lab.workloads import Workload
 from pentimento.dataplane import DataplaneSettings
-from pentimento.devices.adapter_costs import adapter_costs
-from pentimento.devices.emulation import EmulatedFleet, largest_batch, read_fleet
 from pentimento.devices.profile import steady
 from pentimento.domain.errors import InvalidArgument
-from pentimento.emulation.costs import costs_of
-from pentimento.emulation.jobs import DeviceSettings
 from pentimento.files.toml_document import TomlTable, read_toml
 from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds
 from pentimento.policies.eviction_rules import EVICTION_NAMES
-from pentimento.policies.serving.needs import check_needs, fleet_settings
+from pentimento.policies.serving.needs import check_needs
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
 

@@ -14,6 +14,9 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from lab.emulation.attempt_steps import AttemptSteps
+from lab.emulation.device import EmulatedDevice
+from lab.emulation.jobs import EmulatedJob
 from lab.runs import RequestRecord, StageSpan
 from lab.simulator.adapters import SimulatedAdapters
 from lab.simulator.agenda import Agenda
@@ -29,9 +32,6 @@ from pentimento.dataplane import Dataplane, effects, events
 from pentimento.dataplane.events import AttemptKey
 from pentimento.devices.profile import Cost
 from pentimento.domain.fleet import StartShare
-from pentimento.emulation.attempt_steps import AttemptSteps
-from pentimento.emulation.device import EmulatedDevice
-from pentimento.emulation.jobs import EmulatedJob
 from pentimento.policies.serving.entry import NO_QUOTA, NOISE, allowed_stages, request_stages, stages_anew, stages_from
 from pentimento.policies.serving.policy import CacheUse
 

@@ -14,7 +14,7 @@ LOOK_S = 0.05
 LIMIT_S = 120.0
 # The controller plans with a worker as soon as it has registered; one that holds no model may be left out.
 PLANNED_LIMIT_S = 2.0
-WORKERS = ("services.unet_worker", "services.unet_worker.emulation")
+WORKERS = ("services.unet_worker", "lab.emulation.emulated_worker")
 
 
 class FleetArrival:

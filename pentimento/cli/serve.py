@@ -6,6 +6,8 @@ import sys
 import click
 
 from pentimento.cli.forwarding import ForwardingCommand
+from pentimento.plugins import SERVICES as SERVICES_GROUP
+from pentimento.plugins import plugin_module
 from pentimento.supervisor.child import source_path
 
 SERVICES = {
@@ -17,15 +19,15 @@ SERVICES = {
     "controller": "services.controller",
     "controlnet-svc": "services.controlnet_svc",
     "discriminator": "services.discriminator",
-    "emulated-worker": "services.unet_worker.emulation",
-    "emulated-discriminator": "services.discriminator.emulated",
 }
+PLUGINS = ("emulated-worker", "emulated-discriminator", "paced-worker", "paced-controlnets")
 
 
 @click.command(cls=ForwardingCommand, context_settings={"ignore_unknown_options": True, "help_option_names": []})
-@click.argument("service", type=click.Choice(sorted(SERVICES)))
+@click.argument("service", type=click.Choice(sorted((*SERVICES, *PLUGINS))))
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def serve(service: str, flags: tuple[str, ...]) -> None:
     """Runs one service in the foreground; FLAGS go to it (`pentimento serve frontdoor --help` lists them)."""
     os.environ["PYTHONPATH"] = source_path()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", SERVICES[service], *flags])
+    module = SERVICES.get(service) or plugin_module(SERVICES_GROUP, service, f"pentimento serve {service}")
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *flags])

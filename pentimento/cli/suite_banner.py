@@ -12,7 +12,7 @@ from pentimento.supervisor.suite_settings import SuiteSettings
 
 def banner(settings: SuiteSettings, endpoint: Endpoint, state: Path, unprofiled: Sequence[str]) -> Iterator[str]:
     """Yield the lines, each with what it is about first. `unprofiled`: models that the policy cannot plan with."""
-    if settings.fleet is not None:
+    if settings.emulated is not None:
         yield "EMULATED  devices with profiled times: no image is generated"
     if endpoint.http:
         yield f"HTTP      http://{endpoint.http} (the console; OpenAI's images API under /v1)"

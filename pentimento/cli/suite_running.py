@@ -25,7 +25,7 @@ from pentimento.supervisor.process import Surroundings
 from pentimento.supervisor.process_spec import Suite
 from pentimento.supervisor.replicas import ReplicaFiles
 from pentimento.supervisor.state import Endpoint, StateDirectory, make_private
-from pentimento.supervisor.suite import longest_drain_s, plan_suite, stores, unix_address, write_profiles
+from pentimento.supervisor.suite import longest_drain_s, plan_suite, stores, unix_address
 from pentimento.supervisor.suite_settings import SuiteSettings
 from pentimento.supervisor.supervisor import AFTER_DRAIN_S, STOP_TIMEOUT_S, Supervisor
 
@@ -49,8 +49,8 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
         if settings.cached:
             settings = replace(settings, grant_key_file=write_grant_key(state.sockets))
         settings = replace(settings, signing_key_file=keep_signing_key(state.path))
-        if settings.fleet is not None:
-            write_profiles(settings.fleet, stores(settings, state))
+        if settings.emulated is not None:
+            settings.emulated.write_files(stores(settings, state))
         suite = plan_suite(settings, state)
         width = max(len(process.name) for process in suite.processes) if show_logs else 0
         # Where stdout has one document, people are told beside it.

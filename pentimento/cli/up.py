@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Callable
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +17,9 @@ from pentimento.cli.json_output import json_option
 from pentimento.cli.listening import with_free_port
 from pentimento.cli.numbers import FiniteRange
 from pentimento.cli.suite_running import run_suite
-from pentimento.devices.emulation import EmulatedFleet, read_fleet
 from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.files.private_files import keep_files_private
+from pentimento.plugins import SUITES, load_plugin
 from pentimento.rpc.settings import RpcServerSettings, check_http_address
 from pentimento.settings.loading import setting_of
 from pentimento.settings.sources import COMMON
@@ -36,7 +37,7 @@ from pentimento.supervisor.models import (
     shipped_thinning_profiles,
 )
 from pentimento.supervisor.state import StateDirectory
-from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
+from pentimento.supervisor.suite_settings import ServedCascade, SuitePlugin, SuiteSettings
 
 HTTP_PACKAGES = ("starlette", "uvicorn", "httptools", "python_multipart")
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -196,20 +197,20 @@ def up(
     Prints a line per serving process, and the suite's addresses once every worker has registered; with --json one
     line."""
     keep_files_private()
-    fleet = emulated_fleet(options["emulate"], models, options["profiles"])
+    emulated = emulated_devices(options["emulate"], models, options["profiles"])
     encoder_path = find_encoder(encoder).path
     selector_profiles = options["selector_profiles"] or shipped_selector_profiles(encoder_path)
     check_policy(options["policy"])
     cascade = served_cascade(options["cascade"], options["discriminators"], options["confidence_threshold"])
     if cascade is not None and len(cascade.models) > 2 and options["policy"]:
         raise click.UsageError("--policy plans cascades of two models; --slo-s plans longer ones, once registered")
-    if fleet is not None and cascade is not None:
+    if emulated is not None and cascade is not None:
         raise click.UsageError("--cascade and --emulate exclude each other: the fleet's file has its cascade")
     if cascade is not None:
         # The first one is the default: the heavy one, where no other is given.
         models = tuple(dict.fromkeys((*models, *reversed(cascade.given))))
     token_file = options["token_file"] or token_file_of_all(options["config_file"])
-    found = find_models(models) if fleet is None else ()
+    found = find_models(models) if emulated is None else ()
     devices, places = gpu_places(options["devices"], options["places"], found)
     settings = SuiteSettings(
         models=found,
@@ -223,11 +224,11 @@ def up(
         threads=options["threads"],
         config_file=absolute(options["config_file"]),
         token_file=absolute(token_file),
-        fleet=fleet,
+        emulated=emulated,
         policy=options["policy"],
         slo_s=options["slo_s"],
         profiles=tuple(path.resolve() for path in options["profiles"]),
-        selector_profiles=tuple(path.resolve() for path in selector_profiles) if fleet is None else (),
+        selector_profiles=tuple(path.resolve() for path in selector_profiles) if emulated is None else (),
         thinning=options["thinning"],
         thinning_profiles=tuple(path.resolve() for path in options["thinning_profiles"] or shipped_thinning_profiles()),
         unprofiled_reuse=options["unprofiled_reuse"],
@@ -308,13 +309,14 @@ def served_cascade(models: str, discriminators: tuple[str, ...], threshold: floa
     return ServedCascade(names, found, threshold, given)
 
 
-def emulated_fleet(path: Path | None, models: tuple[str, ...], profiles: tuple[Path, ...]) -> EmulatedFleet | None:
+def emulated_devices(path: Path | None, models: tuple[str, ...], profiles: tuple[Path, ...]) -> SuitePlugin | None:
     if path is None:
         return None
     if models or profiles:
         given = "--model" if models else "--profile"
         raise click.UsageError(f"{given} and --emulate exclude each other: the fleet's file has its models")
-    return read_fleet(path)
+    read: Callable[[Path], SuitePlugin] = load_plugin(SUITES, "emulate", "pentimento up --emulate")
+    return read(path)
 
 
 def absolute(path: Path | None) -> Path | None:

@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from pentimento.devices.emulation import EmulatedFleet, served_profile
-from pentimento.devices.profile import profile_to_json
 from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc.settings import RpcServerSettings, is_local
 from pentimento.settings.loading import setting_of
@@ -21,17 +19,10 @@ from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
 EDGE_STAGE, FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(5)
 
 
-# Of processes whose settings are not called as their module's last part.
-SECTIONS = {
-    "services.unet_worker.emulation": "emulated_worker",
-    "services.discriminator.emulated": "emulated_discriminator",
-}
-
-
 def longest_drain_s(suite: Suite, config_file: Path | None, environ: Mapping[str, str]) -> float:
     """Return for how long the process that may drain the longest does, as its settings say. Raises SettingsError."""
     modules = {process.module for process in suite.processes}
-    sections = [SECTIONS.get(module, module.rpartition(".")[2]) for module in sorted(modules)]
+    sections = [module.rpartition(".")[2] for module in sorted(modules)]
     return max(float(setting_of(RpcServerSettings, "drain_timeout_s", one, config_file, environ)) for one in sections)
 
 
@@ -39,8 +30,8 @@ def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:
     """Every service once and a worker for each copy of each model: unix sockets, stores in the state directory."""
     called, calling = called_groups(settings, state), worker_groups(settings, state)
     cache = (gateway(settings, state),) if settings.cached else ()
-    if settings.fleet is not None:
-        discriminators = emulated_discriminators(settings, state, settings.fleet)
+    if settings.emulated is not None:
+        discriminators = settings.emulated.discriminators(settings, state)
     else:
         discriminators = (discriminator(settings, state, settings.cascade),) if settings.cascade is not None else ()
     processes = (
@@ -61,22 +52,19 @@ def called_groups(settings: SuiteSettings, state: StateDirectory) -> tuple[Repli
     groups = []
     if settings.cached:
         groups.append(ReplicaGroup("embedder", partial(embedder, settings, state), 1))
-    if settings.controlnets is not None and settings.fleet is None:
+    if settings.controlnets is not None and settings.emulated is None:
         spec = partial(controlnet_replica, settings, state)
         groups.append(ReplicaGroup("controlnet_svc", spec, settings.controlnet_copies))
     return tuple(groups)
 
 
 def worker_groups(settings: SuiteSettings, state: StateDirectory) -> tuple[ReplicaGroup, ...]:
-    """Return the workers of each model, or of each kind of emulated device."""
+    """Return the workers of each model, or of each type of emulated device."""
     made: list[tuple[str, Callable[[int], ProcessSpec], int]] = [
         (model.name, partial(worker, settings, state, model), settings.copies) for model in settings.models
     ]
-    if settings.fleet is not None:
-        made = [
-            (kind.name, partial(emulated_worker, settings, state, settings.fleet, kind.name), kind.count)
-            for kind in settings.fleet.devices
-        ]
+    if settings.emulated is not None:
+        made = list(settings.emulated.workers(settings, state))
     only = len(made) == 1
     return tuple(
         ReplicaGroup("unet_worker" if only else f"unet_worker/{name}", spec, count) for name, spec, count in made
@@ -125,7 +113,7 @@ def signing_arguments(settings: SuiteSettings) -> tuple[str, ...]:
 
 def stores(settings: SuiteSettings, state: StateDirectory) -> Path:
     """Emulated pictures never lie in one store with real ones: what is cached there would be painted on from."""
-    return state.path / "emulated" if settings.fleet is not None else state.path
+    return state.path / "emulated" if settings.emulated is not None else state.path
 
 
 def objects_url(settings: SuiteSettings, state: StateDirectory) -> str:
@@ -188,7 +176,7 @@ def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: i
 def reuse_arguments(settings: SuiteSettings) -> tuple[str, ...]:
     """What the gateway decides on reuse by. Of emulated models nobody can measure anything: they reuse all the same."""
     profiles = listed("selector-profiles", settings.selector_profiles)
-    unprofiled = settings.unprofiled_reuse or settings.fleet is not None
+    unprofiled = settings.unprofiled_reuse or settings.emulated is not None
     return (
         *(("--selector-profiles", profiles) if profiles else ()),
         *(("--unprofiled-reuse",) if unprofiled else ()),
@@ -200,8 +188,8 @@ def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     arguments: tuple[str, ...] = ("--listen", address, "--ledger-url", ledger_url(settings, state, "controller"))
     arguments += ("--objects-url", objects_url(settings, state))
     arguments += shared_arguments(settings, "controller")
-    if settings.fleet is not None:
-        arguments += ("--fleet", str(settings.fleet.path))
+    if settings.emulated is not None:
+        arguments += settings.emulated.controller_arguments(settings.config_file)
     if settings.policy:
         arguments += ("--allocator", settings.policy)
     if settings.cascade is not None:
@@ -248,25 +236,6 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
     return on_devices(settings, f"unet_worker/{model.name}", spec)
 
 
-def emulated_discriminators(
-    settings: SuiteSettings, state: StateDirectory, fleet: EmulatedFleet
-) -> tuple[ProcessSpec, ...]:
-    """Return those that score the fleet's light pictures."""
-    count = fleet.discriminator.count if fleet.discriminator is not None else 0
-    return tuple(emulated_discriminator(settings, state, fleet, number) for number in range(count))
-
-
-def emulated_worker(
-    settings: SuiteSettings, state: StateDirectory, fleet: EmulatedFleet, devices: str, number: int
-) -> ProcessSpec:
-    name = f"{devices}-{number}"
-    address = unix_address(state, name)
-    arguments: tuple[str, ...] = ("--listen", address, "--fleet", str(fleet.path), "--devices", devices)
-    arguments += ("--objects-url", objects_url(settings, state), *grant_arguments(settings))
-    arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
-    return ProcessSpec(name, "services.unet_worker.emulation", arguments, address, WORKER_STAGE)
-
-
 def discriminator(settings: SuiteSettings, state: StateDirectory, cascade: ServedCascade) -> ProcessSpec:
     address = unix_address(state, "discriminator")
     arguments: tuple[str, ...] = ("--listen", address, "--threads", str(settings.threads))
@@ -274,16 +243,6 @@ def discriminator(settings: SuiteSettings, state: StateDirectory, cascade: Serve
     arguments += ("--cascades", listed("discriminator", scored))
     arguments += shared_arguments(settings, "discriminator") + caller_arguments(settings, state)
     return ProcessSpec("discriminator", "services.discriminator", arguments, address, WORKER_STAGE)
-
-
-def emulated_discriminator(
-    settings: SuiteSettings, state: StateDirectory, fleet: EmulatedFleet, number: int
-) -> ProcessSpec:
-    name = f"discriminator-{number}"
-    address = unix_address(state, name)
-    arguments: tuple[str, ...] = ("--listen", address, "--fleet", str(fleet.path))
-    arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
-    return ProcessSpec(name, "services.discriminator.emulated", arguments, address, WORKER_STAGE)
 
 
 def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
@@ -297,8 +256,8 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     )
     arguments += ("--objects-url", objects_url(settings, state), "--default-model", settings.default_model)
     arguments += profile_arguments(settings.profiles)
-    if settings.fleet is not None:
-        arguments += emulated_frontdoor(settings.fleet, stores(settings, state))
+    if settings.emulated is not None:
+        arguments += settings.emulated.frontdoor_arguments(stores(settings, state))
     elif settings.cascade is not None:
         arguments += cascade_arguments(settings.cascade.models, settings.cascade.confidence_threshold)
     if settings.cached:
@@ -330,12 +289,6 @@ def edge(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     return ProcessSpec("edge", "services.edge", arguments + shared_arguments(settings, "edge"), address, EDGE_STAGE)
 
 
-def emulated_frontdoor(fleet: EmulatedFleet, folder: Path) -> tuple[str, ...]:
-    """What the fleet's file says of its cascade, and the profiles that predictions start from."""
-    arguments = profile_arguments(tuple(profile_file(folder, model.name) for model in fleet.models))
-    return arguments + (cascade_arguments(fleet.cascade, fleet.confidence_threshold) if fleet.cascade else ())
-
-
 def cascade_arguments(models: tuple[str, ...], confidence_threshold: float) -> tuple[str, ...]:
     return ("--cascade", ",".join(models), "--confidence-threshold", str(confidence_threshold))
 
@@ -353,14 +306,3 @@ def listed(option: str, values: Iterable[object]) -> str:
             limit = "must be a path without a comma and without spaces at its ends"
             raise InvalidArgument.of(option, f"{limit}, got {text}")
     return ",".join(texts)
-
-
-def profile_file(folder: Path, model: str) -> Path:
-    return folder / "profiles" / f"{model}.json"
-
-
-def write_profiles(fleet: EmulatedFleet, folder: Path) -> None:
-    """As the frontdoor reads them."""
-    (folder / "profiles").mkdir(parents=True, exist_ok=True)
-    for model in fleet.models:
-        profile_file(folder, model.name).write_text(profile_to_json(served_profile(fleet, model)))

@@ -1,12 +1,14 @@
 """What a local suite is to serve, and how."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
-from pentimento.devices.emulation import EmulatedFleet
 from pentimento.supervisor.models import ModelDirectory
+from pentimento.supervisor.process_spec import ProcessSpec
+from pentimento.supervisor.state import StateDirectory
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,42 @@ class ServedCascade:
         return tuple((f"{light}>{heavy}", directory) for (light, heavy), directory in pairs)
 
 
+class SuitePlugin(Protocol):
+    """Emulated devices in place of models: what a plug-in of the group `pentimento.suites` makes of a fleet's file."""
+
+    @property
+    def default_model(self) -> str: ...
+
+    @property
+    def cached(self) -> bool:
+        """Whether embedder and gateway are started."""
+        ...
+
+    def workers(
+        self, settings: "SuiteSettings", state: StateDirectory
+    ) -> Sequence[tuple[str, Callable[[int], ProcessSpec], int]]:
+        """Return each type of device by its name, with what makes its processes by number, and their count."""
+        ...
+
+    def discriminators(self, settings: "SuiteSettings", state: StateDirectory) -> tuple[ProcessSpec, ...]: ...
+
+    def controller_arguments(self, config_file: Path | None) -> tuple[str, ...]:
+        """Return flags of what the controller plans with, as far as neither environment nor `config_file` set it."""
+        ...
+
+    def frontdoor_arguments(self, folder: Path) -> tuple[str, ...]:
+        """Return flags of the models' costs, by the files of `write_files`, and of the cascade."""
+        ...
+
+    def write_files(self, folder: Path) -> None:
+        """Write what `frontdoor_arguments` names."""
+        ...
+
+
 @dataclass(frozen=True)
 class SuiteSettings:
     """`copies` workers for each model; `public` is the host:port of the public API beside its unix socket, `http` that
-    of the same over HTTP, "" for none. With a `fleet` its emulated devices take the place of the models. `policy` is
+    of the same over HTTP, "" for none. `emulated`: devices that take the place of the models. `policy` is
     what the controller plans by, and `slo_s` the SLO that it plans for; `profiles` are what models were measured to
     cost, `selector_profiles` from which similarity on they may reuse. `unprofiled_reuse`: the others may reuse too, by
     thresholds that nobody measured. `controlnets`: the registry whose ControlNets `controlnet_copies` processes serve,
@@ -58,7 +92,7 @@ class SuiteSettings:
     service_token_file: Path | None = None
     grant_key_file: Path | None = None
     signing_key_file: Path | None = None
-    fleet: EmulatedFleet | None = None
+    emulated: SuitePlugin | None = None
     policy: str = ""
     slo_s: float | None = None
     profiles: tuple[Path, ...] = ()
@@ -83,9 +117,9 @@ class SuiteSettings:
 
     @property
     def default_model(self) -> str:
-        return self.fleet.default_model if self.fleet is not None else self.models[0].name
+        return self.emulated.default_model if self.emulated is not None else self.models[0].name
 
     @property
     def cached(self) -> bool:
         """Whether embedder and gateway are there."""
-        return self.fleet is None or self.fleet.cache
+        return self.emulated is None or self.emulated.cached

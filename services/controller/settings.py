@@ -3,15 +3,13 @@
 import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
-from pentimento.devices.emulation import read_fleet
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import Handover
 from pentimento.policies.profiled_cascades import ReusePromise
 from pentimento.policies.selector_profiling import RuleChoice
-from pentimento.policies.serving.needs import check_needs, fleet_settings
+from pentimento.policies.serving.needs import check_needs
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
 from pentimento.rpc import RpcServerSettings
@@ -34,21 +32,15 @@ _FLAGS = {
 class PolicySettings:
     """What the policy plans with, as `ServingSettings` explains it. Each policy reads what it needs."""
 
-    fleet: Path | None = setting(
-        None, help="file of the emulated fleet; gives what other settings do not", must_exist=True
-    )
-    heavy: str = setting("", help="model for misses and deferred requests; empty: from --fleet")
-    light: str = setting("", help="first model of a cascade; empty: from --fleet")
+    heavy: str = setting("", help="model for misses and deferred requests")
+    light: str = setting("", help="first model of a cascade")
     small: tuple[str, ...] = setting((), help="models that refine hits, best first; empty: the light model")
     slo_s: float = setting(0.0, help="latency objective of a request; 0: none", minimum=0)
     deferral_thresholds: tuple[float, ...] = setting(
-        (), help="thresholds of the deferral curve f(t), ascending; empty: from --fleet", minimum=0, maximum=1
+        (), help="thresholds of the deferral curve f(t), ascending; empty: a straight line", minimum=0, maximum=1
     )
     deferral_shares: tuple[float, ...] = setting(
         (), help="share of light images with a confidence at or below each threshold", minimum=0, maximum=1
-    )
-    discriminator_s: float = setting(
-        0.0, help="scoring time; 0: from --fleet, else as measured by discriminators", minimum=0
     )
     expected_per_s: float = setting(
         _DEFAULT.expected_per_s, help="initial requests per second for dynamic policies; 0: as observed", minimum=0
@@ -83,21 +75,18 @@ class PolicySettings:
         (),
         help="image quality for joint, one measure for all models: "
         "MODEL=QUALITY[:SPREAD[:REUSE]]: mean (0-1), gain of the most over the least "
-        "confident image (0-1), share kept by a cached start (0-2); others: from --fleet, "
-        "else heavy 1, rest 0.9, no spread, all kept",
+        "confident image (0-1), share kept by a cached start (0-2); others: "
+        "heavy 1, rest 0.9, no spread, all kept",
     )
 
     def serving(self) -> ServingSettings:
-        """ValueError for a curve that is none; what is wrong with the fleet's file as `read_fleet` says it."""
-        of_fleet = self._of_fleet
-        serving = replace(
-            of_fleet,
-            heavy=self.heavy or of_fleet.heavy,
-            light=self.light or of_fleet.light,
+        """Return the settings of policies. Raises ValueError naming the flag that is wrong."""
+        serving = ServingSettings(
+            heavy=self.heavy,
+            light=self.light,
             small=self.small,
             slo_s=self.slo_s or math.inf,
-            deferral=self._deferral() or of_fleet.deferral,
-            discriminator_s=self.discriminator_s or of_fleet.discriminator_s,
+            deferral=self._deferral(),
             expected_per_s=self.expected_per_s,
             peak_per_s=self.peak_per_s,
             fixed_threshold=self.fixed_threshold,
@@ -107,17 +96,10 @@ class PolicySettings:
             hysteresis=self.hysteresis,
             run_price=self.run_price,
         )
-        own = self._qualities({serving.heavy, serving.light, *serving.small_models})
-        others = tuple(one for one in of_fleet.qualities if one.model not in own)
-        return replace(serving, qualities=(*own.values(), *others))
+        return replace(serving, qualities=self._qualities({serving.heavy, serving.light, *serving.small_models}))
 
-    @cached_property
-    def _of_fleet(self) -> ServingSettings:
-        """Read once: what plans go by is what the file said at the start, however it is edited since."""
-        return fleet_settings(read_fleet(self.fleet)) if self.fleet is not None else _DEFAULT
-
-    def _qualities(self, models: Set[str]) -> dict[str, ModelQuality]:
-        """By model. ValueError naming what is wrong with an entry, a model that is none of `models` among it."""
+    def _qualities(self, models: Set[str]) -> tuple[ModelQuality, ...]:
+        """ValueError naming what is wrong with an entry, a model that is none of `models` among it."""
         found: dict[str, ModelQuality] = {}
         for given in self.qualities:
             model, _, numbers = given.partition("=")
@@ -131,11 +113,11 @@ class PolicySettings:
                     f"--qualities must name a model of --heavy, --light and --small once, got {model!r:.80}"
                 )
             found[model] = quality
-        return found
+        return tuple(found.values())
 
-    def _deferral(self) -> DeferralCurve | None:
+    def _deferral(self) -> DeferralCurve:
         if not self.deferral_thresholds and not self.deferral_shares:
-            return None
+            return DeferralCurve()
         try:
             return DeferralCurve(self.deferral_thresholds, self.deferral_shares)
         except ValueError as error:

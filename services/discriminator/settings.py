@@ -1,5 +1,4 @@
-"""Settings of the discriminator and of the emulated one: flags, PENTIMENTO_DISCRIMINATOR_… and
-PENTIMENTO_EMULATED_DISCRIMINATOR_…, the tables [discriminator] and [emulated_discriminator]."""
+"""Settings of the discriminator: flags, PENTIMENTO_DISCRIMINATOR_… and the table [discriminator]."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -69,16 +68,3 @@ class DiscriminatorSettings:
 
     def __post_init__(self) -> None:
         self.directories()
-
-
-@dataclass(frozen=True)
-class EmulatedDiscriminatorSettings:
-    rpc: RpcServerSettings
-    channels: RpcChannelSettings
-    fleet: Path = setting(help="TOML file of the fleet with the images to score", must_exist=True)
-    max_images: int = setting(64, help="images per call", minimum=1, maximum=1024)
-    max_image_bytes: int = setting(16 << 20, help="bytes of an image", minimum=1)
-    controller_address: str = setting("", help="controller to register with, and its standbys; empty: none")
-    advertise_address: str = setting(
-        "", help="address for other processes; empty: the first listen address with the host's name"
-    )

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
@@ -18,9 +19,9 @@ from pentimento.domain.fleet import (
     ReplicaReport,
     WorkerAssignment,
 )
-from pentimento.rpc import RpcServer
+from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.rpc.grant_keys import open_grant_keys
-from pentimento.service.fleet_member import FleetMember
+from pentimento.service.fleet_member import FleetMember, FleetSettings
 from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess
 from services.unet_worker.attempts.validation import AttemptLimits
@@ -29,7 +30,6 @@ from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.device_backend import PlannedBackend
 from services.unet_worker.models.plan_following import acknowledgement, wanted_of
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
-from services.unet_worker.settings import EmulatedWorkerSettings, UnetWorkerSettings
 from services.unet_worker.worker import UnetWorker
 
 
@@ -63,12 +63,28 @@ class WorkerModels(Protocol):
         ...
 
 
+class WorkerSettings(FleetSettings, Protocol):
+    """The settings of a worker, of whatever device."""
+
+    @property
+    def rpc(self) -> RpcServerSettings: ...
+
+    @property
+    def grant_key_file(self) -> Path | None: ...
+
+    @property
+    def max_prompt_chars(self) -> int: ...
+
+    @property
+    def orphan_s(self) -> float: ...
+
+
 class WorkerProcess(ServiceProcess):
     """Construct it inside the event loop that it runs on. `credit_count` 0 is what the device can take."""
 
     def __init__(
         self,
-        settings: UnetWorkerSettings | EmulatedWorkerSettings,
+        settings: WorkerSettings,
         models: WorkerModels,
         credit_count: int,
     ) -> None:

@@ -197,38 +197,6 @@ class UnetWorkerSettings:
 
 
 @dataclass(frozen=True)
-class EmulatedWorkerSettings:
-    """Of `python -m services.unet_worker.emulation`: flags, PENTIMENTO_EMULATED_WORKER_… and the table
-    [emulated_worker]. What is not here, the fleet's file says."""
-
-    rpc: RpcServerSettings
-    channels: RpcChannelSettings
-    fleet: Path = setting(help="TOML file of the fleet", must_exist=True)
-    devices: str = setting(help="name of the [[devices]] entry to emulate")
-    objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
-    grant_key_file: Path | None = setting(
-        None, help="the gateway's keys, one per line, to verify grants", must_exist=True
-    )
-    max_prompt_chars: int = setting(10_000, help="characters of a prompt", minimum=1)
-    aging_limit_s: float = setting(
-        30.0, help="time after arrival at which a request without an earlier deadline is due", minimum=0
-    )
-    credits: int = setting(0, help="attempts held, apart from those about to end; 0: one batch", minimum=0, maximum=256)
-    progress_interval_ms: int = setting(
-        1000, help="least time between progress messages; many devices share this machine", minimum=0
-    )
-    orphan_s: float = setting(10.0, help="time an attempt survives its stream", minimum=0)
-    donor_timeout_s: float = setting(
-        2.0, help="wait for a cached latent or image before starting from noise", minimum=0
-    )
-    upload_timeout_s: float = setting(2.0, help="wait for uploads after the image is done", minimum=0)
-    controller_address: str = setting("", help="controller to register with and follow, and its standbys; empty: none")
-    advertise_address: str = setting(
-        "", help="address for other processes; empty: the first listen address with the host's name"
-    )
-
-
-@dataclass(frozen=True)
 class ProfileSettings:
     """Of `python -m services.unet_worker.profile`: flags, PENTIMENTO_BENCH_PROFILE_… and the table [bench_profile]."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pentimento.devices.recording import read_profile, write_recording
+from lab.emulation.recording import read_profile, write_recording
 from zoo.registry import WEIGHTS
 from zoo.replay.record import record
 from zoo.train.parts import WORK

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageClassification
 
-from lab.fixtures.machine import current_commit, describe_machine, now
-from pentimento.devices.profile import Cost, ModelProfile, profile_to_json
-from pentimento.devices.recording import (
+from lab.emulation.recording import (
     FORMAT,
     VERSION,
     Prompt,
@@ -25,6 +23,8 @@ from pentimento.devices.recording import (
     Recording,
     ScoreCost,
 )
+from lab.fixtures.machine import current_commit, describe_machine, now
+from pentimento.devices.profile import Cost, ModelProfile, profile_to_json
 from pentimento.diffusion.engine import EagerDenoiser
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import decode_pixels, encode_pixels

@@ -46,6 +46,11 @@ def batch_costs(
     return tuple(costs) or (BatchCost(min(measured), measured[min(measured)]),)
 
 
+def profiled_steps(context: AllocationContext, model: str) -> int:
+    """Return the denoising steps of a run of `model` as its profile says, 0 where there is none."""
+    return next((one.step_count for one in context.profiles if one.model == model), 0)
+
+
 def scoring_s(context: AllocationContext, stated_s: float, discriminators: Iterable[str]) -> float:
     """Return the seconds of scoring a picture by the slowest of these discriminators: the stated ones, else what they
     measured of themselves; 0 where nobody says."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from pentimento.policies.allocation import AllocationContext
+from pentimento.policies.serving.costs import profiled_steps
 from pentimento.policies.serving.demand import SHARED_COUNT, demand_of, settled_weight, share_weight
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, scaled_start_step
 from pentimento.policies.serving.settings import ServingSettings
@@ -136,8 +137,8 @@ def refines(context: AllocationContext, settings: ServingSettings, saved: float)
 
 def starts_from_images(context: AllocationContext, settings: ServingSettings, model: str, saved: float) -> bool:
     """Return the same of one model: one that takes too few steps to leave any out cannot."""
-    steps = next((one.step_count for one in context.profiles if one.model == model), 0)
-    total = settings.step_count
+    steps = profiled_steps(context, model)
+    total = profiled_steps(context, settings.heavy) or settings.step_count
     return not steps or scaled_start_step(round(saved * total), total, steps) > 0
 
 

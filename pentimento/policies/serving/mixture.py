@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from pentimento.domain.fleet import PoolPlan, RouteShare
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, hold_resident
-from pentimento.policies.serving.costs import batch_costs, has_profile
+from pentimento.policies.serving.costs import batch_costs, has_profile, profiled_steps
 from pentimento.policies.serving.demand import averaged_demand, demand_of, settled_weight, share_weight
 from pentimento.policies.serving.entry import EVERY_START, IMAGE, LATENT, NOISE, SPARE
 from pentimento.policies.serving.one_left import one_left
@@ -160,9 +160,9 @@ class MixtureAllocator:
         total = sum(start.request_count for start in starts)
         if not total:
             return rate, *((before.misses, before.refined) if before else (1.0, 0.0))
+        step_count = profiled_steps(context, self.settings.heavy) or self.settings.step_count
         shares = [
-            (start.start_step / (start.step_count or self.settings.step_count), start.request_count / total)
-            for start in starts
+            (start.start_step / (start.step_count or step_count), start.request_count / total) for start in starts
         ]
         misses, refined = work_shares(shares)
         if before is None:

@@ -1,10 +1,9 @@
-"""What a policy must be told before it can plan, and what the file of an emulated fleet tells it."""
+"""Settings that a policy needs before it can plan."""
 
 from collections.abc import Mapping
 
-from pentimento.devices.emulation import EmulatedFleet
 from pentimento.domain.errors import InvalidArgument
-from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
+from pentimento.policies.serving.settings import ServingSettings
 
 _CASCADE = ("heavy", "light", "slo_s")
 # Fields of ServingSettings without which a policy is none.
@@ -41,21 +40,3 @@ def check_needs(name: str, settings: ServingSettings) -> None:
             raise InvalidArgument.of(field, f"must name a model for {name}")
     if "light" in NEEDS[name] and settings.light == settings.heavy:
         raise InvalidArgument.of("light", f"must be another model than heavy for {name}, got {settings.light}")
-
-
-def fleet_settings(fleet: EmulatedFleet) -> ServingSettings:
-    """Return settings with the models, f(t) and discriminator's time of the fleet's file; all else by default."""
-    heavy = fleet.default_model
-    thresholds, shares = zip(*fleet.deferral, strict=True)
-    return ServingSettings(
-        heavy=heavy,
-        light=next((model for model in fleet.cascade if model != heavy), ""),
-        deferral=DeferralCurve(thresholds, shares),
-        discriminator_s=fleet.discriminator.score.mean_s if fleet.discriminator is not None else 0.0,
-        step_count=fleet.model(heavy).steps,
-        qualities=tuple(
-            ModelQuality(model.name, model.quality, model.quality_spread, model.reuse_quality)
-            for model in fleet.models
-            if model.quality is not None
-        ),
-    )

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from random import Random
 
+from lab.emulation.costs import from_latencies
+from lab.emulation.jobs import DeviceSettings
 from lab.runs import RequestRecord
 from lab.simulator import Scenario, Simulation
 from lab.simulator.scenario import SimulatedDevices, SimulatedModel
 from lab.workloads import Arrival, Workload
 from pentimento.dataplane import DataplaneSettings
 from pentimento.devices.profile import NOTHING, steady
-from pentimento.emulation.costs import from_latencies
-from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.allocation import hold_resident
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import ServingSettings

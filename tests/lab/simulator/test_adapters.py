@@ -4,15 +4,15 @@ from random import Random
 
 import pytest
 
+from lab.emulation.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
+from lab.emulation.adapters import PLAIN, AttemptAdapters
 from lab.runs import Outcome, RequestRecord
 from lab.simulator import Scenario, Simulation
 from lab.simulator.adapters import SimulatedAdapters
 from lab.simulator.scenario import Outage
 from lab.workloads import Workload
-from pentimento.devices.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
 from pentimento.devices.profile import steady
 from pentimento.domain.fleet import Capability
-from pentimento.emulation.adapters import PLAIN, AttemptAdapters
 from tests.lab.simulator.scenarios import arrivals, one_model
 
 # A picture takes 1 s alone.

@@ -6,12 +6,12 @@ from statistics import mean, pstdev
 
 import pytest
 
+from lab.emulation.costs import ModelCosts, from_latencies
+from lab.emulation.jobs import DeviceSettings
+from lab.emulation.speed import SpeedChanges
 from lab.runs import Outcome
 from lab.simulator.scenario import SimulatedModel
 from pentimento.devices.profile import Cost
-from pentimento.devices.speed import SpeedChanges
-from pentimento.emulation.costs import ModelCosts, from_latencies
-from pentimento.emulation.jobs import DeviceSettings
 from tests.lab.simulator.scenarios import REQUESTS, arrivals, one_model, poisson, run
 
 # Ten steps; a batch of two takes half as long again.

@@ -4,10 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.emulation.fleet_file import read_fleet
 from lab.simulator.__main__ import main
 from lab.simulator.scenario_file import read_scenario
 from lab.simulator.synthetic_log import synthetic_log
-from pentimento.devices.emulation import read_fleet
 from pentimento.devices.profile import profile_to_json
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.policies.serving.policy import SERVING_POLICIES

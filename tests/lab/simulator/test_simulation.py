@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.emulation.costs import from_latencies
+from lab.emulation.jobs import DeviceSettings
 from lab.runs import Outcome, StartKind
 from lab.simulator import Simulation
 from lab.simulator.cache import CacheSettings
@@ -19,8 +21,6 @@ from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.devices.profile import steady
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Capability
-from pentimento.emulation.costs import from_latencies
-from pentimento.emulation.jobs import DeviceSettings
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, hold_resident
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import ServingSettings

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from lab.emulation.costs import from_latencies
 from lab.runs import Outcome, RequestRecord
 from lab.simulator import Scenario
 from lab.simulator.scenario import SimulatedModel
 from pentimento.dataplane import DataplaneSettings
-from pentimento.emulation.costs import from_latencies
 from pentimento.policies.thinning import ThinningMode, ThinningOption
 from tests.lab.simulator.scenarios import REQUESTS, arrivals, one_model, run
 

@@ -16,8 +16,8 @@ from benchmarks.adapter_load import (
     worth_s,
     write_pace,
 )
+from lab.emulation.pace import DevicePace, read_pace
 from lab.workloads.production import Choice
-from pentimento.devices.pace import DevicePace, read_pace
 
 PLAIN = Choice("u", "base-000", (), ())
 BOTH = Choice("u", "base-000", ("lora-000", "lora-001"), ("controlnet-000", "controlnet-007"))

@@ -20,10 +20,10 @@ from benchmarks.parity_figures import (
 )
 from benchmarks.report import at_most
 from benchmarks.seen_delays import delays_of
+from lab.emulation.fleet_file import read_fleet
 from lab.runs import Outcome, RequestRecord, StageSpan
 from lab.simulator import Simulation
 from lab.simulator.scenario import Delays
-from pentimento.devices.emulation import read_fleet
 
 
 def heavy_side() -> Side:

@@ -7,7 +7,7 @@ import torch
 from benchmarks.pipelined_link import CASES, H800, LinkCase, ideal_s
 from benchmarks.pipelined_quality import compared
 from benchmarks.structural_similarity import structural_similarity
-from pentimento.devices.pace import read_pace
+from lab.emulation.pace import read_pace
 from zoo.evaluate.estimates import Array
 
 

@@ -11,9 +11,9 @@ from benchmarks import seen_speed
 from benchmarks.emulated_runs import steady_load
 from benchmarks.seen_speed import ObservedRun, changes_seen, painting, speed_seen, with_course, with_speed
 from benchmarks.stolen_time import WhatIsLeft
+from lab.emulation.speed import SpeedChanges
 from lab.runs import Outcome, RequestRecord, StageSpan
 from lab.simulator import Scenario, Simulation
-from pentimento.devices.speed import SpeedChanges
 from tests.lab.simulator.scenarios import one_model
 
 SCENARIO = one_model({1: 1.0, 2: 1.2, 4: 1.8, 8: 3.2}, steps=50, answers_late=False)

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
@@ -35,26 +34,6 @@ NOW_MS = 1_800_000_000_000
 TIMES = ControllerTimes(lease_s=3.0, report_interval_s=1.0, plan_interval_s=5.0, settle_s=6.0, calm_s=3.0)
 WORKER = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",))
 DOOR = Replica("f1", ReplicaKind.FRONTDOOR, "unix:/f1", 1)
-FLEET = """\
-default_model = "heavy"
-cascade = ["light", "heavy"]
-[[models]]
-name = "light"
-steps = 1
-latency_s = { 1 = 0.1 }
-[[models]]
-name = "heavy"
-steps = 20
-latency_s = { 1 = 1.0 }
-[[devices]]
-name = "d"
-models = ["heavy", "light"]
-[discriminator]
-score_s = 0.01
-[deferral]
-thresholds = [0.0, 0.5, 1.0]
-shares = [0.0, 0.2, 1.0]
-"""
 
 
 @pytest.fixture
@@ -268,24 +247,14 @@ def test_a_policy_that_lacks_something_refuses_to_start_and_names_the_flag(flags
         load_settings(ControllerSettings, "controller", flags.split(), {})
 
 
-def test_the_file_of_an_emulated_fleet_says_what_the_flags_do_not(tmp_path: Path):
-    (tmp_path / "fleet.toml").write_text(FLEET)
-    flags = ["--allocator", "diffserve", "--fleet", str(tmp_path / "fleet.toml"), "--slo-s", "5"]
+def test_settings_of_a_deferral_curve_and_qualities_reach_the_policy():
+    flags = "--heavy h --light l --deferral-thresholds 0,0.5,1 --deferral-shares 0,0.2,1 --qualities h=0.95:0.1:0.9"
 
-    serving = load_settings(ControllerSettings, "controller", flags, {}).serving.serving()
+    serving = load_settings(ControllerSettings, "controller", flags.split(), {}).serving.serving()
 
-    assert (serving.heavy, serving.light, serving.slo_s, serving.step_count) == ("heavy", "light", 5.0, 20)
-    assert (serving.deferral.share(0.5), serving.discriminator_s) == (0.2, 0.01)
-
-
-def test_what_models_are_worth_is_said_by_flags_and_of_the_others_by_the_fleet_s_file(tmp_path: Path):
-    (tmp_path / "fleet.toml").write_text(FLEET.replace('name = "light"', 'name = "light"\nquality = 0.7'))
-    flags = ["--fleet", str(tmp_path / "fleet.toml"), "--qualities", "heavy=0.95:0.1:0.9"]
-
-    serving = load_settings(ControllerSettings, "controller", flags, {}).serving.serving()
-
-    assert serving.quality_of("heavy") == ModelQuality("heavy", 0.95, 0.1, 0.9)
-    assert serving.quality_of("light") == ModelQuality("light", 0.7)
+    assert serving.deferral.share(0.5) == 0.2
+    assert serving.quality_of("h") == ModelQuality("h", 0.95, 0.1, 0.9)
+    assert serving.quality_of("l") == ModelQuality("l", 0.9)
 
 
 @pytest.mark.parametrize("name", sorted(SERVING_POLICIES))

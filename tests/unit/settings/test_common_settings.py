@@ -6,7 +6,7 @@ from pentimento.settings.declaration import by_name
 from pentimento.settings.sources import from_environment
 from services.controller.settings import ControllerSettings
 from services.controlnet_svc.settings import ControlNetSettings
-from services.discriminator.settings import DiscriminatorSettings, EmulatedDiscriminatorSettings
+from services.discriminator.settings import DiscriminatorSettings
 from services.edge.settings import EdgeSettings
 from services.embedder.settings import EmbedderSettings
 from services.frontdoor.renewal import RenewalSettings
@@ -15,7 +15,7 @@ from services.unet_worker.handover_profile import HandoverProfileSettings
 from services.unet_worker.lora_bound import LoraBoundSettings
 from services.unet_worker.profile import ProfileSettings
 from services.unet_worker.selector_profile import SelectorProfileSettings
-from services.unet_worker.settings import EmulatedWorkerSettings, UnetWorkerSettings
+from services.unet_worker.settings import UnetWorkerSettings
 from services.unet_worker.thinning_profile import ThinningProfileSettings
 from services.vectordb_gateway.settings import GatewaySettings
 
@@ -25,8 +25,6 @@ SERVICES = (
     DiscriminatorSettings,
     EdgeSettings,
     EmbedderSettings,
-    EmulatedDiscriminatorSettings,
-    EmulatedWorkerSettings,
     FrontdoorSettings,
     GatewaySettings,
     UnetWorkerSettings,

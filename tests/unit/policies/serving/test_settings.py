@@ -2,13 +2,11 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.devices.emulation import read_fleet
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import POLICY_NAMES
 from pentimento.policies.allocation import Allocator, hold_resident
@@ -16,27 +14,16 @@ from pentimento.policies.serving.cascade_milp import solve_by_milp
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
 from pentimento.policies.serving.joint import JointAllocator
 from pentimento.policies.serving.mixture import MixtureAllocator, MixtureMode, ResidentMixture
-from pentimento.policies.serving.needs import NEEDS, check_needs, fleet_settings
+from pentimento.policies.serving.needs import NEEDS, check_needs
 from pentimento.policies.serving.pid import PidGains
 from pentimento.policies.serving.policy import SERVING_POLICIES, CacheUse
 from pentimento.policies.serving.proteus import Proteus
-from pentimento.policies.serving.settings import DeferralCurve, ModelQuality, ServingSettings
+from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
 from pentimento.policies.serving.uniform import OneModel
 
 CURVE = DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.2, 1.0))
 FULL = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
 SIZES = (1, 2, 4, 8, 16, 32)
-FLEET = """
-default_model = "big"
-cascade = ["small", "big"]
-models = [
-    { name = "small", steps = 1, latency_s = { 1 = 0.1 } },
-    { name = "big", steps = 40, latency_s = { 1 = 1.0 } },
-]
-devices = [{ name = "d", count = 1, models = ["big", "small"] }]
-discriminator = { score_s = 0.25 }
-deferral = { thresholds = [0.0, 0.5, 1.0], shares = [0.0, 0.2, 1.0] }
-"""
 CASCADE = {"heavy", "light", "slo_s"}
 WHAT_THEY_NEED = {
     "resident": set[str](),
@@ -202,33 +189,6 @@ def test_what_nobody_sets_is_as_in_the_papers() -> None:
     assert (found.batch_sizes, found.run_price) == ((1, 2, 4, 8, 16, 32), 0.002)
     assert (found.small_models, replace(found, light="l").small_models) == ((), ("l",))
     assert replace(found, light="l", small=("a", "b")).small_models == ("a", "b")
-
-
-def test_a_fleet_s_file_tells_models_steps_and_deferral(tmp_path: Path) -> None:
-    file = tmp_path / "fleet.toml"
-    file.write_text(FLEET)
-
-    found = fleet_settings(read_fleet(file))
-
-    assert (found.heavy, found.light, found.step_count) == ("big", "small", 40)
-    assert (found.discriminator_s, found.deferral) == (0.25, DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.2, 1.0)))
-    assert fleet_settings(replace(read_fleet(file), discriminator=None)).discriminator_s == 0.0
-
-
-def test_a_fleet_s_file_tells_what_its_models_are_worth(tmp_path: Path) -> None:
-    file = tmp_path / "fleet.toml"
-    worth = 'quality = 0.7, quality_spread = 0.2, reuse_quality = 0.95, name = "small"'
-    file.write_text(FLEET.replace('name = "small"', worth))
-
-    assert fleet_settings(read_fleet(file)).qualities == (ModelQuality("small", 0.7, 0.2, 0.95),)
-
-
-@pytest.mark.parametrize("cascade", [(), ("big",)])
-def test_a_fleet_without_a_cascade_has_no_light_model(tmp_path: Path, cascade: tuple[str, ...]) -> None:
-    file = tmp_path / "fleet.toml"
-    file.write_text(FLEET)
-
-    assert fleet_settings(replace(read_fleet(file), cascade=cascade)).light == ""
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.devices.recording import read_picture, read_profile, read_recording, write_recording
+from lab.emulation.recording import read_picture, read_profile, read_recording, write_recording
 from zoo.registry import WEIGHTS, entry_of
 from zoo.replay import record as recorder
 from zoo.replay.__main__ import RECORDED

@@ -1,0 +1,83 @@
+"""The LoRAs of one emulated device: which it keeps, whose are in its weights, and what changing either costs."""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from random import Random
+
+from lab.emulation.adapter_costs import AdapterCosts
+
+# Names with their weights, in a fixed order.
+LoraSet = tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptAdapters:
+    """What an attempt is painted with: LoRAs with their weights, and whether residuals of ControlNets."""
+
+    loras: LoraSet = ()
+    controlled: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the LoRAs."""
+        return tuple(name for name, _ in self.loras)
+
+
+PLAIN = AttemptAdapters()
+
+
+class DeviceAdapters:
+    """`loaded_count`: loads so far. Nothing is drawn for attempts without adapters."""
+
+    def __init__(self, costs: AdapterCosts, random: Random) -> None:
+        self._costs = costs
+        self._random = random
+        # When each is here, on the device's clock; those used last at the end.
+        self._kept: OrderedDict[str, float] = OrderedDict()
+        self._in_weights: LoraSet = ()
+        self.loaded_count = 0
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """The LoRAs that need not be loaded first, those used last at the end."""
+        return tuple(self._kept)
+
+    def take(self, names: Collection[str], now_s: float) -> float:
+        """Changes state: these are used from now on. Return the seconds until all of them are here: those that are not
+        kept are loaded one after the other, those on their way are waited for."""
+        here_s = now_s
+        for name in names:
+            if name not in self._kept:
+                self.loaded_count += 1
+                here_s += self._costs.load.draw(self._random)
+            self._kept[name] = self._kept.pop(name, here_s)
+        until_s = max((self._kept[name] for name in names), default=now_s)
+        while len(self._kept) > max(self._costs.resident_count, 1):
+            self._kept.popitem(last=False)
+        return max(until_s - now_s, 0.0)
+
+    def held_up_s(self, names: Collection[str], now_s: float, step_count: int, step_s: float) -> float:
+        """Changes state as `take`. Return the seconds by which that outlasts the steps that may run without LoRAs
+        (Katz, section 6), alone in a batch."""
+        may_run = int(self._costs.latest_start_fraction * step_count)
+        return max(self.take(names, now_s) - may_run * step_s, 0.0)
+
+    def settle(self, sets: Iterable[LoraSet]) -> float:
+        """Changes state: a batch whose pictures have these LoRAs is next. They are in the weights where all have one
+        set, and beside them where they differ. Return the seconds of changing the weights, 0 where they stay."""
+        different = set(sets)
+        wanted = next(iter(different)) if len(different) == 1 else ()
+        if wanted == self._in_weights:
+            return 0.0
+        self._in_weights = wanted
+        return self._costs.patch.draw(self._random)
+
+    def wait_s(self, batch: Iterable[AttemptAdapters]) -> float:
+        """Return how long a step of this batch waits for residuals, 0 without ControlNets."""
+        return self._costs.residual_wait.mean_s if any(one.controlled for one in batch) else 0.0
+
+    def forget(self) -> None:
+        """Changes state: the device starts anew."""
+        self._kept.clear()
+        self._in_weights = ()

@@ -1,0 +1,97 @@
+"""What models cost on emulated devices: seconds with their variance, by batch size."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+
+from lab.emulation.fleet_file import EmulatedModel
+from pentimento.devices.profile import NOTHING, Cost, SizeProfile, for_every_batch, steady
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    """One model on a device of speed 1. `steps` by batch size - 1, each the cost of one denoising step of the whole
+    batch; `step_count` are those of a run from noise. Prepared on the device, decoded and encoded beside it. `sizes`
+    are the steps of pictures by their size and guidance, where requests name them; `steps` are of those that do not."""
+
+    model: str
+    step_count: int
+    steps: tuple[Cost, ...]
+    prepare: Cost = NOTHING
+    finish: Cost = NOTHING
+    load: Cost = NOTHING
+    sizes: Mapping[Hashable, tuple[Cost, ...]] = field(default_factory=dict)
+
+    @property
+    def max_batch(self) -> int:
+        return len(self.steps)
+
+    def limit(self, key: Hashable) -> int:
+        """Return the largest measured batch of that size; KeyError for one that was not measured."""
+        return len(self.steps if key is None else self.sizes[key])
+
+    def step(self, batch_size: int, key: Hashable = None) -> Cost:
+        """Return the cost of a step; a batch larger than all measured ones costs as much as the largest."""
+        steps = self.steps if key is None else self.sizes[key]
+        return steps[min(batch_size, len(steps)) - 1]
+
+    def run_s(self, batch_size: int) -> float:
+        """Return the mean seconds from noise to the last latent for a batch of this size, on the device alone."""
+        return batch_size * self.prepare.mean_s + self.step_count * self.step(batch_size).mean_s
+
+    def slower(self, factor: float) -> "ModelCosts":
+        """Return the costs on a device that takes `factor` times as long; loading is not the device's business."""
+        return replace(
+            self,
+            steps=_slower(self.steps, factor),
+            prepare=self.prepare.times(factor),
+            finish=self.finish.times(factor),
+            sizes={key: _slower(steps, factor) for key, steps in self.sizes.items()},
+        )
+
+
+def _slower(costs: tuple[Cost, ...], factor: float) -> tuple[Cost, ...]:
+    return tuple(cost.times(factor) for cost in costs)
+
+
+def from_latencies(
+    model: str,
+    step_count: int,
+    seconds_by_batch: dict[int, float],
+    *,
+    variation: float = 0.0,
+    prepare: Cost = NOTHING,
+    finish: Cost = NOTHING,
+    load: Cost = NOTHING,
+) -> ModelCosts:
+    """Return the costs of published seconds of a whole run by batch size; sizes in between are on the straight line.
+    `variation` is that of a whole run, so that of a step is larger by the root of `step_count`."""
+    step_variation = variation * step_count**0.5
+    known = {size: steady(seconds / step_count, step_variation) for size, seconds in seconds_by_batch.items()}
+    return ModelCosts(model, step_count, for_every_batch(known), prepare, finish, load)
+
+
+def costs_of(model: EmulatedModel) -> ModelCosts:
+    """Return the costs of what `pentimento bench profile` measured: of the model's own size and guidance, and of every
+    other. What is done once a picture costs nothing where it was not measured."""
+    profile = model.profile
+    keys = {(batch.width_px, batch.height_px, batch.guided) for batch in profile.batches}
+    sizes: dict[Hashable, tuple[Cost, ...]] = {
+        (width, height, guided): for_every_batch(profile.step_costs(width, height, guided=guided))
+        for width, height, guided in keys
+    }
+    once = once_a_picture(model)
+    return ModelCosts(
+        model.name,
+        model.steps,
+        sizes[(model.width_px, model.height_px, model.guided)],
+        once.prepare,
+        once.decode.then(once.encode),
+        model.load,
+        sizes,
+    )
+
+
+def once_a_picture(model: EmulatedModel) -> SizeProfile:
+    """Return the costs of preparing, decoding and encoding a picture; nothing where they were not measured."""
+    found = model.profile.size(model.width_px, model.height_px)
+    return found or SizeProfile(model.width_px, model.height_px, NOTHING, NOTHING, NOTHING)

@@ -1,0 +1,396 @@
+"""An emulated device: a worker's queue, engine, finisher and model switch behind a clock and timers. The simulator
+plays it in virtual time, an emulated worker on its event loop.
+
+Batching at steps (ours): whose step is next is `policies.step_batching`, as in the engine. Between two changes of the
+batch its steps run as one segment, at the cost of an event a change and not a step; it is cut at the next step boundary
+when somebody comes or goes. Where a listener wants to hear of each step, and while groups take turns, a segment is one
+step. Batching of requests (the servers of the papers): a batch runs from its first to its last step; whoever comes
+meanwhile waits.
+
+Time is the device's own: a segment begins when the one before it was due to end, not when this process got round to
+noticing, so that a busy machine does not slow its emulated devices down. Sixteen of them share two cores.
+"""
+
+import math
+import sys
+from collections.abc import Hashable
+from random import Random
+from typing import Generic
+
+from lab.emulation.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
+from lab.emulation.adapters import PLAIN, AttemptAdapters, DeviceAdapters
+from lab.emulation.costs import ModelCosts
+from lab.emulation.finisher import EmulatedFinisher
+from lab.emulation.jobs import DeviceListener, DeviceSettings, EmulatedJob, Owner, Timers
+from lab.emulation.speed import STEADY, Slowness, SpeedCourse
+from pentimento.policies.step_batching import GroupTurns, due_at, reserve_count, yields_in_s
+
+# Later than this the process was stopped, not busy, and so was its device.
+STOPPED_S = 1.0
+
+
+class EmulatedDevice(Generic[Owner]):
+    """One worker's device. `costs` are those of the model that it holds; another one's come with `assign`. Speed is in
+    the costs, and changes by `speed_changes`."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        kind: str,
+        timers: Timers,
+        listener: DeviceListener[Owner],
+        random: Random,
+        settings: DeviceSettings,
+        costs: ModelCosts,
+        max_batch: int,
+        speed_changes: SpeedCourse = STEADY,
+        adapter_costs: AdapterCosts = NO_ADAPTER_COSTS,
+    ) -> None:
+        self.worker_id = worker_id
+        self.kind = kind
+        self.generation = 1
+        self.costs = costs
+        self.max_batch = min(max_batch, costs.max_batch)
+        self.draining = False
+        self.lost = False
+        self.busy_s = 0.0
+        self.adapters = DeviceAdapters(adapter_costs, random)
+        self._timers = timers
+        self._listener = listener
+        self._random = random
+        self._slowness = Slowness(speed_changes, random, timers.now)
+        self._settings = settings
+        self._turns = GroupTurns()
+        self._jobs: dict[Owner, EmulatedJob[Owner]] = {}
+        self._number = 0
+        # The segment under way: its batch and whom that was chosen from, when its first step began, seconds a step,
+        # steps; `_version` voids the ends that were noted before it was cut.
+        self._batch: list[EmulatedJob[Owner]] = []
+        self._candidates: list[EmulatedJob[Owner]] = []
+        self._began_s = 0.0
+        self._step_s = 0.0
+        self._step_count = 0
+        self._version = 0
+        self._forming = False
+        self._form_at_s = 0.0
+        self._finisher = EmulatedFinisher(timers, self._finished)
+        # The model that it is to hold, with its batches; the one that is being loaded; who needs the one that is here.
+        self._next: tuple[ModelCosts, int] | None = None
+        self._loading: ModelCosts | None = None
+        self._hold_count = 0
+        # Counts the processes that bore this name: what an earlier one was loading is lost.
+        self._incarnation = 0
+
+    @property
+    def credit_count(self) -> int:
+        if self.draining:
+            return 0
+        return (self._settings.credit_batches or 1) * self.max_batch
+
+    @property
+    def reserve_count(self) -> int:
+        """None where whole requests are batched: nobody there steps back."""
+        return reserve_count(self.max_batch) if self.batches_steps and not self.draining else 0
+
+    @property
+    def batches_steps(self) -> bool:
+        """Whether places are given away one by one, and shortly before they are free, as workers do it."""
+        return self._settings.steps and self._settings.credit_batches is None
+
+    @property
+    def model(self) -> str:
+        """The one it holds, or is about to hold."""
+        return self._next[0].model if self._next is not None else self.costs.model
+
+    @property
+    def running_count(self) -> int:
+        """Attempts that are being denoised."""
+        return sum(job.running for job in self._jobs.values())
+
+    @property
+    def waiting_count(self) -> int:
+        """Attempts that it has not begun with."""
+        return sum(not job.running for job in self._jobs.values())
+
+    def limit(self, key: Hashable) -> int:
+        """Return how many pictures of that size share a step; KeyError for one that was not measured."""
+        return min(self.max_batch, self.costs.limit(key))
+
+    def start(
+        self,
+        owner: Owner,
+        steps: int,
+        deadline: float | None,
+        drop_at_s: float = math.inf,
+        key: Hashable = None,
+        adapters: AttemptAdapters = PLAIN,
+    ) -> None:
+        """Changes state: an attempt at `steps` >= 1 denoising steps comes in; it is not begun with if it would end
+        after `drop_at_s`, nor before its LoRAs are here, but for the steps that may run without. None as `key`: a
+        picture of the model's own size."""
+        now = self._timers.now
+        self._number += 1
+        urgency = (due_at(now, deadline, self._settings.aging_limit_s), self._number)
+        job = self._jobs[owner] = EmulatedJob(owner, key, steps, urgency, now, drop_at_s, adapters)
+        held_up_s = self.adapters.held_up_s(adapters.names, now, steps, self.costs.step(1, key).mean_s)
+        if adapters.loras:
+            self._listener.device_reports(self)
+        if held_up_s > 0.0:
+            job.ready_s = now + held_up_s
+            self._timers.at(job.ready_s, self._join, job)
+        else:
+            self._join(job)
+
+    def _join(self, job: EmulatedJob[Owner]) -> None:
+        """It may be begun with, unless it is gone."""
+        if self._jobs.get(job.owner) is not job:
+            return
+        job.ready_s = 0.0
+        if not self._batch:
+            self._form_later(self._timers.now)
+        elif self._settings.steps and self._changes_batch(job):
+            self._cut()
+
+    def stop(self, owner: Owner) -> None:
+        """Changes state: what runs stops at the next boundary; an attempt that is not here is not missed."""
+        job = self._jobs.get(owner)
+        if job is None:
+            return
+        job.stopped = True
+        if job not in self._batch:
+            self._leave(job)
+            self._listener.job_stopped(self, job)
+            self._load_when_empty()
+        elif self._settings.steps:
+            self._cut()
+
+    def hold(self) -> None:
+        """Changes state: somebody needs the model that is here, until `release`; no other one is loaded before."""
+        self._hold_count += 1
+
+    def release(self) -> None:
+        """Changes state: see `hold`."""
+        self._hold_count -= 1
+        self._load_when_empty()
+
+    def assign(self, costs: ModelCosts, max_batch: int) -> None:
+        """Changes state: hold this model, once what is here is done, with batches of at most that many. A switch that
+        has not got beyond waiting for that is called off by the model that is here."""
+        before = (self.model, self.max_batch, self.draining)
+        limit = max(1, min(max_batch, costs.max_batch))
+        if costs.model == self.costs.model and self._loading is None:
+            self._next, self.max_batch, self.draining = None, limit, False
+        else:
+            self._next, self.draining = (costs, limit), True
+        if (self.model, self.max_batch, self.draining) != before:
+            self._listener.device_reports(self)
+        self._load_when_empty()
+
+    def lose(self) -> list[EmulatedJob[Owner]]:
+        """Changes state: the process dies; nobody hears again of its attempts, which are returned."""
+        lost = [*self._jobs.values(), *self._finisher.jobs]
+        self.lost = True
+        self._jobs.clear()
+        self._batch = []
+        self._version += 1
+        self._incarnation += 1
+        self._finisher.forget()
+        self._loading = None
+        self.adapters.forget()
+        return lost
+
+    def revive(self) -> None:
+        """Changes state: a new process of the same name, with the model that was last wanted."""
+        self.lost = False
+        self.generation += 1
+        self.draining = False
+        if self._next is not None:
+            (self.costs, self.max_batch), self._next = self._next, None
+        self._listener.device_reports(self)
+
+    def _changes_batch(self, job: EmulatedJob[Owner]) -> bool:
+        key = self._batch[0].key
+        if job.key != key or len(self._batch) < self.limit(key):
+            return True
+        return self._settings.preempt and job.urgency < max(member.urgency for member in self._batch)
+
+    def _form_later(self, began_s: float) -> None:
+        """After everything else of this instant, so that requests sent together are batched together."""
+        if not self._forming:
+            self._forming, self._form_at_s = True, began_s
+            self._timers.at(began_s, self._form)
+
+    def _form_next(self, began_s: float) -> None:
+        """At once where each step is heard of: on an event loop another timer a step costs more than the step does. A
+        batch of whole requests comes once and waits for whoever is sent at its instant."""
+        if self._settings.each_step and self._settings.steps:
+            self._form_at_s = began_s
+            self._form(None)
+        else:
+            self._form_later(began_s)
+
+    def _form(self, _: None) -> None:
+        self._forming = False
+        if self._batch or not self._jobs:
+            return
+        batch = self._next_batch()
+        if batch:
+            self._begin(batch, self._prepare(batch, self._form_at_s))
+        else:
+            self._load_when_empty()
+
+    def _next_batch(self) -> list[EmulatedJob[Owner]]:
+        """The places of those that are dropped are taken by whoever comes after them."""
+        while self._jobs:
+            self._candidates = [job for job in self._jobs.values() if not job.ready_s]
+            batch = self._turns.choose(self._candidates, self.limit, preempt=self._settings.preempt)
+            late = self._late(batch) if batch and self._settings.drop_after is not None else []
+            if not late:
+                return batch
+            for job in late:
+                self._leave(job)
+                self._listener.job_dropped(self, job)
+        return []
+
+    def _late(self, batch: list[EmulatedJob[Owner]]) -> list[EmulatedJob[Owner]]:
+        step_s = self.costs.step(len(batch), batch[0].key).mean_s
+        ends_s = self._timers.now + max(job.left for job in batch) * step_s
+        return [job for job in batch if ends_s > job.drop_at_s and not job.running]
+
+    def _prepare(self, batch: list[EmulatedJob[Owner]], began_s: float) -> float:
+        """When the batch's first step begins: newcomers are prepared one after the other before it. Who came while the
+        step before it was overdue waited for nothing: a stage does not end before it began."""
+        at_s = began_s
+        for job in batch:
+            if not job.running:
+                seconds = self.costs.prepare.draw(self._random)
+                job.running, job.began_s, job.device_s = True, max(at_s, job.arrived_s), seconds
+                at_s += seconds
+                job.prepared_s = max(at_s, job.arrived_s)
+                self._listener.job_began(self, job)
+        patch_s = self.adapters.settle(job.adapters.loras for job in batch)
+        for job in batch if patch_s else ():
+            job.device_s += patch_s / len(batch)
+        self.busy_s += at_s + patch_s - began_s
+        return at_s + patch_s
+
+    def _begin(self, batch: list[EmulatedJob[Owner]], began_s: float) -> None:
+        """A segment: so many independent steps."""
+        cost, wait_s = self.costs.step(len(batch), batch[0].key), self.adapters.wait_s(job.adapters for job in batch)
+        steps, slowness = self._length(batch, began_s, cost.mean_s + wait_s)
+        self._batch, self._began_s, self._step_count = batch, began_s, steps
+        self._step_s = slowness * cost.draw(self._random, steps) + wait_s
+        self._note_end()
+
+    def _length(self, batch: list[EmulatedJob[Owner]], began_s: float, mean_s: float) -> tuple[int, float]:
+        """Steps of the segment, and by how much longer they take."""
+        if self._settings.each_step:
+            return 1, self._slowness.at(began_s)
+        if not self._settings.steps:
+            steps = max(job.left for job in batch)
+            return steps, self._slowness.mean(began_s, steps * mean_s)
+        slowness = self._slowness.at(began_s)
+        if len(batch) < len(self._candidates) and any(job.key != batch[0].key for job in self._candidates):
+            return 1, slowness
+        steps = min(job.left for job in batch)
+        if self._slowness.until < math.inf:
+            steps = min(steps, _steps_until(self._slowness.until - began_s, slowness * mean_s))
+        return steps, slowness
+
+    def _note_end(self) -> None:
+        self._version += 1
+        if self.batches_steps:
+            self._note_yields()
+        self._timers.at(self._began_s + self._step_count * self._step_s, self._end, self._version)
+
+    def _note_yields(self) -> None:
+        """Whoever ends soon says so while the next one can still come in time."""
+        for left in {job.left for job in self._batch if not job.yielded}:
+            after_s = yields_in_s(left, self._step_s, self._step_count)
+            if after_s is not None:
+                self._timers.at(self._began_s + after_s, self._yield, (self._version, left))
+
+    def _yield(self, noted: tuple[int, int]) -> None:
+        version, left = noted
+        ending = [job for job in self._batch if job.left == left and not job.yielded]
+        # Whoever hears of it may send another one, and cut the segment.
+        for job in ending if version == self._version else ():
+            self._yield_place(job)
+
+    def _yield_place(self, job: EmulatedJob[Owner]) -> None:
+        job.yielded = True
+        self._listener.job_yielded(self, job)
+
+    def _cut(self) -> None:
+        """End the segment at the next step boundary; one that has not begun takes its first step."""
+        elapsed = self._timers.now - self._began_s
+        done = max(1, math.ceil(elapsed / self._step_s - 1e-9)) if self._step_s > 0 else self._step_count
+        if done < self._step_count:
+            self._step_count = done
+            self._note_end()
+
+    def _end(self, version: int) -> None:
+        if version != self._version:
+            return
+        batch, self._batch = self._batch, []
+        now, seconds = self._timers.now, self._step_count * self._step_s
+        due_s = self._began_s + seconds
+        ended_s = due_s if now - due_s < STOPPED_S else now
+        self.busy_s += seconds
+        self._turns.ran(batch[0].key, self._step_s, self._candidates, self._step_count)
+        for job in batch:
+            job.left = max(0, job.left - self._step_count)
+            job.device_s += seconds / len(batch)
+        if self._settings.each_step:
+            self._listener.batch_stepped(batch, seconds, max(now - due_s, 0.0))
+            if not self._settings.steps and any(job.left for job in batch):
+                return self._begin(batch, ended_s)
+        for job in batch:
+            if job.stopped:
+                self._leave(job)
+                self._listener.job_stopped(self, job)
+            elif job.left == 0:
+                self._leave(job)
+                self._finish(job, ended_s)
+        if self._jobs:
+            self._form_next(ended_s)
+        self._load_when_empty()
+
+    def _finish(self, job: EmulatedJob[Owner], ended_s: float) -> None:
+        if self.batches_steps and not job.yielded:
+            self._yield_place(job)
+        job.denoised_s = max(ended_s, job.prepared_s)
+        job.finish_s = self.costs.finish.draw(self._random)
+        self._finisher.take(job)
+
+    def _finished(self, job: EmulatedJob[Owner]) -> None:
+        self._listener.job_finished(self, job)
+        self._load_when_empty()
+
+    def _leave(self, job: EmulatedJob[Owner]) -> None:
+        del self._jobs[job.owner]
+
+    def _load_when_empty(self) -> None:
+        if self._next is None or self._loading is not None or self.lost:
+            return
+        if self._jobs or self._batch or not self._finisher.idle or self._hold_count:
+            return
+        self._loading = self._next[0]
+        self._timers.at(self._timers.now + self._loading.load.draw(self._random), self._loaded, self._incarnation)
+
+    def _loaded(self, incarnation: int) -> None:
+        """What was wanted when loading began is here. Where another one is wanted by now, that is loaded as well."""
+        if incarnation != self._incarnation or self._loading is None or self._next is None:
+            return
+        self.costs, self._loading = self._loading, None
+        self.adapters.forget()
+        self.generation += 1
+        if self._next[0].model != self.costs.model:
+            return self._load_when_empty()
+        self.max_batch, self._next, self.draining = self._next[1], None, False
+        self._listener.device_reports(self)
+
+
+def _steps_until(seconds: float, step_s: float) -> int:
+    """Those that begin within so many seconds, at least one."""
+    return max(math.ceil(seconds / step_s), 1) if step_s > 0.0 else sys.maxsize

@@ -1,0 +1,31 @@
+"""Puts an emulated discriminator process together."""
+
+import random
+from dataclasses import replace
+
+from lab.emulation.emulated_discriminator.scorer import EmulatedScorer
+from lab.emulation.emulated_discriminator.settings import EmulatedDiscriminatorSettings
+from lab.emulation.fleet_file import read_fleet
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.fleet import Capability
+from pentimento.rpc import RpcServer
+from services.discriminator.scoring import Discriminator, ScoreLimits
+from services.discriminator.serving import BusyShare, DiscriminatorProcess, serve
+
+
+def wire(settings: EmulatedDiscriminatorSettings) -> DiscriminatorProcess:
+    """Call it inside the event loop that the process runs on. Raises what is wrong with the fleet's file."""
+    fleet = read_fleet(settings.fleet)
+    if fleet.discriminator is None:
+        raise InvalidArgument.of("discriminator", f"{settings.fleet} must have a table [discriminator]")
+    server, busy = RpcServer(settings.rpc, "discriminator"), BusyShare()
+    source = random.Random(f"{fleet.seed} {server.instance_id}")
+    scorer = EmulatedScorer(fleet.discriminator.score, source, busy.add, [model.name for model in fleet.models])
+    discriminator = Discriminator(scorer, ScoreLimits(settings.max_images, settings.max_image_bytes))
+    return serve(
+        settings,
+        server,
+        discriminator,
+        busy,
+        lambda replica: replace(replica, device="emulated", capabilities=frozenset({Capability.EMULATED})),
+    )

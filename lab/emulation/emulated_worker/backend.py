@@ -1,0 +1,377 @@
+"""The emulated `DeviceBackend`: attempts, starts, stores and answers are real, the painting is not."""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lab.emulation.attempt_steps import AttemptSteps
+from lab.emulation.device import EmulatedDevice
+from lab.emulation.emulated_worker.model import (
+    adapters_of,
+    check_profiled,
+    costs_on,
+    decoding_share,
+    emulated_held_model,
+    emulated_loras,
+    key_of,
+)
+from lab.emulation.emulated_worker.pictures import EmulatedPictures, stand_in_latent
+from lab.emulation.emulated_worker.settings import EmulatedWorkerSettings
+from lab.emulation.fleet_file import EmulatedDevices, EmulatedFleet, EmulatedModel, largest_batch
+from lab.emulation.jobs import DeviceSettings, EmulatedJob
+from pentimento.domain.adapters import Adapter
+from pentimento.domain.errors import Cancelled, DeadlineExceeded, InvalidArgument, PentimentoError
+from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
+from pentimento.domain.fleet import Capability, HeldModel
+from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, NoiseForm, Route
+from pentimento.domain.replay import taken_of, thinned_steps_of
+from pentimento.domain.thinned_steps import thinned_note
+from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES
+from pentimento.rpc.thread_pools import started_pool
+from pentimento.stores.objects import open_objects
+from services.unet_worker import metrics
+from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder, ProgressPace
+from services.unet_worker.attempts.runner import AttemptRunner, PaintedPicture
+from services.unet_worker.cache.donors import DonorReader, UnusableDonor
+from services.unet_worker.cache.uploads import Uploads
+from services.unet_worker.device.busy import BusyMeter
+from services.unet_worker.device.device_backend import DeviceMemory, HeldAdapters
+from services.unet_worker.process import WorkerIdentity
+
+CAPABILITIES = frozenset({Capability.LATENT_START, Capability.IMAGE_START, Capability.EMULATED})
+RECORDED_NOTE = "emulated: profiled times, a recorded picture"
+MADE_UP_NOTE = "emulated: profiled times, no picture was painted"
+STORE_THREADS = 2
+
+
+@dataclass(frozen=True)
+class EmulatedStart:
+    first_step: int = 0
+    saved_steps: int = 0
+    note: str = ""
+    bad_donor_reason: str = ""
+
+
+class LoopTimers:
+    """The event loop as a device's clock and timers."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def now(self) -> float:
+        return self._loop.time()
+
+    def at(self, time_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
+        self._loop.call_at(time_s, action, argument)
+
+
+class JobBridge:
+    """News of one attempt. Progress is thinned out, as the real worker's is."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        order: ExecuteOrder,
+        first_step: int,
+        emit: Callable[[ExecuteEvent], None],
+        uploads: Uploads | None,
+        progress: ProgressPace,
+    ) -> None:
+        self._worker_id = worker_id
+        self._emit = emit
+        self._uploads = uploads
+        self._progress = progress
+        self._loop = asyncio.get_running_loop()
+        self._size = (order.spec.width_px, order.spec.height_px)
+        step_count = order.spec.num_inference_steps
+        self._steps = AttemptSteps(min(first_step, step_count - 1), step_count, order.route.thinned_steps)
+        self.done: asyncio.Future[EmulatedJob[JobBridge]] = self._loop.create_future()
+
+    @property
+    def first_step(self) -> int:
+        return self._steps.first_step
+
+    @property
+    def steps_run(self) -> int:
+        return self._steps.taken_count
+
+    @property
+    def thinned_steps(self) -> tuple[int, ...]:
+        return self._steps.thinned_steps
+
+    def thin(self, steps: tuple[int, ...]) -> None:
+        """Take these steps alone from the first of them on, from the next step boundary."""
+        self._steps.thin(steps)
+
+    def left_after(self, steps_left: int) -> int:
+        """Between two steps: return how many are left once what was asked for is left out."""
+        return self._steps.left_after(steps_left)
+
+    def began(self) -> None:
+        self._emit(Started(self._worker_id, self._steps.first_step, self._steps.step_count))
+
+    def yielded(self) -> None:
+        self._emit(PlaceYielded())
+
+    def stepped(self, steps_left: int) -> None:
+        step, step_count, now = self._steps.reached(steps_left), self._steps.step_count, self._loop.time()
+        is_thinned = self._steps.is_thinned_at(step)
+        if self._uploads is not None and steps_left and step in self._uploads.steps and not is_thinned:
+            self._uploads.add_latent(step, 1.0 - step / step_count, lambda: stand_in_latent(*self._size))
+        if self._progress.sends(step, step_count, now):
+            self._emit(StepProgress(step, step_count))
+
+    def finished(self, job: "EmulatedJob[JobBridge]") -> None:
+        if not self.done.done():
+            self.done.set_result(job)
+
+    def failed(self, error: PentimentoError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+Device = EmulatedDevice[JobBridge]
+Job = EmulatedJob[JobBridge]
+
+
+class DeviceNews:
+    """Carries a device's news to its attempts, the metrics, and `changed`: what it holds, takes or runs is another."""
+
+    def __init__(self, busy: BusyMeter, changed: Callable[[], None]) -> None:
+        self._busy = busy
+        self._changed = changed
+
+    def job_began(self, device: Device, job: Job) -> None:
+        job.owner.began()
+        self._changed()
+
+    def job_yielded(self, device: Device, job: Job) -> None:
+        job.owner.yielded()
+
+    def job_finished(self, device: Device, job: Job) -> None:
+        job.owner.finished(job)
+
+    def job_stopped(self, device: Device, job: Job) -> None:
+        job.owner.failed(Cancelled("CANCELLED", "the attempt was stopped"))
+
+    def job_dropped(self, device: Device, job: Job) -> None:
+        job.owner.failed(DeadlineExceeded("DEADLINE_EXCEEDED", "it would have ended after its deadline"))
+
+    def batch_stepped(self, batch: Sequence[Job], seconds: float, late_s: float) -> None:
+        metrics.STEP_SECONDS.observe(seconds)
+        metrics.BATCH.observe(len(batch))
+        metrics.LOOP_LAG_SECONDS.observe(late_s)
+        self._busy.add(seconds)
+        for job in batch:
+            if not job.stopped:
+                job.owner.stepped(job.left)
+                job.left = job.owner.left_after(job.left)
+
+    def device_reports(self, device: Device) -> None:
+        self._changed()
+
+
+class EmulatedBackend:
+    """Holds one of the device's models at a time; see `device_backend.PlannedBackend`."""
+
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        fleet: EmulatedFleet,
+        devices: EmulatedDevices,
+        settings: EmulatedWorkerSettings,
+    ) -> None:
+        """Raises what is wrong with a recording."""
+        self._worker_id = identity.instance_id
+        self._fleet = fleet
+        self._devices = devices
+        objects = open_objects(settings.objects_url)
+        self._store_threads = started_pool(STORE_THREADS, "objects")
+        self._donors = DonorReader(objects, self._store_threads, settings.donor_timeout_s)
+        self._progress_interval_s = settings.progress_interval_ms / 1000
+        self._pictures = {name: EmulatedPictures(fleet, fleet.model(name)) for name in devices.models}
+        self._held = {name: emulated_held_model(fleet.model(name), identity.generation) for name in devices.models}
+        self._loop = asyncio.get_running_loop()
+        first = fleet.model(devices.models[0])
+        self.emulated = Device(
+            identity.instance_id,
+            devices.name,
+            LoopTimers(),
+            DeviceNews(identity.busy, identity.changed),
+            random.Random(f"{fleet.seed} {identity.instance_id}"),
+            DeviceSettings(fleet.step_batching, fleet.preempt, aging_limit_s=settings.aging_limit_s, each_step=True),
+            costs_on(first, devices),
+            largest_batch(first, devices),
+            devices.speed_changes,
+            fleet.adapters,
+        )
+        self._loras = emulated_loras(fleet)
+        self._runner = AttemptRunner(
+            self, objects, self._store_threads, settings.upload_timeout_s, self.emulated.release
+        )
+
+    @property
+    def _model(self) -> EmulatedModel:
+        return self._fleet.model(self.emulated.costs.model)
+
+    @property
+    def held(self) -> HeldModel:
+        return self._held[self.emulated.costs.model]
+
+    @property
+    def target_model(self) -> str:
+        """The model that it holds, or is about to hold."""
+        return self.emulated.model
+
+    @property
+    def unloadable(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def noise_form(self) -> NoiseForm:
+        return NoiseForm.VARIANCE_PRESERVING
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        step_batching = {Capability.STEP_BATCHING} if self._fleet.step_batching else frozenset()
+        return CAPABILITIES | step_batching | (ADAPTER_CAPABILITIES if self._fleet.adapters.resident_count else set())
+
+    @property
+    def adapters(self) -> HeldAdapters:
+        return HeldAdapters(self._loras, self.emulated.adapters.resident)
+
+    @property
+    def halves(self) -> None:
+        return None
+
+    @property
+    def device(self) -> str:
+        return f"emulated {self._devices.name}"
+
+    @property
+    def batch_limit(self) -> int:
+        return 0 if self.emulated.draining else self.emulated.max_batch
+
+    @property
+    def running_count(self) -> int:
+        return self.emulated.running_count
+
+    def memory(self) -> DeviceMemory:
+        """Of the device that it stands for; 0 where the fleet's file says nothing."""
+        total = self._devices.memory_bytes or self._model.profile.device_memory_bytes or 0
+        return DeviceMemory(min(self._model.profile.idle_memory_bytes or 0, total), total)
+
+    def check(self, spec: GenerationSpec) -> None:
+        check_profiled(self.emulated.costs, spec)
+
+    async def prefetch(self, names: Collection[str], uploaded: Collection[Adapter] = ()) -> None:
+        """Those that are not kept take their time, one after the other. It fetches none."""
+        known = [adapter.name for adapter in self._loras if adapter.name in names]
+        await asyncio.sleep(self.emulated.adapters.take(known, self._loop.time()))
+
+    def assign(self, name: str, max_batch: int) -> None:
+        """Hold this model, in batches of at most that many, 0 for as many as fit. Another one is loaded once what is
+        here is done, and takes its time; until then nothing new is taken. KeyError for a stranger."""
+        model = self._fleet.model(name)
+        largest = largest_batch(model, self._devices)
+        self.emulated.assign(costs_on(model, self._devices), min(max_batch or largest, largest))
+
+    def close(self) -> None:
+        """From any thread."""
+        self._loop.call_soon_threadsafe(self._stop)
+        self._store_threads.shutdown(wait=False, cancel_futures=True)
+
+    def _stop(self) -> None:
+        for job in self.emulated.lose():
+            job.owner.failed(Cancelled("CANCELLED", "the worker stopped"))
+
+    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
+        """As the real worker's; PNG is the only format, and there are no final latents."""
+        if order.image_format != "png":
+            raise InvalidArgument.of("image_format", f"must be png on an emulated device, got {order.image_format}")
+        if order.return_latents:
+            raise InvalidArgument.of("return_latents", "must be false: an emulated device has no latents")
+        self.emulated.hold()
+        return await self._runner.run(order, emit)
+
+    async def paint(
+        self,
+        order: ExecuteOrder,
+        uploads: Uploads | None,
+        emit: Callable[[ExecuteEvent], None],
+        accepted_at: float,
+        deadline: float | None,
+    ) -> PaintedPicture:
+        """See `runner.ModelRunner`. An event loop's time is the monotonic clock's."""
+        held, model, pictures = self.held, self._model, self._pictures[self._model.name]
+        start = await self._start(order.spec, order.route)
+        thinned = thinned_steps_of(order.route, start.saved_steps)
+        order = replace(order, route=replace(order.route, thinned_steps=thinned))
+        bridge = JobBridge(
+            self._worker_id,
+            order,
+            start.first_step,
+            emit,
+            uploads,
+            order.progress_pace(self._progress_interval_s),
+        )
+        if taken_of(order.route.start, start.saved_steps) == order.route.start:
+            order.asked_steps.listen(bridge.thin)
+        job = await self._denoise(order.spec, deadline, bridge)
+        ended_at = self._loop.time()
+        png = pictures.of(order.spec.prompt, order.spec.seed, start.first_step).png
+        note = RECORDED_NOTE if pictures.recorded else MADE_UP_NOTE
+        notes = (note, start.note, thinned_note(bridge.thinned_steps, order.spec.num_inference_steps))
+        return PaintedPicture(
+            held=held,
+            image=png,
+            digest=f"sha256:{hashlib.sha256(png).hexdigest()}",
+            png=png,
+            marks=(
+                ("start", accepted_at, job.arrived_s),
+                ("queue", job.arrived_s, job.began_s),
+                ("prepare", job.began_s, job.prepared_s),
+                ("denoise", job.prepared_s, job.denoised_s),
+                ("decode", job.denoised_s, ended_at),
+            ),
+            ended_at=ended_at,
+            steps_run=bridge.steps_run,
+            steps_saved=start.saved_steps,
+            device_seconds=job.device_s + job.finish_s * decoding_share(model),
+            notes=tuple(note for note in notes if note),
+            thinned_steps=bridge.thinned_steps,
+            lora_patch_step=order.route.lora_patch_step if order.spec.loras else None,
+            bad_donor_reason=start.bad_donor_reason,
+        )
+
+    async def _start(self, spec: GenerationSpec, route: Route) -> EmulatedStart:
+        """Donors are read from the real store, and not looked at."""
+        if spec.init_image is not None:
+            return EmulatedStart(spec.num_inference_steps - int(spec.num_inference_steps * spec.init_image.strength))
+        try:
+            match route.start:
+                case FromLatent() as latent:
+                    await self._donors.read(latent.latent)
+                    step = round(latent.saved_steps * spec.num_inference_steps / latent.donor_steps)
+                    return EmulatedStart(step, step)
+                case FromImage() as image:
+                    await self._donors.read(image.image)
+                    return EmulatedStart(image.saved_steps, image.saved_steps)
+        except UnusableDonor as unusable:
+            if route.replay_of:
+                raise unusable.of_replay(route) from None
+            metrics.SKIPPED_DONORS.inc()
+            return EmulatedStart(note=str(unusable), bad_donor_reason=unusable.bad_donor_reason)
+        return EmulatedStart()
+
+    async def _denoise(self, spec: GenerationSpec, deadline: float | None, bridge: JobBridge) -> Job:
+        """Denoised, then decoded and encoded."""
+        self.emulated.start(bridge, bridge.steps_run, deadline, key=key_of(spec), adapters=adapters_of(spec))
+        try:
+            return await bridge.done
+        finally:
+            self.emulated.stop(bridge)

@@ -1,0 +1,48 @@
+"""Puts an emulated worker together: the real worker, but for its backend."""
+
+from lab.emulation.emulated_worker.backend import EmulatedBackend
+from lab.emulation.emulated_worker.model import model_cost
+from lab.emulation.emulated_worker.settings import EmulatedWorkerSettings
+from lab.emulation.fleet_file import EmulatedDevices, EmulatedFleet, largest_batch, read_fleet
+from pentimento.domain.fleet import ModelCost
+from services.unet_worker import metrics
+from services.unet_worker.process import WorkerIdentity, WorkerProcess
+
+
+class EmulatedModels:
+    """The models that an emulated device can hold. See `process.WorkerModels`. There is nothing to load but
+    recordings."""
+
+    def __init__(self, settings: EmulatedWorkerSettings, fleet: EmulatedFleet, devices: EmulatedDevices) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._devices = devices
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._devices.models
+
+    def costs(self) -> tuple[ModelCost, ...]:
+        return tuple(model_cost(self._fleet.model(name), self._devices) for name in self.names)
+
+    async def serve(self, identity: WorkerIdentity) -> EmulatedBackend:
+        backend = EmulatedBackend(identity, self._fleet, self._devices, self._settings)
+        metrics.QUEUE.set_function(lambda: backend.emulated.waiting_count)
+        metrics.RUNNING.set_function(lambda: backend.emulated.running_count)
+        return backend
+
+    def close(self) -> None:
+        """Nothing runs beside the device."""
+
+
+def wire(settings: EmulatedWorkerSettings) -> WorkerProcess:
+    """Call it inside the event loop that the process runs on. Raises what is wrong with the fleet's file."""
+    fleet = read_fleet(settings.fleet)
+    devices = fleet.devices_named(settings.devices)
+    credits = settings.credits or (0 if fleet.step_batching else _one_batch(fleet, devices))
+    return WorkerProcess(settings, EmulatedModels(settings, fleet, devices), credits)
+
+
+def _one_batch(fleet: EmulatedFleet, devices: EmulatedDevices) -> int:
+    """Where whole requests are batched, whoever waits at a worker could not join there, and would elsewhere."""
+    return min(largest_batch(fleet.model(name), devices) for name in devices.models)

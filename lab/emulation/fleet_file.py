@@ -1,0 +1,350 @@
+"""A fleet of emulated devices, as its file describes it: which models cost what, which devices hold them.
+
+    seed = 7
+    batching = "steps"                          # or "requests"
+    [[models]]
+    name = "tiny-heavy"
+    profile = "profiles/tiny-heavy.json"        # as `pentimento bench profile` wrote it; or latency_s and steps
+    recording = "../../zoo/replay/recorded"     # pictures, qualities, confidences; without it, made up
+    load_s = 4.0
+    [[devices]]
+    name = "small"
+    count = 16
+    models = ["tiny-heavy"]                     # the first is held at the start
+    speed = 0.5                                 # twice the profiled time; and, of devices that are not alone,
+    speed_variation = 0.1                       # a tenth more or less of it, changing every two seconds
+    speed_period_s = 2.0
+
+and `[adapters]`, as `lab.emulation.adapter_costs` has it. The emulated worker, the supervisor and the parity
+benchmark read it.
+"""
+
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from lab.emulation.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts, adapter_costs
+from lab.emulation.speed import STEADY, SpeedChanges
+from pentimento.devices.profile import (
+    NOTHING,
+    BatchProfile,
+    Cost,
+    ModelProfile,
+    SizeProfile,
+    profile_from_json,
+    steady,
+)
+from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.fleet import MAX_COST_S, MIN_COST_S
+from pentimento.files.toml_document import TomlTable, read_toml
+from pentimento.pictures.png_text import text_of, with_text
+
+MAX_DEVICES = 1024
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+GUIDANCE_SCALE = 3.0
+
+
+@dataclass(frozen=True)
+class EmulatedModel:
+    """`steps` and `guidance_scale` of requests that name none. `load`: seconds until a device that held another model
+    holds this one. Without a `recording`, `quality` is the mean over pictures, and the most confident ones are better
+    by half of `quality_spread`, the least confident worse. A start from the cache keeps `reuse_quality` of it."""
+
+    name: str
+    profile: ModelProfile
+    width_px: int
+    height_px: int
+    steps: int
+    guidance_scale: float
+    load: Cost = NOTHING
+    recording: Path | None = None
+    quality: float | None = None
+    quality_spread: float = 0.0
+    reuse_quality: float = 1.0
+
+    @property
+    def guided(self) -> bool:
+        return self.guidance_scale > 1.0
+
+
+@dataclass(frozen=True)
+class EmulatedDevices:
+    """`count` equal ones. Speed 2 takes half the profiled time; it changes by `speed_changes`. `memory_bytes` bounds
+    models and batches, None does not; `max_batch` requests share a step at most."""
+
+    name: str
+    count: int
+    models: tuple[str, ...]
+    speed: float = 1.0
+    memory_bytes: int | None = None
+    max_batch: int = 8
+    speed_changes: SpeedChanges = STEADY
+
+    def workers(self) -> tuple[str, ...]:
+        """Instance ids."""
+        return tuple(f"{self.name}-{number}" for number in range(self.count))
+
+
+@dataclass(frozen=True)
+class EmulatedDiscriminator:
+    """`count` processes; `score` is the cost of one picture, and they score one at a time."""
+
+    score: Cost
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class EmulatedFleet:
+    """`step_batching`: requests join and leave a batch at any step; otherwise a batch runs from its first to its last
+    step. `cache`: whether embedder and gateway are started. `cascade`: models by their stages, light first, of requests
+    that name none; pictures below `confidence_threshold` go on. `deferral`: f(t) of the cascade as points (threshold,
+    share of pictures whose confidence is not above it), for models without a recording."""
+
+    path: Path
+    models: tuple[EmulatedModel, ...]
+    devices: tuple[EmulatedDevices, ...]
+    seed: int = 0
+    default_model: str = ""
+    step_batching: bool = True
+    preempt: bool = True
+    cache: bool = False
+    cascade: tuple[str, ...] = ()
+    confidence_threshold: float = 0.0
+    discriminator: EmulatedDiscriminator | None = None
+    deferral: tuple[tuple[float, float], ...] = ((0.0, 0.0), (1.0, 1.0))
+    adapters: AdapterCosts = NO_ADAPTER_COSTS
+
+    def model(self, name: str) -> EmulatedModel:
+        """KeyError for a stranger."""
+        return {model.name: model for model in self.models}[name]
+
+    def devices_named(self, name: str) -> EmulatedDevices:
+        """InvalidArgument for a stranger."""
+        for devices in self.devices:
+            if devices.name == name:
+                return devices
+        known = ", ".join(devices.name for devices in self.devices)
+        raise InvalidArgument.of("devices", f"{self.path}: must be one of {known}, got {name!r}")
+
+
+def read_fleet(path: Path) -> EmulatedFleet:
+    """NotFound without the file; InvalidArgument that names file, line, field and limit."""
+    table = read_toml(path)
+    models = tuple(_model(entry) for entry in table.tables("models"))
+    devices = tuple(_devices(entry, models) for entry in table.tables("devices"))
+    _check_names(table, "models", [model.name for model in models])
+    _check_names(table, "devices", [entry.name for entry in devices])
+    if sum(entry.count for entry in devices) > MAX_DEVICES:
+        raise table.error("devices", f"must be at most {MAX_DEVICES} in all")
+    fleet = EmulatedFleet(
+        path=path.resolve(),
+        models=models,
+        devices=devices,
+        seed=table.whole("seed", 0),
+        default_model=_one_of(table, "default_model", [model.name for model in models], devices[0].models[0]),
+        step_batching=_one_of(table, "batching", ["steps", "requests"], "steps") == "steps",
+        preempt=table.flag("preempt", True),
+        cache=table.flag("cache", False),
+        cascade=_cascade(table, [model.name for model in models]),
+        confidence_threshold=table.number("confidence_threshold", 0.0, maximum=1.0),
+        discriminator=_discriminator(table.table("discriminator")),
+        deferral=_deferral(table.table("deferral")),
+        adapters=adapter_costs(table.table("adapters"), named=True),
+    )
+    table.close()
+    return fleet
+
+
+def _model(table: TomlTable) -> EmulatedModel:
+    name = table.text("name")
+    if not _MODEL_NAME.fullmatch(name):
+        raise table.error("name", f"must be 1 to 64 letters, digits and . _ -, got {name[:80]!r}")
+    profile = _profile(table, name)
+    if not profile.batches:
+        raise table.error("profile", "must have at least one batch")
+    first = profile.batches[0]
+    scale = table.number("guidance_scale", GUIDANCE_SCALE if first.guided else 1.0, maximum=100.0)
+    model = EmulatedModel(
+        name=name,
+        profile=profile,
+        width_px=first.width_px,
+        height_px=first.height_px,
+        steps=table.whole("steps", profile.step_count, minimum=1, maximum=1000),
+        guidance_scale=scale,
+        load=_spread(table, "load_s", "load_variation"),
+        recording=table.path("recording", None),
+        quality=table.number("quality", minimum=-1.0, maximum=1.0) if "quality" in table.fields else None,
+        quality_spread=table.number("quality_spread", 0.0, maximum=1.0),
+        # Above 1: refined once more, a near picture may get better (MoDM, 5.2).
+        reuse_quality=table.number("reuse_quality", 1.0, maximum=2.0),
+    )
+    if profile.batch(first.width_px, first.height_px, guided=model.guided, batch_size=first.batch_size) is None:
+        raise table.error("guidance_scale", f"must be one that the profile measured, got {scale:g}")
+    return model
+
+
+def _profile(table: TomlTable, name: str) -> ModelProfile:
+    path, latencies = table.path("profile", None), table.table("latency_s")
+    if (path is None) == (latencies is None):
+        raise table.error("profile", "must be given, or else latency_s with seconds of a whole run by batch size")
+    if latencies is not None:
+        return _published(table, name, latencies)
+    assert path is not None
+    try:
+        return profile_from_json(path.read_text())
+    except (OSError, UnicodeDecodeError, PentimentoError) as error:
+        raise table.error("profile", f"{path} cannot be read: {error}") from None
+
+
+def _published(table: TomlTable, name: str, latencies: TomlTable) -> ModelProfile:
+    """A profile from seconds of whole runs; `variation` is their standard deviation as a share of the mean."""
+    size = (table.whole("width_px", 512, minimum=8), table.whole("height_px", 512, minimum=8))
+    steps, variation = table.whole("steps", minimum=1, maximum=1000), table.number("variation", 0.0)
+    guided = table.number("guidance_scale", GUIDANCE_SCALE) > 1.0
+    seconds = {
+        _batch_size(latencies, field): latencies.number(field, minimum=MIN_COST_S, maximum=MAX_COST_S) / steps
+        for field in latencies.fields
+    }
+    once = SizeProfile(*size, NOTHING, steady(table.number("finish_s", 0.0), variation), NOTHING)
+    batches = tuple(
+        # The steps of a run are drawn one by one, so each has to scatter more for the run to scatter so much.
+        BatchProfile(*size, guided, batch, (steady(seconds[batch], variation * steps**0.5),))
+        for batch in sorted(seconds)
+    )
+    return ModelProfile(name, f"published:{name}", "emulated", "", 1, "off", steps, (once,), batches)
+
+
+def _batch_size(table: TomlTable, field: str) -> int:
+    if not (field.isascii() and field.isdigit() and 1 <= int(field) <= 64):
+        raise table.error(field, "must be a batch size of 1 to 64")
+    return int(field)
+
+
+def _devices(table: TomlTable, models: tuple[EmulatedModel, ...]) -> EmulatedDevices:
+    known = {model.name: model for model in models}
+    devices = EmulatedDevices(
+        name=table.text("name"),
+        count=table.whole("count", 1, minimum=1, maximum=MAX_DEVICES),
+        models=table.texts("models"),
+        speed=table.number("speed", 1.0, minimum=0.001, maximum=1000.0),
+        memory_bytes=table.whole("memory_bytes", minimum=1) if "memory_bytes" in table.fields else None,
+        max_batch=table.whole("max_batch", 8, minimum=1, maximum=64),
+        speed_changes=SpeedChanges(
+            table.number("speed_variation", 0.0, maximum=10.0),
+            table.number("speed_period_s", SpeedChanges.period_s, minimum=0.01),
+        ),
+    )
+    if not devices.models or set(devices.models) - known.keys():
+        raise table.error("models", f"must be some of {', '.join(known) or 'none'}, got {list(devices.models)}")
+    if not devices.name.replace("-", "").isalnum() or not devices.name.isascii() or len(devices.name) > 16:
+        raise table.error("name", f"must be 1 to 16 letters, digits and -, got {devices.name!r}")
+    for name in devices.models:
+        if largest_batch(known[name], devices) < 1:
+            raise table.error("memory_bytes", f"must be enough for {name}, got {devices.memory_bytes}")
+    return devices
+
+
+def largest_batch(model: EmulatedModel, devices: EmulatedDevices) -> int:
+    """Requests of the model's own size that share a step there: as many as were measured and fit its memory; 0 where
+    not even one fits."""
+    fitting = [batch.batch_size for batch in measured_batches(model) if _fits(batch, devices.memory_bytes)]
+    return min(max(fitting, default=0), devices.max_batch)
+
+
+def measured_batches(model: EmulatedModel) -> tuple[BatchProfile, ...]:
+    """Of the model's own size and guidance, by batch size."""
+    wanted = (model.width_px, model.height_px, model.guided)
+    found = (batch for batch in model.profile.batches if (batch.width_px, batch.height_px, batch.guided) == wanted)
+    return tuple(sorted(found, key=lambda batch: batch.batch_size))
+
+
+def _fits(batch: BatchProfile, memory_bytes: int | None) -> bool:
+    return memory_bytes is None or batch.peak_memory_bytes is None or batch.peak_memory_bytes <= memory_bytes
+
+
+def _cascade(table: TomlTable, known: list[str]) -> tuple[str, ...]:
+    cascade = table.texts("cascade", ())
+    if set(cascade) - set(known) or len(set(cascade)) < len(cascade):
+        raise table.error("cascade", f"must be some of {', '.join(known)}, each once, got {list(cascade)}")
+    return cascade
+
+
+def _discriminator(table: TomlTable | None) -> EmulatedDiscriminator | None:
+    if table is None:
+        return None
+    return EmulatedDiscriminator(_spread(table, "score_s", "variation"), table.whole("count", 1, minimum=1, maximum=64))
+
+
+def _spread(table: TomlTable, mean: str, variation: str) -> Cost:
+    return steady(table.number(mean, 0.0), table.number(variation, 0.0))
+
+
+def _deferral(table: TomlTable | None) -> tuple[tuple[float, float], ...]:
+    if table is None:
+        return EmulatedFleet.deferral
+    thresholds, shares = table.numbers("thresholds"), table.numbers("shares")
+    if len(thresholds) != len(shares) or len(thresholds) < 2:
+        raise table.error("shares", f"must be two or more, one for each threshold, got {len(shares)}")
+    for field, values in (("thresholds", thresholds), ("shares", shares)):
+        if list(values) != sorted(values) or values[-1] > 1.0:
+            raise table.error(field, "must ascend within 0 and 1")
+    return tuple(zip(thresholds, shares, strict=True))
+
+
+def _check_names(table: TomlTable, field: str, names: list[str]) -> None:
+    if not names:
+        raise table.error(field, "must have at least one entry")
+    if len(set(names)) < len(names):
+        raise table.error(field, f"must have names of their own, got {', '.join(names)}")
+
+
+def _one_of(table: TomlTable, field: str, allowed: list[str], default: str) -> str:
+    value = table.text(field, default)
+    if value not in allowed:
+        raise table.error(field, f"must be one of {', '.join(allowed)}, got {value!r}")
+    return value
+
+
+def served_profile(fleet: EmulatedFleet, model: EmulatedModel) -> ModelProfile:
+    """What a frontdoor is to expect of the model: its profile under the name it is served by, on the fleet's average
+    device that may hold it, up to the batches that such devices run."""
+    holding = [devices for devices in fleet.devices if model.name in devices.models]
+    count = sum(devices.count for devices in holding)
+    slowness = sum(devices.count / devices.speed for devices in holding) / count if count else 1.0
+    most = max((largest_batch(model, devices) for devices in holding), default=1)
+    measured = measured_batches(model)
+    kept = [batch for batch in measured if batch.batch_size <= most] or list(measured[:1])
+    batches = tuple(replace(batch, steps=tuple(step.times(slowness) for step in batch.steps)) for batch in kept)
+    return replace(model.profile, model=model.name, batches=batches)
+
+
+@dataclass(frozen=True)
+class PictureLabel:
+    """What an emulated picture says of itself: the painting model, the confidence that the cascade's discriminator has
+    in it, its quality where that is known, and the step it was begun at."""
+
+    model: str
+    confidence: float
+    quality: float | None = None
+    start_step: int = 0
+
+
+_KEYWORD = "pentimento-emulated"
+
+
+def labelled(png: bytes, label: PictureLabel) -> bytes:
+    """The picture with its label inside. ValueError when it is no PNG."""
+    return with_text(png, _KEYWORD, json.dumps(asdict(label)))
+
+
+def label_of(png: bytes) -> PictureLabel | None:
+    """None for a picture that no emulated device painted."""
+    text = text_of(png, _KEYWORD)
+    if text is None:
+        return None
+    try:
+        label = PictureLabel(**json.loads(text))
+        return label if 0.0 <= label.confidence <= 1.0 else None
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,44 @@
+"""Puts a paced ControlNet process together: the real one, but for its networks."""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from lab.emulation.pace import ControlNetPace, DevicePace, read_pace
+from lab.emulation.paced_controlnets.network import PacedControlNet, stamped_tensor
+from pentimento.domain.adapters import Adapter, AdapterKind
+from services.controlnet_svc.residency.shelf import ShelvedNetwork
+from services.controlnet_svc.settings import ControlNetSettings
+from services.controlnet_svc.wiring import ControlNetProcess, NetworkSource, wire
+
+
+def wire_paced(settings: ControlNetSettings) -> ControlNetProcess:
+    """Call it inside the event loop that the process runs on. `--controlnets` is a pace's file. Raises what is wrong
+    with it. Half precision, as on the devices that paces are of, where none is set."""
+    dtype = "float16" if settings.dtype == "auto" else settings.dtype
+    return wire(replace(settings, device="cpu", dtype=dtype), NetworkSource(_networks, stamped_tensor))
+
+
+def _networks(settings: ControlNetSettings, device: torch.device, dtype: torch.dtype) -> Mapping[str, ShelvedNetwork]:
+    pace = read_pace(settings.controlnets)
+    return {controlnet.name: _shelved(pace, controlnet, dtype) for controlnet in pace.controlnets}
+
+
+def paced_controlnet_digest(controlnet: ControlNetPace) -> str:
+    """Return the digest of a paced ControlNet, which is that of no real one."""
+    return f"sha256:{hashlib.sha256(f'paced controlnet {controlnet}'.encode()).hexdigest()}"
+
+
+def _shelved(pace: DevicePace, controlnet: ControlNetPace, dtype: torch.dtype) -> ShelvedNetwork:
+    digest = paced_controlnet_digest(controlnet)
+    adapter = Adapter(controlnet.name, AdapterKind.CONTROLNET, digest, pace.family)
+    return ShelvedNetwork(adapter, controlnet.memory_bytes, partial(_load, pace, controlnet, digest, dtype))
+
+
+def _load(pace: DevicePace, controlnet: ControlNetPace, digest: str, dtype: torch.dtype) -> PacedControlNet:
+    time.sleep(controlnet.load_s)
+    return PacedControlNet(pace, controlnet, digest, dtype)

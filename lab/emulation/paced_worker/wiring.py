@@ -1,0 +1,53 @@
+"""Puts a paced worker together: the real worker, but for its model."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from lab.emulation.pace import DevicePace, read_pace
+from lab.emulation.paced_worker.loras import PacedLoras
+from lab.emulation.paced_worker.model import PacedModel
+from lab.emulation.paced_worker.stamps import summed_stamps
+from pentimento.diffusion.families.model import DiffusionModel
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.fleet import Capability, HeldModel
+from services.unet_worker.device.torch_device import choose_dtype
+from services.unet_worker.pairing.room import with_room_for_halves
+from services.unet_worker.process import WorkerProcess
+from services.unet_worker.settings import CompileChoice, DtypeChoice, UnetWorkerSettings
+from services.unet_worker.wiring import ModelSource, TorchModels
+
+
+def wire(settings: UnetWorkerSettings) -> WorkerProcess:
+    """Call it inside the event loop that the process runs on. `--model` is a pace's file. Raises what is wrong with it,
+    and InvalidArgument for settings that a paced device has no use for."""
+    if settings.other_models or settings.compile not in (CompileChoice.AUTO, CompileChoice.OFF):
+        raise InvalidArgument.of("other_models", "and compile must be left alone: a paced device has one model")
+    pace = read_pace(settings.model)
+    paced = _of_pace(settings, pace)
+    capabilities = frozenset({Capability.EMULATED})
+    source = ModelSource(partial(_load, pace), summed_stamps, capabilities, partial(_loras, pace))
+    models = TorchModels({paced.model_name: paced}, source)
+    return WorkerProcess(with_room_for_halves(settings), models, settings.credits)
+
+
+def _load(pace: DevicePace, settings: UnetWorkerSettings) -> PacedModel:
+    return PacedModel(pace, choose_dtype(settings.dtype, torch.device("cpu")))
+
+
+def _loras(pace: DevicePace, model: DiffusionModel, held: HeldModel, settings: UnetWorkerSettings) -> PacedLoras | None:
+    return PacedLoras(pace, model.dtype) if pace.loras else None
+
+
+def _of_pace(settings: UnetWorkerSettings, pace: DevicePace) -> UnetWorkerSettings:
+    """The settings, completed by the pace; half precision, as on the devices that paces are of, where none is set."""
+    return replace(
+        settings,
+        model_name=settings.model_name or pace.name,
+        default_steps=settings.default_steps or pace.steps,
+        default_guidance_scale=(
+            pace.guidance_scale if settings.default_guidance_scale < 0 else settings.default_guidance_scale
+        ),
+        dtype=DtypeChoice.FLOAT16 if settings.dtype is DtypeChoice.AUTO else settings.dtype,
+    )

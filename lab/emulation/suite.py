@@ -1,0 +1,139 @@
+"""Plan the processes of a suite over emulated devices: the plug-in behind `pentimento up --emulate`."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lab.emulation.fleet_file import EmulatedFleet, read_fleet, served_profile
+from lab.emulation.fleet_settings import fleet_settings
+from pentimento.devices.profile import profile_to_json
+from pentimento.policies.serving.settings import ModelQuality, ServingSettings
+from pentimento.settings import setting
+from pentimento.settings.loading import setting_of
+from pentimento.supervisor.process_spec import ProcessSpec
+from pentimento.supervisor.state import StateDirectory
+from pentimento.supervisor.suite import (
+    WORKER_STAGE,
+    caller_arguments,
+    cascade_arguments,
+    grant_arguments,
+    objects_url,
+    profile_arguments,
+    shared_arguments,
+    unix_address,
+)
+from pentimento.supervisor.suite_settings import SuiteSettings
+
+_WORKER, _DISCRIMINATOR = "lab.emulation.emulated_worker", "lab.emulation.emulated_discriminator"
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Settings of the controller that environment and file may have; they win over the fleet's file."""
+
+    heavy: str = setting("", help="see the controller")
+    light: str = setting("", help="see the controller")
+    small: tuple[str, ...] = setting((), help="see the controller")
+    deferral_thresholds: tuple[float, ...] = setting((), help="see the controller")
+    deferral_shares: tuple[float, ...] = setting((), help="see the controller")
+    qualities: tuple[str, ...] = setting((), help="see the controller")
+
+
+@dataclass(frozen=True)
+class EmulatedSuite:
+    """See `suite_settings.SuitePlugin`."""
+
+    fleet: EmulatedFleet
+
+    @classmethod
+    def read(cls, path: Path) -> "EmulatedSuite":
+        """Read a fleet's file. Raises NotFound, and InvalidArgument that names line, field and limit."""
+        return cls(read_fleet(path))
+
+    @property
+    def default_model(self) -> str:
+        """Return the model of requests that name none."""
+        return self.fleet.default_model
+
+    @property
+    def cached(self) -> bool:
+        """Return whether the suite has a cache."""
+        return self.fleet.cache
+
+    def workers(
+        self, settings: SuiteSettings, state: StateDirectory
+    ) -> Sequence[tuple[str, Callable[[int], ProcessSpec], int]]:
+        """Return a group for each entry under [[devices]]."""
+        return [
+            (devices.name, partial(self._worker, settings, state, devices.name), devices.count)
+            for devices in self.fleet.devices
+        ]
+
+    def discriminators(self, settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:
+        """Return as many as the file asks for."""
+        count = self.fleet.discriminator.count if self.fleet.discriminator is not None else 0
+        return tuple(
+            self._process(settings, state, f"discriminator-{number}", _DISCRIMINATOR) for number in range(count)
+        )
+
+    def controller_arguments(self, config_file: Path | None) -> tuple[str, ...]:
+        """Return models, deferral curve and qualities of the file."""
+
+        def given(name: str) -> Any:
+            return setting_of(_Given, name, "controller", config_file, os.environ)
+
+        serving = fleet_settings(self.fleet)
+        heavy, light = given("heavy") or serving.heavy, given("light") or serving.light
+        arguments = [*_flag("heavy", [heavy]), *_flag("light", [light] if light else [])]
+        if not given("deferral_thresholds") and not given("deferral_shares"):
+            arguments += _flag("deferral-thresholds", serving.deferral.thresholds)
+            arguments += _flag("deferral-shares", serving.deferral.shares)
+        planned = {heavy, light, *given("small")}
+        return (*arguments, *_flag("qualities", _qualities(given("qualities"), serving, planned)))
+
+    def frontdoor_arguments(self, folder: Path) -> tuple[str, ...]:
+        """Return profiles and cascade."""
+        arguments = profile_arguments(tuple(profile_file(folder, model.name) for model in self.fleet.models))
+        if not self.fleet.cascade:
+            return arguments
+        return arguments + cascade_arguments(self.fleet.cascade, self.fleet.confidence_threshold)
+
+    def write_files(self, folder: Path) -> None:
+        """Write a profile for each model."""
+        (folder / "profiles").mkdir(parents=True, exist_ok=True)
+        for model in self.fleet.models:
+            profile_file(folder, model.name).write_text(profile_to_json(served_profile(self.fleet, model)))
+
+    def _worker(self, settings: SuiteSettings, state: StateDirectory, devices: str, number: int) -> ProcessSpec:
+        more = ("--devices", devices, "--objects-url", objects_url(settings, state), *grant_arguments(settings))
+        return self._process(settings, state, f"{devices}-{number}", _WORKER, *more)
+
+    def _process(
+        self, settings: SuiteSettings, state: StateDirectory, name: str, module: str, *more: str
+    ) -> ProcessSpec:
+        address = unix_address(state, name)
+        arguments = ("--listen", address, "--fleet", str(self.fleet.path), *more)
+        arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
+        return ProcessSpec(name, module, arguments, address, WORKER_STAGE)
+
+
+def profile_file(folder: Path, model: str) -> Path:
+    """Return where the profile of a model is written."""
+    return folder / "profiles" / f"{model}.json"
+
+
+def _qualities(given: Sequence[str], serving: ServingSettings, planned: set[str]) -> list[str]:
+    """Return the qualities that were given, and the file's of the other models that plans have."""
+    own = {one.partition("=")[0] for one in given}
+    return [*given, *(_quality(one) for one in serving.qualities if one.model in planned - own)]
+
+
+def _quality(quality: ModelQuality) -> str:
+    return f"{quality.model}={max(quality.quality, 0.0)}:{quality.spread}:{quality.reuse}"
+
+
+def _flag(name: str, values: Sequence[object]) -> list[str]:
+    return [f"--{name}", ",".join(map(str, values))] if values else []

@@ -1,0 +1,207 @@
+"""A controller that plays a policy, four emulated devices, a discriminator and a frontdoor: real servers over Unix
+sockets, in this process, so that a test sees what the policy was asked."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lab.emulation.emulated_discriminator.settings import EmulatedDiscriminatorSettings
+from lab.emulation.emulated_discriminator.wiring import wire as wire_discriminator
+from lab.emulation.emulated_worker.settings import EmulatedWorkerSettings
+from lab.emulation.emulated_worker.wiring import wire as wire_worker
+from lab.emulation.suite import EmulatedSuite
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
+from pentimento.domain.fleet import HeldModel, Plan
+from pentimento.domain.generation import Scheduler
+from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.policies.serving.policy import ServingPolicy
+from pentimento.policies.thinning import ThinningMode
+from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, thinning_to_json
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.settings import load_settings
+from pentimento.wire.generation import plan_version_from_proto
+from services.controller.settings import ControllerSettings, PolicySettings
+from services.controller.wiring import ControllerProcess
+from services.controller.wiring import wire as wire_controller
+from services.unet_worker.process import WorkerProcess
+
+# A device paints 20 light pictures a second, or 10 heavy ones.
+FLEET = """\
+seed = 3
+default_model = "heavy"
+cascade = ["light", "heavy"]
+
+[[models]]
+name = "light"
+steps = 1
+guidance_scale = 1.0
+latency_s = { 1 = 0.1, 2 = 0.12, 4 = 0.2 }
+load_s = 0.05
+
+[[models]]
+name = "heavy"
+steps = 4
+latency_s = { 1 = 0.2, 2 = 0.25, 4 = 0.4 }
+load_s = 0.1
+
+[[devices]]
+name = "d"
+count = 4
+models = ["heavy", "light"]
+
+[discriminator]
+score_s = 0.001
+"""
+# Reports and plans come every second, so that a test has its switch within a few; a busy machine may hold reports up
+# for two without a plan that lacks their workers.
+LEASE_S, PLAN_INTERVAL_S = 3.0, 1.0
+
+
+@dataclass(frozen=True)
+class RecordingSettings(ControllerSettings):
+    """`asked`: every context, with what the policy made of it."""
+
+    asked: list[tuple[AllocationContext, AllocationDecision]] = field(default_factory=list)
+
+    def policy(self) -> ServingPolicy:
+        policy = super().policy()
+
+        def recording(context: AllocationContext) -> AllocationDecision:
+            decision = policy.allocator(context)
+            self.asked.append((context, decision))
+            return decision
+
+        return replace(policy, allocator=recording)
+
+
+@dataclass(frozen=True)
+class PlannedFleet:
+    suite: FrontdoorSuite
+    controller: ControllerProcess
+    workers: tuple[WorkerProcess, ...]
+    settings: RecordingSettings
+
+    @property
+    def plan(self) -> Plan:
+        """In force at the controller."""
+        return self.controller.controller.fleet().plan
+
+    def held(self) -> dict[str, str]:
+        """What each worker really holds."""
+        return {process.server.instance_id: process.worker.loaded.held.model for process in self.workers}
+
+    async def is_settled(self) -> bool:
+        """Whether frontdoor and workers act on the plan in force."""
+        wanted = {assignment.worker_id: assignment.model for assignment in self.plan.assignments}
+        acted_on = plan_version_from_proto((await self.suite.operator.status()).plan_version)
+        return self.held() == wanted and acted_on == self.plan.version
+
+    async def wait_until(self, condition: Any) -> None:
+        async with asyncio.timeout(120):
+            while not condition():  # noqa: ASYNC110 - of several parts that do not know of each other
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def planned_fleet(
+    folder: Path, policy: str, *, thins: bool = False, slowness: float = 1.0, **serving: Any
+) -> AsyncIterator[PlannedFleet]:
+    """Up to where every part is connected and registered; the policy begins then. `thins`: under load pictures of the
+    heavy model may take two of their four steps. `slowness`: devices take so many times as long, and have so long."""
+    (folder / "fleet.toml").write_text(slowed(FLEET, slowness))
+    fleet, address = folder / "fleet.toml", f"unix:{folder / 'c'}"
+    settings = RecordingSettings(
+        RpcServerSettings(listen=(address,)),
+        policy_settings(fleet, slo_s=2.0 * slowness, **serving),
+        lease_s=LEASE_S,
+        allocator_limit_s=60.0,
+        plan_interval_s=PLAN_INTERVAL_S,
+        allocator=policy,
+    )
+    async with AsyncExitStack() as stack:
+        controller = await started(wire_controller(settings), stack)
+        scorer = EmulatedDiscriminatorSettings(*rpc_of(folder, "d"), fleet, controller_address=address)
+        await started(wire_discriminator(scorer), stack)
+        workers = tuple([await started(wire_worker(worker_of(folder, number, address)), stack) for number in range(4)])
+        changes: dict[str, Any] = {"worker_addresses": (), "controller_address": address, "default_model": "heavy"}
+        if thins:
+            profile = halving_profile(folder / "halving.json", workers[0].worker.loaded.held)
+            changes |= {"thinning": ThinningMode.LOAD, "thinning_profiles": (profile,)}
+        suite = await stack.enter_async_context(running_suite(folder, **changes))
+        await suite.wait_for_workers(4)
+        fleet = PlannedFleet(suite, controller, workers, settings)
+        # Four workers, the discriminator and the frontdoor.
+        await fleet.wait_until(lambda: len(controller.controller.fleet().replicas) == 6)
+        begin_policy(controller)
+        yield fleet
+
+
+def policy_settings(fleet: Path, **serving: Any) -> PolicySettings:
+    """Return what `pentimento up --emulate` gives the controller, and more."""
+    flags = EmulatedSuite.read(fleet).controller_arguments(None)
+    return replace(load_settings(PolicySettings, "controller", flags, {}), **serving)
+
+
+def slowed(fleet: str, slowness: float) -> str:
+    """Return the fleet with all of its seconds, which are below one, multiplied."""
+    return re.sub(r"(?<= = )0\.\d+", lambda seconds: f"{float(seconds[0]) * slowness:g}", fleet)
+
+
+def halving_profile(path: Path, held: HeldModel) -> Path:
+    """Write that two of four steps keep 0.99 of the quality."""
+    row = ThinnedRow(1, 1, 100, 100, 0.99, (ThresholdRule.LOWER_BOUND,))
+    profile = ThinningProfile(
+        held.model,
+        held.model_digest,
+        Scheduler.DDIM,
+        held.default_steps,
+        held.default_guidance_scale,
+        "encoder",
+        "sha256:" + "0" * 64,
+        "clip_score",
+        0.95,
+        ThresholdRule.LOWER_BOUND,
+        (row,),
+    )
+    path.write_text(thinning_to_json(profile))
+    return path
+
+
+def begin_policy(controller: ControllerProcess) -> None:
+    """Begin now: a controller waits two leases for a fleet to be whole, and this one is."""
+    controller.controller._times = replace(controller.controller._times, settle_s=0.0, calm_s=0.0)
+    controller.controller._changed.set()
+
+
+def worker_of(folder: Path, number: int, controller_address: str) -> EmulatedWorkerSettings:
+    return EmulatedWorkerSettings(
+        *rpc_of(folder, f"w{number}"),
+        folder / "fleet.toml",
+        "d",
+        objects_url=f"file://{folder / 'objects'}",
+        controller_address=controller_address,
+    )
+
+
+def rpc_of(folder: Path, name: str) -> tuple[RpcServerSettings, RpcChannelSettings]:
+    return RpcServerSettings(listen=(f"unix:{folder / name}",), instance_id=name), RpcChannelSettings()
+
+
+async def started(process: Any, stack: AsyncExitStack) -> Any:
+    await process.server.start()
+    stack.push_async_callback(stopped, process)
+    await process.warm()
+    process.server.set_serving()
+    return process
+
+
+async def stopped(process: Any) -> None:
+    await process.drain()
+    if isinstance(process, WorkerProcess):
+        await process.close()
+    await process.server.stop()

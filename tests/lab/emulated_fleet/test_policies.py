@@ -1,0 +1,181 @@
+"""Serving policies played live on emulated devices: plans that change under load, and what becomes of the requests."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lab.fixtures.frontdoor_suite import FrontdoorSuite, settings_of
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.fleet import Plan
+from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
+from pentimento.policies.allocation import AllocationDecision
+from pentimento.policies.serving.policy import SERVING_POLICIES
+from pentimento.stores.ledger import open_journal
+from tests.lab.emulated_fleet.planned_fleet import PlannedFleet, planned_fleet
+
+REQUEST = ImageRequest("a red circle", cache=CacheMode.OFF)
+# As slow that a busy machine keeps up with what is sent and painted.
+SLOWNESS = 4.0
+# More than one light device paints, so that the cascade has to give it more of them.
+RATE = 36.0 / SLOWNESS
+
+
+async def ending(suite: FrontdoorSuite, number: int, deadline_ms: int | None = None) -> str:
+    """How a request's stream ended: the model that painted it, or the reason of its error."""
+    try:
+        completed = await suite.paint(replace(REQUEST, prompt=f"picture {number}", deadline_ms=deadline_ms))
+    except PentimentoError as error:
+        return error.reason
+    assert isinstance(completed, Completed)
+    return completed.provenance.spec.model
+
+
+async def painted_at(suite: FrontdoorSuite, count: int, rate: float) -> list[Completed]:
+    """Those of so many that were painted, sent at that rate."""
+
+    async def paint(number: int) -> Completed:
+        await asyncio.sleep(number / rate)
+        return await suite.paint(replace(REQUEST, prompt=f"picture {number}"))
+
+    endings = await asyncio.gather(*map(paint, range(count)), return_exceptions=True)
+    return [one for one in endings if isinstance(one, Completed)]
+
+
+async def loaded(suite: FrontdoorSuite, count: int, rate: float, deadline_ms: int | None = None) -> Counter[str]:
+    """Sent at their times, whatever comes back."""
+    began = asyncio.get_running_loop().time()
+    endings = []
+    for number in range(count):
+        await asyncio.sleep(max(began + number / rate - asyncio.get_running_loop().time(), 0.0))
+        endings.append(asyncio.ensure_future(ending(suite, number, deadline_ms)))
+    return Counter(await asyncio.gather(*endings))
+
+
+async def begun(fleet: PlannedFleet, policy: str) -> None:
+    await fleet.wait_until(lambda: fleet.plan.allocator == policy)
+    await settled(fleet)
+
+
+async def settled(fleet: PlannedFleet) -> None:
+    async with asyncio.timeout(120):
+        while not await fleet.is_settled():  # noqa: ASYNC110 - of several parts that do not know of each other
+            await asyncio.sleep(0.02)
+
+
+async def test_a_load_that_needs_it_changes_what_workers_hold_and_every_request_ends_once(directory: Path) -> None:
+    async with planned_fleet(directory, "diffserve", slowness=SLOWNESS) as fleet:
+        await begun(fleet, "diffserve")
+        before = Counter(fleet.held().values())
+
+        endings = await loaded(fleet.suite, 45, RATE)
+
+        # The heavy model has what the light one can spare; under load that is less.
+        await fleet.wait_until(lambda: max(light_counts(fleet)) > 1)
+        status = await fleet.suite.operator.status()
+    journal = open_journal(settings_of(directory).ledger_url)
+    unfinished = journal.unfinished().result()
+    journal.close()
+
+    assert before == {"heavy": 3, "light": 1}
+    assert sum(endings.values()) == 45
+    assert endings["light"] + endings["heavy"] == status.completed_count
+    assert status.accepted_count == status.completed_count + status.failed_count
+    assert unfinished == []
+
+
+def light_counts(fleet: PlannedFleet) -> list[int]:
+    """How many workers each decision gave to the light model."""
+    return [sum(one.model == "light" for one in decision.assignments) for _, decision in fleet.settings.asked]
+
+
+async def test_what_the_controller_plans_is_what_the_pure_policy_decides_for_what_was_reported(directory: Path) -> None:
+    async with planned_fleet(directory, "diffserve", slowness=SLOWNESS) as fleet:
+        await begun(fleet, "diffserve")
+        await loaded(fleet.suite, 45, RATE)
+        # Workers that change what they hold are looked at again between two looks at the demand.
+        await fleet.wait_until(lambda: max(light_counts(fleet)) > 1)
+        await settled(fleet)
+        # The policy decides in a thread, a moment before it is in force.
+        await fleet.wait_until(lambda: planned(fleet.plan) == planned(fleet.settings.asked[-1][1]))
+        asked = tuple(fleet.settings.asked)
+        policy = SERVING_POLICIES["diffserve"](fleet.settings.serving.serving())
+
+    # From nothing remembered on, look after look.
+    before = decided = AllocationDecision()
+    looked_s = None
+    for context, in_the_controller in asked:
+        if context.now_s != looked_s:
+            before, looked_s = decided, context.now_s
+        decided = policy.allocator(replace(context, last=before))
+        assert in_the_controller == decided
+
+
+def planned(by: AllocationDecision | Plan) -> tuple[object, ...]:
+    return by.assignments, by.pools, by.admission_rate
+
+
+async def test_the_joint_policy_hears_of_demand_that_another_stage_took(directory: Path) -> None:
+    """More than the heavy model can paint: the light one stands in, without a score (ADR 0008). How many
+    come a second is the machine's, not the test's: a busy one sends them later than their times."""
+    async with planned_fleet(directory, "joint", slowness=SLOWNESS) as fleet:
+        await begun(fleet, "joint")
+
+        began = asyncio.get_running_loop().time()
+        endings = await loaded(fleet.suite, 100, 20.0, deadline_ms=4000)
+        took_s = asyncio.get_running_loop().time() - began
+        assert sum(endings.values()) == 100
+        assert endings["light"] > 0
+        # At its highest no rate is below its mean; half of that, for what the looks at either end leave out.
+        await fleet.wait_until(lambda: max(sent_on for _, sent_on in heard(fleet)) > 0.5 * endings["light"] / took_s)
+        await fleet.wait_until(lambda: max(came - sent_on for came, sent_on in heard(fleet)) > 0.5 * 100 / took_s)
+
+
+def heard(fleet: PlannedFleet) -> list[tuple[float, float]]:
+    """What every look heard of: the pictures a second that came, and those of them that another stage sent on."""
+    return [
+        (sum(one.arrivals_per_s for one in context.demand), sum(one.sent_on_per_s for one in context.demand))
+        for context, _ in fleet.settings.asked
+    ]
+
+
+async def test_the_joint_policy_counts_on_steps_that_may_be_left_out_and_gets_them(directory: Path) -> None:
+    """Half as many again as the heavy model can paint with all of its steps; a busy machine sends as many, too."""
+    async with planned_fleet(directory, "joint", thins=True, slowness=SLOWNESS, expected_per_s=15.0) as fleet:
+        await begun(fleet, "joint")
+
+        painted = await painted_at(fleet.suite, 120, 15.0)
+
+        told = [one.thinnable for context, _ in fleet.settings.asked for one in context.demand if one.model == "heavy"]
+        thins = [pool.model for _, decision in fleet.settings.asked for pool in decision.pools if pool.thins]
+    assert set(thins) == {"heavy"}
+    assert max(one.spare_shares / one.request_count for one in told if one.request_count) == 0.5
+    thinned = [one.provenance for one in painted if one.provenance.route.thinned_steps]
+    assert {(one.spec.model, one.steps_run) for one in thinned} == {("heavy", 2)}
+
+
+@pytest.mark.parametrize(
+    ("policy", "first_given"),
+    [
+        ("clipper-light", {"light": 4}),
+        ("proteus", {"heavy": 4}),
+        ("static-cascade", {"heavy": 2, "light": 2}),
+        ("vanilla", {"heavy": 4}),
+        ("modm", {"heavy": 4}),
+        ("joint", {"heavy": 3, "light": 1}),
+    ],
+)
+async def test_every_kind_of_policy_is_played(directory: Path, policy: str, first_given: dict[str, int]) -> None:
+    """`first_given`: workers by model in the first plan, for 10 requests a second of which none hits the cache."""
+    async with planned_fleet(directory, policy, peak_per_s=10.0, expected_per_s=10.0) as fleet:
+        await begun(fleet, policy)
+
+        endings = await loaded(fleet.suite, 10, 10.0)
+
+        pools = [pool for _, decision in fleet.settings.asked for pool in decision.pools]
+        first = fleet.settings.asked[0][1]
+    assert Counter(assignment.model for assignment in first.assignments) == first_given
+    assert sum(endings.values()) == 10
+    assert set(endings) <= {pool.model for pool in pools}

@@ -1,0 +1,71 @@
+"""A fleet that has lost every worker and gets one of them back: the controller's plans, followed by the frontdoor."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lab.emulation.emulated_worker.settings import EmulatedWorkerSettings
+from lab.emulation.emulated_worker.wiring import wire as wire_worker
+from lab.fixtures.frontdoor_suite import running_suite, until
+from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
+from pentimento.rpc import RpcServerSettings
+from services.controller.settings import ControllerSettings
+from services.controller.wiring import wire as wire_controller
+from tests.lab.emulated_fleet.planned_fleet import FLEET, begin_policy, policy_settings, rpc_of, started
+
+REQUEST = ImageRequest("a red circle", cache=CacheMode.OFF, deadline_ms=120_000)
+# A kind of device for each of the models.
+KINDS = """
+[[devices]]
+name = "{0}-alone"
+count = 1
+models = ["{0}"]
+"""
+
+
+def worker_of(folder: Path, name: str, model: str) -> EmulatedWorkerSettings:
+    return EmulatedWorkerSettings(
+        *rpc_of(folder, name),
+        folder / "fleet.toml",
+        f"{model}-alone",
+        objects_url=f"file://{folder / 'objects'}",
+        controller_address=f"unix:{folder / 'c'}",
+    )
+
+
+@pytest.mark.parametrize("policy", ["diffserve", "joint"])
+async def test_who_came_while_no_worker_was_there_is_painted_by_the_one_model_that_is_back(
+    directory: Path, policy: str
+) -> None:
+    (directory / "fleet.toml").write_text(FLEET + "".join(KINDS.format(model) for model in ("light", "heavy")))
+    settings = ControllerSettings(
+        RpcServerSettings(listen=(f"unix:{directory / 'c'}",)),
+        policy_settings(directory / "fleet.toml", slo_s=30.0),
+        lease_s=3.0,
+        allocator_limit_s=60.0,
+        allocator=policy,
+    )
+    async with AsyncExitStack() as stack:
+        controller = await started(wire_controller(settings), stack)
+        frontdoor = {"worker_addresses": (), "worker_wait_s": 0.0, "controller_address": f"unix:{directory / 'c'}"}
+        suite = await stack.enter_async_context(running_suite(directory, cascade=("light", "heavy"), **frontdoor))
+        async with AsyncExitStack() as lost:
+            for model in ("light", "heavy"):
+                await started(wire_worker(worker_of(directory, model, model)), lost)
+            await suite.wait_for_workers(2)
+            begin_policy(controller)
+            await until(lambda: controller.controller.fleet().plan.allocator == policy)
+        await until(lambda: not controller.controller.fleet().plan.pools)
+        state = suite.frontdoor.parts.dataplane.state
+        await until(lambda: state.plan is not None and not state.plan.pools)
+        painting = asyncio.ensure_future(suite.paint(replace(REQUEST, prompt="who came meanwhile")))
+        await until(lambda: "light" in state.pools and state.pools["light"].waiting_count == 1)
+
+        await started(wire_worker(worker_of(directory, "again", "heavy")), stack)
+
+        completed = await painting
+    assert isinstance(completed, Completed)
+    assert completed.provenance.spec.model == "heavy"

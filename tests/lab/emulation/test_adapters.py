@@ -1,0 +1,102 @@
+"""LoRAs and ControlNets of an emulated device, in virtual time."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from lab.emulation.adapter_costs import AdapterCosts
+from lab.emulation.adapters import PLAIN, AttemptAdapters, DeviceAdapters
+from pentimento.devices.profile import steady
+from tests.lab.emulation.device_world import World, costs
+
+COSTS = AdapterCosts(2, load=steady(3.0), patch=steady(0.5), residual_wait=steady(0.25))
+NEON, MOSAIC = AttemptAdapters((("neon", 1.0),)), AttemptAdapters((("mosaic", 1.0),))
+EDGES = AttemptAdapters(controlled=True)
+
+
+def device_adapters(**changes: object) -> DeviceAdapters:
+    return DeviceAdapters(AdapterCosts(**{"resident_count": 2, "load": steady(3.0), **changes}), Random(1))  # type: ignore[arg-type]
+
+
+def ended_at(adapters: Sequence[AttemptAdapters], of: AdapterCosts = COSTS) -> list[float | None]:
+    """When pictures of ten steps of a second each, one for both of a batch, end on a device of their own."""
+    world = World(costs(1.0, 1.0), adapter_costs=of)
+    pictures = [world.submit(10, adapters=one) for one in adapters]
+    world.timers.run_until(100)
+    return [picture.finished_at for picture in pictures]
+
+
+def test_the_one_used_longest_ago_goes_first() -> None:
+    kept = device_adapters()
+
+    seconds = [kept.take([name], 100.0 * turn) for turn, name in enumerate("abacab")]
+
+    assert seconds == [3.0, 3.0, 0.0, 3.0, 0.0, 3.0]
+    assert (kept.resident, kept.loaded_count) == (("a", "b"), 4)
+
+
+def test_what_is_on_its_way_is_waited_for_and_not_loaded_twice() -> None:
+    kept = device_adapters()
+
+    assert (kept.take(["a"], 0.0), kept.take(["a", "b"], 1.0), kept.take(["a"], 2.5)) == (3.0, 3.0, 0.5)
+    assert kept.loaded_count == 2
+
+
+def test_weights_change_where_all_want_one_set_and_go_back_where_they_differ() -> None:
+    kept = device_adapters(patch=steady(0.5))
+    neon, mosaic = NEON.loras, MOSAIC.loras
+
+    changes = [kept.settle(sets) for sets in ([neon], [neon, neon], [neon, mosaic], [(), neon], [mosaic], [()], [()])]
+
+    assert changes == [0.5, 0.0, 0.5, 0.0, 0.5, 0.5, 0.0]
+
+
+def test_a_device_that_starts_anew_keeps_nothing() -> None:
+    kept = device_adapters(patch=steady(0.5))
+    kept.take(["a"], 0.0)
+    kept.settle([NEON.loras])
+
+    kept.forget()
+
+    assert (kept.resident, kept.settle([()]), kept.take(["a"], 0.0)) == ((), 0.0, 3.0)
+
+
+def test_a_picture_waits_for_its_lora_and_its_patch() -> None:
+    assert ended_at([PLAIN]) == pytest.approx([10.0])
+    assert ended_at([NEON]) == pytest.approx([13.5])
+
+
+def test_steps_that_may_run_without_a_lora_hide_its_load() -> None:
+    late = AdapterCosts(2, load=steady(3.0), latest_start_fraction=0.2)
+
+    assert ended_at([NEON], late) == pytest.approx([11.0])
+
+
+def test_each_step_with_a_controlnet_waits_for_its_residuals() -> None:
+    assert ended_at([EDGES]) == pytest.approx([12.5])
+
+
+def test_who_waits_for_a_lora_holds_up_nobody() -> None:
+    """It joins after three seconds; then the two have different sets, beside the weights."""
+    assert ended_at([PLAIN, NEON]) == pytest.approx([10.0, 13.5])
+
+
+def test_a_device_that_drops_late_pictures_waits_for_one_whose_lora_is_loaded() -> None:
+    world = World(costs(1.0), adapter_costs=COSTS, steps=False, drop_after=100.0)
+    before, picture = world.submit(1), world.submit(1, adapters=NEON)
+
+    world.timers.run_until(100)
+
+    assert (before.finished_at, picture.finished_at) == (1.0, 4.5)
+
+
+def test_one_that_is_stopped_while_its_lora_is_loaded_never_begins() -> None:
+    world = World(costs(1.0), adapter_costs=COSTS)
+    picture = world.submit(10, adapters=NEON)
+
+    world.device.stop(picture)
+    world.timers.run_until(100)
+
+    assert (picture.began_at, picture.finished_at) == (None, None)
+    assert picture.stopped_at == 0.0

@@ -1,0 +1,201 @@
+"""Fleet files: read whole, or refused by file, line, field and limit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lab.emulation.fleet_file import (
+    EmulatedFleet,
+    PictureLabel,
+    label_of,
+    labelled,
+    largest_batch,
+    measured_batches,
+    read_fleet,
+)
+from lab.emulation.speed import SpeedChanges
+from pentimento.devices.profile import BatchProfile, Cost, ModelProfile, profile_to_json
+from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.pictures.png_text import flat_png, with_text
+
+FLEET = """\
+seed = 7
+batching = "requests"
+default_model = "heavy"
+
+[[models]]
+name = "light"
+steps = 2
+guidance_scale = 1.0
+latency_s = { 1 = 0.1, 4 = 0.3 }
+variation = 0.5
+load_s = 2.0
+
+[[models]]
+name = "heavy"
+profile = "heavy.json"
+quality = 0.6
+
+[[devices]]
+name = "small"
+count = 2
+models = ["light"]
+speed = 0.5
+speed_variation = 0.1
+
+[[devices]]
+name = "large"
+count = 3
+models = ["heavy", "light"]
+memory_bytes = 250
+max_batch = 4
+
+[discriminator]
+score_s = 0.01
+variation = 0.1
+count = 2
+
+[deferral]
+thresholds = [0.0, 0.5, 1.0]
+shares = [0.0, 0.2, 1.0]
+"""
+
+
+def heavy() -> ModelProfile:
+    batches = tuple(BatchProfile(64, 64, True, size, (Cost(0.1 * size, 0.0, 3),), 100 * size) for size in (1, 2, 4))
+    return ModelProfile("heavy", "sha256:0", "gpu", "float16", 1, "off", 50, (), batches)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "heavy.json").write_text(profile_to_json(heavy()))
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    return tmp_path / "fleet.toml"
+
+
+@pytest.fixture
+def fleet(path: Path) -> EmulatedFleet:
+    return read_fleet(path)
+
+
+def test_a_fleet_is_read(fleet: EmulatedFleet) -> None:
+    assert (fleet.seed, fleet.step_batching, fleet.default_model, fleet.cache) == (7, False, "heavy", False)
+    assert fleet.devices_named("large").workers() == ("large-0", "large-1", "large-2")
+    assert fleet.discriminator is not None
+    assert (fleet.discriminator.count, fleet.discriminator.score) == (2, Cost(0.01, pytest.approx(1e-6), 2))
+    assert fleet.deferral == ((0.0, 0.0), (0.5, 0.2), (1.0, 1.0))
+
+
+def test_a_speed_changes_where_the_file_says_so(fleet: EmulatedFleet) -> None:
+    small, large = fleet.devices_named("small"), fleet.devices_named("large")
+
+    assert (small.speed, small.speed_changes) == (0.5, SpeedChanges(0.1, period_s=5.0))
+    assert (large.speed, large.speed_changes) == (1.0, SpeedChanges())
+
+
+def test_a_profile_that_was_measured_is_read(fleet: EmulatedFleet) -> None:
+    model = fleet.model("heavy")
+
+    assert model.profile == heavy()
+    assert (model.width_px, model.steps, model.guided) == (64, 50, True)
+
+
+def test_published_latencies_become_a_profile_whose_runs_scatter_as_told(fleet: EmulatedFleet) -> None:
+    model = fleet.model("light")
+    first = measured_batches(model)[0].step
+
+    assert [batch.batch_size for batch in measured_batches(model)] == [1, 4]
+    assert first.mean_s * model.steps == pytest.approx(0.1)
+    assert (first.variance_s2 * model.steps) ** 0.5 == pytest.approx(0.5 * 0.1)
+    assert not model.guided
+
+
+def test_batches_are_bounded_by_memory_and_by_what_was_measured(fleet: EmulatedFleet) -> None:
+    large, small = fleet.devices_named("large"), fleet.devices_named("small")
+
+    assert largest_batch(fleet.model("heavy"), large) == 2
+    assert largest_batch(fleet.model("light"), large) == 4
+    assert largest_batch(fleet.model("light"), small) == 4
+    assert largest_batch(fleet.model("heavy"), replace(large, memory_bytes=99)) == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seed = 7", "seed = -7", r"fleet\.toml:1: seed: must be at least 0, got -7"),
+        ('"requests"', '"some"', r"fleet\.toml:2: batching: must be one of steps, requests, got 'some'"),
+        ('default_model = "heavy"', 'default_model = "x"', r":3: default_model: must be one of light, heavy, got 'x'"),
+        ("steps = 2", "steps = 0", r":7: models\[0\]\.steps: must be 1 to 1000, got 0"),
+        ("1 = 0.1", "0 = 0.1", r":9: models\[0\]\.latency_s\.0: must be a batch size of 1 to 64"),
+        ("1 = 0.1", "1 = nan", r":9: models\[0\]\.latency_s\.1: must be 1e-06 to 1e\+06, got nan"),
+        ("1 = 0.1", "1 = 0", r":9: models\[0\]\.latency_s\.1: must be 1e-06 to 1e\+06, got 0"),
+        ("1 = 0.1", "1 = 1e300", r":9: models\[0\]\.latency_s\.1: must be 1e-06 to 1e\+06, got 1e\+300"),
+        ("variation = 0.5", "spread = 0.5", r":10: models\[0\]\.spread: is no field that is known here"),
+        ('profile = "heavy.json"', 'profile = "x.json"', r":15: models\[1\]\.profile: .*x\.json cannot be read"),
+        ('profile = "heavy.json"', "", r":13: models\[1\]\.profile: must be given, or else latency_s"),
+        ('name = "large"', 'name = "small"', r"devices: must have names of their own, got small, small"),
+        ("speed = 0.5", "speed = 0", r":22: devices\[0\]\.speed: must be 0\.001 to 1000, got 0"),
+        ("speed_variation = 0.1", "speed_variation = 11", r":23: devices\[0\]\.speed_variation: must be 0 to 10, got"),
+        ("speed_variation = 0.1", "speed_period_s = 0", r":23: devices\[0\]\.speed_period_s: must be at least 0\.01"),
+        ("count = 3", "count = 5000", r":27: devices\[1\]\.count: must be 1 to 1024, got 5000"),
+        ('["heavy", "light"]', '["other"]', r":28: devices\[1\]\.models: must be some of light, heavy, got"),
+        ('["heavy", "light"]', "[]", r":28: devices\[1\]\.models: must be some of"),
+        ("memory_bytes = 250", "memory_bytes = 99", r":29: devices\[1\]\.memory_bytes: must be enough for heavy"),
+        ('name = "small"', 'name = "../small"', r":19: devices\[0\]\.name: must be 1 to 16 letters"),
+        (
+            "shares = [0.0, 0.2, 1.0]",
+            "shares = [0.0, 1.0]",
+            r":39: deferral\.shares: must be two or more, one for each",
+        ),
+        ("shares = [0.0, 0.2, 1.0]", "shares = [0.0, 0.9, 0.2]", r":39: deferral\.shares: must ascend within 0 and 1"),
+    ],
+)
+def test_a_wrong_field_is_refused_by_file_line_and_limit(old: str, new: str, message: str, path: Path) -> None:
+    assert old in FLEET
+    path.write_text(FLEET.replace(old, new, 1))
+
+    with pytest.raises(InvalidArgument, match=message):
+        read_fleet(path)
+
+
+def test_a_profile_of_another_guidance_is_refused(path: Path) -> None:
+    path.write_text(FLEET.replace("quality = 0.6", "guidance_scale = 1.0"))
+
+    with pytest.raises(InvalidArgument, match=r":16: models\[1\]\.guidance_scale: must be one that"):
+        read_fleet(path)
+
+
+@pytest.mark.parametrize("section", ["models", "devices"])
+def test_a_fleet_without_models_or_devices_is_none(section: str, path: Path) -> None:
+    path.write_text("seed = 1\n" if section == "models" else FLEET[: FLEET.index("[[devices]]")])
+
+    with pytest.raises(InvalidArgument, match=f"{section}: must have at least one entry"):
+        read_fleet(path)
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"fleet\.toml: not there"):
+        read_fleet(tmp_path / "fleet.toml")
+
+
+def test_a_name_that_is_no_device_lists_those_there_are(fleet: EmulatedFleet) -> None:
+    with pytest.raises(InvalidArgument, match="must be one of small, large, got 'medium'"):
+        fleet.devices_named("medium")
+
+
+@pytest.mark.parametrize("fleet_file", sorted(Path("scenarios/fleets").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_fleets_of_the_repository_can_be_read(fleet_file: Path) -> None:
+    assert sum(devices.count for devices in read_fleet(fleet_file).devices) >= 1
+
+
+def test_a_picture_keeps_its_label() -> None:
+    label = PictureLabel("light", 0.25, 0.6, 10)
+
+    assert label_of(labelled(flat_png(8, 8, (0, 0, 0)), label)) == label
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"model": "m"}', '{"model": "m", "confidence": 2.0}', '{"x": 1}'])
+def test_a_broken_label_is_none(text: str) -> None:
+    assert label_of(with_text(flat_png(8, 8, (0, 0, 0)), "pentimento-emulated", text)) is None
+    assert label_of(b"") is None

@@ -1,0 +1,244 @@
+"""What a suite of emulated devices is made of."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import make_url
+
+from lab.emulation.fleet_file import read_fleet
+from lab.emulation.fleet_settings import fleet_settings
+from lab.emulation.suite import EmulatedSuite, profile_file
+from pentimento.cli.up import up
+from pentimento.devices.profile import profile_from_json
+from pentimento.settings import load_settings
+from pentimento.stores.objects import open_objects
+from pentimento.supervisor.process_spec import Suite
+from pentimento.supervisor.state import StateDirectory
+from pentimento.supervisor.suite import longest_drain_s, plan_suite
+from pentimento.supervisor.suite_settings import SuiteSettings
+from services.controller.settings import ControllerSettings
+
+FLEET = """\
+cascade = ["light", "heavy"]
+confidence_threshold = 0.25
+
+[[models]]
+name = "light"
+steps = 1
+latency_s = { 1 = 0.1, 2 = 0.2, 4 = 0.3 }
+quality = 0.5
+quality_spread = 0.1
+
+[[models]]
+name = "heavy"
+steps = 10
+latency_s = { 1 = 1.0 }
+
+[[devices]]
+name = "slow"
+count = 2
+models = ["light", "heavy"]
+speed = 0.5
+max_batch = 2
+
+[[devices]]
+name = "fast"
+models = ["light"]
+
+[discriminator]
+count = 2
+
+[deferral]
+thresholds = [0.0, 0.5, 1.0]
+shares = [0.0, 0.2, 1.0]
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> SuiteSettings:
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    return SuiteSettings((), tmp_path, emulated=EmulatedSuite.read(tmp_path / "fleet.toml"))
+
+
+@pytest.fixture
+def suite(settings: SuiteSettings, tmp_path: Path) -> Suite:
+    return plan_suite(settings, StateDirectory(tmp_path / "state"))
+
+
+def flags_of(suite: Suite, name: str) -> dict[str, str]:
+    arguments = next(process.arguments for process in suite.processes if process.name == name)
+    return dict(zip(arguments[::2], arguments[1::2], strict=True))
+
+
+def arguments_of(suite: Suite, name: str) -> list[str]:
+    """Return the arguments of a process."""
+    return list(next(process.arguments for process in suite.processes if process.name == name))
+
+
+def test_every_device_is_a_worker_and_nobody_keeps_a_cache(suite: Suite) -> None:
+    names = [process.name for process in suite.processes]
+
+    assert names == ["controller", "slow-0", "slow-1", "fast-0", "discriminator-0", "discriminator-1", "frontdoor"]
+    assert flags_of(suite, "slow-1")["--devices"] == "slow"
+    assert "--gateway-address" not in flags_of(suite, "frontdoor")
+
+
+def test_a_fleet_with_a_cache_has_embedder_and_gateway(settings: SuiteSettings, tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text("cache = true\n" + FLEET)
+    cached = SuiteSettings((), tmp_path, emulated=EmulatedSuite.read(tmp_path / "fleet.toml"))
+
+    suite = plan_suite(cached, StateDirectory(tmp_path / "state"))
+
+    assert [process.name for process in suite.processes][:2] == ["embedder", "gateway"]
+    assert "--gateway-address" in flags_of(suite, "frontdoor")
+
+
+def test_emulated_pictures_never_lie_with_real_ones(suite: Suite, tmp_path: Path) -> None:
+    for name in ("frontdoor", "slow-0"):
+        assert flags_of(suite, name)["--objects-url"] == f"file://{tmp_path}/state/emulated/objects"
+    assert flags_of(suite, "frontdoor")["--ledger-url"] == f"sqlite:///{tmp_path}/state/emulated/frontdoor.sqlite"
+
+
+@pytest.mark.parametrize("name", ["suite #1", "suite%201", "suite?1", "suité"])
+def test_stores_lie_in_the_state_directory_whatever_it_is_called(
+    name: str, settings: SuiteSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "fleet.toml").write_text("cache = true\n" + FLEET)
+    cached = replace(settings, emulated=EmulatedSuite.read(tmp_path / "fleet.toml"))
+    stores = tmp_path / name / "emulated"
+
+    suite = plan_suite(cached, StateDirectory(tmp_path / name))
+
+    gateway = next(process.arguments for process in suite.processes if process.name == "gateway")
+    objects, index, ledger = (
+        gateway[gateway.index(flag) + 1] for flag in ("--objects-url", "--index-url", "--ledger-url")
+    )
+    open_objects(objects)
+    assert (stores / "objects").is_dir()
+    assert unquote(urlsplit(index).path) == str(stores / "index")
+    assert make_url(ledger).database == str(stores / "gateway.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("environ", "drain_s"),
+    [
+        ({}, 30.0),
+        ({"PENTIMENTO_COMMON_DRAIN_TIMEOUT_S": "120"}, 120.0),
+        ({"PENTIMENTO_EMULATED_WORKER_DRAIN_TIMEOUT_S": "90", "PENTIMENTO_FRONTDOOR_DRAIN_TIMEOUT_S": "5"}, 90.0),
+        ({"PENTIMENTO_UNET_WORKER_DRAIN_TIMEOUT_S": "90"}, 30.0),
+    ],
+)
+def test_a_suite_may_drain_for_as_long_as_one_of_its_processes(
+    environ: dict[str, str], drain_s: float, suite: Suite
+) -> None:
+    assert longest_drain_s(suite, None, environ) == drain_s
+
+
+def test_the_frontdoor_hears_of_the_cascade_and_of_what_models_cost(suite: Suite, tmp_path: Path) -> None:
+    flags = flags_of(suite, "frontdoor")
+
+    assert (flags["--cascade"], flags["--confidence-threshold"]) == ("light,heavy", "0.25")
+    assert [Path(file).name for file in flags["--profiles"].split(",")] == ["light.json", "heavy.json"]
+
+
+def test_controller_arguments_of_a_fleet_have_policy_models_curve_and_qualities(
+    settings: SuiteSettings, tmp_path: Path
+) -> None:
+    of_file = fleet_settings(read_fleet(tmp_path / "fleet.toml"))
+
+    planned = plan_suite(replace(settings, policy="diffserve", slo_s=5.0), StateDirectory(tmp_path / "state"))
+
+    flags = flags_of(planned, "controller")
+    planned_with = load_settings(
+        ControllerSettings, "controller", arguments_of(planned, "controller"), {}
+    ).serving.serving()
+    assert (flags["--allocator"], planned_with.slo_s) == ("diffserve", 5.0)
+    assert replace(planned_with, slo_s=math.inf) == replace(of_file, step_count=50, discriminator_s=0.0)
+
+
+@pytest.mark.parametrize("where", ["variable", "file"])
+def test_controller_arguments_of_a_fleet_leave_what_else_is_set(
+    where: str, settings: SuiteSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "suite.toml"
+    config.write_text('[controller]\nheavy = "light"\nlight = "heavy"\nqualities = ["heavy=0.8"]\n')
+    if where == "variable":
+        for name, value in (("HEAVY", "light"), ("LIGHT", "heavy"), ("QUALITIES", "heavy=0.8")):
+            monkeypatch.setenv(f"PENTIMENTO_CONTROLLER_{name}", value)
+    given = replace(settings, config_file=config if where == "file" else None)
+
+    planned = plan_suite(given, StateDirectory(tmp_path / "state"))
+
+    flags = flags_of(planned, "controller")
+    assert (flags["--heavy"], flags["--light"], flags["--qualities"]) == (
+        "light",
+        "heavy",
+        "heavy=0.8,light=0.5:0.1:1.0",
+    )
+
+
+def test_suite_devices_of_emulated_fleet_are_rejected(settings: SuiteSettings, tmp_path: Path) -> None:
+    refused = CliRunner().invoke(up, ["--emulate", str(tmp_path / "fleet.toml"), "--devices", "0", "--http", ""])
+
+    assert refused.exit_code == 2
+    assert "--devices and --place are for models" in refused.output
+
+
+def test_profiles_are_those_of_the_devices_that_hold_the_model(settings: SuiteSettings, tmp_path: Path) -> None:
+    assert settings.emulated is not None
+    settings.emulated.write_files(tmp_path)
+
+    light = profile_from_json(profile_file(tmp_path, "light").read_text())
+
+    # Two devices take twice as long, one as long as profiled: the mean of three; the fast one runs batches of four.
+    assert [batch.batch_size for batch in light.batches] == [1, 2, 4]
+    assert light.batches[0].step.mean_s == pytest.approx(0.1 * 5 / 3)
+
+
+def test_models_and_a_fleet_exclude_each_other(settings: SuiteSettings, tmp_path: Path) -> None:
+    flags = ["--emulate", str(tmp_path / "fleet.toml"), "--model", "tiny-heavy", "--state-dir", str(tmp_path / "state")]
+
+    refused = CliRunner().invoke(up, flags)
+
+    assert refused.exit_code == 2
+    assert "--model and --emulate exclude each other" in refused.output
+
+
+@pytest.mark.parametrize("where", ["flag", "variable", "file"])
+def test_a_token_file_for_all_is_the_suite_s_wherever_it_is_named(
+    where: str, settings: SuiteSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes need a token of their own to call each other."""
+    tokens, config = tmp_path / "tokens.toml", tmp_path / "suite.toml"
+    tokens.touch()
+    config.write_text(f'[common]\ntoken_file = "{tokens}"\n')
+    flags = {"flag": ["--token-file", str(tokens)], "variable": [], "file": ["--config", str(config)]}[where]
+    environ = {"PENTIMENTO_COMMON_TOKEN_FILE": str(tokens)} if where == "variable" else {}
+    found: list[SuiteSettings] = []
+    monkeypatch.setattr("pentimento.cli.up.run_suite", lambda settings, *_, **__: found.append(settings))
+
+    emulated = ["--emulate", str(tmp_path / "fleet.toml"), "--http", "", "--admin-listen", "127.0.0.1:1"]
+    CliRunner().invoke(up, [*emulated, *flags], env=environ, catch_exceptions=False)
+
+    assert [settings.token_file for settings in found] == [tokens]
+
+
+def gateway_arguments(settings: SuiteSettings, tmp_path: Path) -> tuple[str, ...]:
+    suite = plan_suite(settings, StateDirectory(tmp_path / "state"))
+    return next(process.arguments for process in suite.processes if process.name == "gateway")
+
+
+def test_emulated_models_reuse_without_profiles(settings: SuiteSettings, tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text("cache = true\n" + FLEET)
+    cached = replace(settings, emulated=EmulatedSuite.read(tmp_path / "fleet.toml"))
+
+    assert "--unprofiled-reuse" in gateway_arguments(cached, tmp_path)
+
+
+def test_the_number_of_devices_of_each_kind_may_change(suite: Suite) -> None:
+    assert [(group.name, group.count) for group in suite.groups] == [("unet_worker/slow", 2), ("unet_worker/fast", 1)]
+    assert suite.groups[1].spec(7).name == "fast-7"

@@ -1,0 +1,175 @@
+"""Which processes a suite has, and their arguments."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.supervisor.models import ModelDirectory
+from pentimento.supervisor.process_spec import Suite
+from pentimento.supervisor.state import StateDirectory
+from pentimento.supervisor.suite import plan_suite
+from pentimento.supervisor.suite_settings import ServedCascade, SuiteSettings
+
+
+def flags_of(suite: Suite, name: str) -> dict[str, str]:
+    arguments = next(process.arguments for process in suite.processes if process.name == name)
+    return dict(zip(arguments[::2], arguments[1::2], strict=True))
+
+
+def test_measured_costs_reach_those_who_plan_and_predict_with_them(tmp_path: Path) -> None:
+    models = (ModelDirectory("m", tmp_path / "m"),)
+    files = (tmp_path / "a.json", tmp_path / "b.json")
+
+    suite = plan_suite(SuiteSettings(models, tmp_path, profiles=files), StateDirectory(tmp_path / "state"))
+
+    for name in ("m-0", "frontdoor"):
+        assert flags_of(suite, name)["--profiles"] == f"{tmp_path}/a.json,{tmp_path}/b.json"
+
+
+def test_a_model_of_one_digest_alone_is_told_to_its_workers(tmp_path: Path) -> None:
+    models = (ModelDirectory("a", tmp_path / "a", "sha256:1"), ModelDirectory("b", tmp_path / "b"))
+
+    suite = plan_suite(SuiteSettings(models, tmp_path), StateDirectory(tmp_path / "state"))
+
+    assert flags_of(suite, "a-0")["--expected-model-digest"] == "sha256:1"
+    assert "--expected-model-digest" not in flags_of(suite, "b-0")
+
+
+def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> None:
+    models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / "b"))
+    settings = SuiteSettings(models, tmp_path)
+
+    resident, planned = (
+        plan_suite(replace(settings, policy=policy), StateDirectory(tmp_path / "state")) for policy in ("", "modm")
+    )
+
+    assert "--other-models" not in flags_of(resident, "a-0")
+    assert flags_of(planned, "a-0")["--other-models"] == f"{tmp_path}/b"
+
+
+def test_a_model_of_one_digest_alone_is_that_wherever_a_plan_places_it(tmp_path: Path) -> None:
+    digest = f"sha256:{'1' * 64}"
+    models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / "b", digest))
+
+    suite = plan_suite(SuiteSettings(models, tmp_path, policy="modm"), StateDirectory(tmp_path / "state"))
+
+    assert flags_of(suite, "a-0")["--other-models"] == f"{tmp_path}/b@{digest}"
+    assert flags_of(suite, "b-0")["--expected-model-digest"] == digest
+
+
+def test_a_policy_plans_the_cascade_that_is_served(tmp_path: Path) -> None:
+    models = (ModelDirectory("h", tmp_path / "h"), ModelDirectory("l", tmp_path / "l"))
+    settings = SuiteSettings(models, tmp_path, cascade=ServedCascade(("l", "h"), (tmp_path / "d",)))
+
+    resident, planned = (
+        plan_suite(replace(settings, policy=policy), StateDirectory(tmp_path / "state")) for policy in ("", "joint")
+    )
+
+    flags = flags_of(planned, "controller")
+    assert (flags["--light"], flags["--heavy"]) == ("l", "h")
+    assert "--light" not in flags_of(resident, "controller")
+
+
+def test_a_longer_cascade_has_a_discriminator_for_each_hand_over_and_is_planned_by_its_slo(tmp_path: Path) -> None:
+    models = tuple(ModelDirectory(name, tmp_path / name) for name in "abc")
+    cascade = ServedCascade(("a", "b", "c"), (tmp_path / "d1", tmp_path / "d2"))
+    settings = SuiteSettings(models, tmp_path, cascade=cascade)
+
+    plain, planned = (
+        plan_suite(replace(settings, slo_s=slo_s), StateDirectory(tmp_path / "state")) for slo_s in (None, 9.0)
+    )
+
+    assert flags_of(plain, "discriminator")["--cascades"] == f"a>b={tmp_path / 'd1'},b>c={tmp_path / 'd2'}"
+    assert flags_of(plain, "frontdoor")["--cascade"] == "a,b,c"
+    assert "--cascade" not in flags_of(plain, "controller")
+    assert "--other-models" not in flags_of(plain, "a-0")
+    assert (flags_of(planned, "controller")["--cascade"], flags_of(planned, "controller")["--slo-s"]) == (
+        "a>b>c",
+        "9.0",
+    )
+    assert flags_of(planned, "a-0")["--other-models"] == f"{tmp_path}/b,{tmp_path}/c"
+
+
+def test_suite_long_model_name_has_short_socket(tmp_path: Path) -> None:
+    names = [f"{'x' * 60}-{number}" for number in range(2)]
+    state = StateDirectory(tmp_path / "state")
+
+    suite = plan_suite(SuiteSettings(tuple(ModelDirectory(name, tmp_path) for name in names), tmp_path), state)
+
+    sockets = [flags_of(suite, f"{name}-0")["--listen"] for name in names]
+    assert len(set(sockets)) == 2
+    assert {len(address) - len(f"unix:{state.sockets}/") for address in sockets} == {24}
+
+
+@pytest.mark.parametrize("part", ["a,b", "model "])
+def test_suite_path_that_lists_would_split_is_rejected(part: str, tmp_path: Path) -> None:
+    models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / part))
+
+    plan_suite(SuiteSettings(models, tmp_path), StateDirectory(tmp_path / "state"))
+    with pytest.raises(InvalidArgument, match="model: must be a path without a comma and without spaces at its ends"):
+        plan_suite(SuiteSettings(models, tmp_path, policy="modm"), StateDirectory(tmp_path / "state"))
+
+
+def gateway_arguments(settings: SuiteSettings, tmp_path: Path) -> tuple[str, ...]:
+    suite = plan_suite(settings, StateDirectory(tmp_path / "state"))
+    return next(process.arguments for process in suite.processes if process.name == "gateway")
+
+
+def test_real_models_reuse_by_their_profiles_unless_more_is_asked_for(tmp_path: Path) -> None:
+    real = SuiteSettings((ModelDirectory("model", tmp_path),), tmp_path, selector_profiles=(Path("/a"), Path("/b")))
+
+    told = gateway_arguments(real, tmp_path)
+
+    assert told[told.index("--selector-profiles") + 1] == "/a,/b"
+    assert "--unprofiled-reuse" not in told
+    assert "--unprofiled-reuse" in gateway_arguments(replace(real, unprofiled_reuse=True), tmp_path)
+
+
+def test_the_number_of_embedders_controlnet_services_and_workers_may_change(tmp_path: Path) -> None:
+    models = (ModelDirectory("tiny", Path("/tiny")),)
+    settings = SuiteSettings(models, Path("/encoder"), copies=2, controlnets=Path("/registry.json"))
+    suite = plan_suite(settings, StateDirectory(tmp_path))
+
+    groups = {group.name: [group.spec(number).name for number in range(3)] for group in suite.groups}
+    assert groups == {
+        "embedder": ["embedder", "embedder-1", "embedder-2"],
+        "controlnet_svc": ["controlnet-0", "controlnet-1", "controlnet-2"],
+        "unet_worker": ["tiny-0", "tiny-1", "tiny-2"],
+    }
+    assert {spec.name for group in suite.groups for spec in group.specs} == {
+        *("embedder", "controlnet-0", "tiny-0", "tiny-1")
+    }
+
+
+def test_controlnet_services_are_told_from_which_step_residuals_may_be_old(tmp_path: Path) -> None:
+    models = (ModelDirectory("tiny", Path("/tiny")),)
+    settings = SuiteSettings(models, Path("/encoder"), controlnets=Path("/registry.json"))
+    assert "--pipelining-bounds" not in flags_of(plan_suite(settings, StateDirectory(tmp_path)), "controlnet-0")
+
+    bounded = plan_suite(replace(settings, pipelining_bounds=Path("/bounds.json")), StateDirectory(tmp_path))
+
+    assert flags_of(bounded, "controlnet-0")["--pipelining-bounds"] == "/bounds.json"
+
+
+def test_a_served_cascade_has_a_discriminator_and_a_frontdoor_that_knows_it(tmp_path: Path) -> None:
+    models = (ModelDirectory("heavy", tmp_path / "h"), ModelDirectory("light", tmp_path / "l"))
+    cascade = ServedCascade(("light", "heavy"), (tmp_path / "d",), 0.25)
+
+    suite = plan_suite(SuiteSettings(models, tmp_path, cascade=cascade), StateDirectory(tmp_path / "state"))
+
+    assert flags_of(suite, "discriminator")["--cascades"] == f"light>heavy={tmp_path / 'd'}"
+    flags = flags_of(suite, "frontdoor")
+    assert (flags["--cascade"], flags["--confidence-threshold"]) == ("light,heavy", "0.25")
+    assert flags["--default-model"] == "heavy"
+
+
+@pytest.mark.parametrize(("http", "delay_s"), [("127.0.0.1:50480", "0"), ("0.0.0.0:50480", None)])
+def test_edge_of_this_machine_alone_stops_without_delay(http: str, delay_s: str | None, tmp_path: Path) -> None:
+    """No load balancer is in front of it; of any other the setting says for how long it stays."""
+    suite = plan_suite(
+        SuiteSettings((ModelDirectory("m", tmp_path),), tmp_path, http=http), StateDirectory(tmp_path / "state")
+    )
+
+    assert flags_of(suite, "edge").get("--drain-delay-s") == delay_s
