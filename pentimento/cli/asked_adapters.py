@@ -38,7 +38,7 @@ def _split(rest: str, text: str) -> tuple[Path, list[str]]:
             return Path(file), parts[count:]
     if not rest:
         raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM}, got {text!r}")
-    raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM} with a file that is there, got {text!r}")
+    raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM} with an existing file, got {text!r}")
 
 
 def _shares(text: str, whole: str) -> tuple[float, float]:

@@ -62,4 +62,4 @@ def wait_until_settled(
         if status.wanted == count and status.settled:
             return status
         time.sleep(LOOK_S)
-    raise DeadlineExceeded("NOT_SCALED", f"{service}: not {count} processes after {timeout_s:.0f} s; it goes on")
+    raise DeadlineExceeded("NOT_SCALED", f"{service}: not {count} processes after {timeout_s:.0f} s; it continues")

@@ -60,7 +60,7 @@ def render(status: SuiteStatus, ages_s: Mapping[str, float] = ALL_NEW) -> Iterat
     if status.cache is not None:
         yield Text(f"cache     {cache_line(status.cache)}")
     for name, reason in status.unanswered.items():
-        age = f"; what is shown of it is {ages_s[name]:.0f} s old" if name in ages_s else ""
+        age = f"; its last report is {ages_s[name]:.0f} s old" if name in ages_s else ""
         yield Text(f"{name} does not answer: {reason}{age}", style="red")
 
 
@@ -108,7 +108,7 @@ def movement(history: Sequence[AllocationSample]) -> Iterator[Text]:
         yield Text(f"threshold {line} {newest.thresholds.get(stage, math.nan):.2f} {plain_stage(stage, {})}")
     yield Text(f"admission {sparkline((sample.admission_rate for sample in history), 1.0)} {newest.admission_rate:.0%}")
     violations = violation_shares(history)
-    last = f"{violations[-1]:.0%}" if violations and violations[-1] == violations[-1] else "nobody came"
+    last = f"{violations[-1]:.0%}" if violations and violations[-1] == violations[-1] else "no requests"
     yield Text(f"violated  {sparkline(violations, 1.0)} {last}")
 
 

@@ -58,7 +58,7 @@ class Embedders:
         NO_IMAGE_TOWER where the encoder has texts alone."""
         digest = self._encoder_digest
         if not self.embeds_images:
-            raise FailedPrecondition(Reason.NO_IMAGE_TOWER, "the encoder embeds texts alone")
+            raise FailedPrecondition(Reason.NO_IMAGE_TOWER, "the encoder embeds texts only")
         seed = crc32(images[0]) if images else 0
         try:
             return await self._ask(

@@ -189,7 +189,7 @@ class Registration:
             # Another live process has the identity: nobody is sent here until this one has its own.
             logger.error("the controller rejects this replica (%s): %s", error.reason, error.message)
         elif isinstance(error, PentimentoError | TimeoutError):
-            logger.warning("controller cannot be reached (%s: %s); serving on", type(error).__name__, error)
+            logger.warning("controller cannot be reached (%s: %s); serving continues", type(error).__name__, error)
         else:
             logger.exception("registration failed; serving on")
 

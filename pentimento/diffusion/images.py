@@ -115,7 +115,7 @@ def condition_of_size(data: bytes, width_px: int, height_px: int) -> Tensor:
     """
     header = read_header(data, CONDITION_FIELD)
     if (header.width_px, header.height_px) != (width_px, height_px):
-        limit = f"must be of the picture's size, {width_px} x {height_px}"
+        limit = f"must be of the image's size, {width_px} x {height_px}"
         raise InvalidArgument.of(CONDITION_FIELD, f"{limit}, got {header.width_px} x {header.height_px}")
     return decode_condition(data, CONDITION_FIELD, width_px, height_px)
 

@@ -90,7 +90,7 @@ def _decode(data: bytes, header: PictureHeader, change: Callable[[Image.Image], 
     essence = io.BytesIO(_ESSENCES[header.format](data))
     with Image.open(essence, formats=[header.format.upper()]) as image:
         if image.size != header.stored_size or getattr(image, "n_frames", 1) != 1:
-            raise ValueError("the decoder sees another picture than was judged")
+            raise ValueError("the decoder sees another image than was validated")
         wide_tile = _wide_tile(image)
         image.load()
         if wide_tile is not None:

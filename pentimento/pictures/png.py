@@ -118,7 +118,7 @@ def _chunks(data: bytes) -> Iterator[_Chunk]:
 def _check_chunk(chunk: _Chunk) -> None:
     is_critical = not chunk.kind[0] & 0x20
     require(not is_critical or chunk.kind in (*_KEPT, b"IEND"), f"an unknown chunk {_shown(chunk)}")
-    require(chunk.kind not in _ANIMATION, "an animation; only still pictures are taken")
+    require(chunk.kind not in _ANIMATION, "an animation; only still images are accepted")
     limit = _MAX_SIZES.get(chunk.kind)
     require(limit is None or chunk.end - chunk.start <= limit, f"{_shown(chunk)} has more than {limit} bytes")
 

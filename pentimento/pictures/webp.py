@@ -16,7 +16,7 @@ def size(data: bytes) -> tuple[int, int]:
     struct.error."""
     chunks = list(_chunks(data))
     kinds = [kind for kind, _, _ in chunks]
-    require(not {b"ANIM", b"ANMF"} & set(kinds), "an animation; only still pictures are taken")
+    require(not {b"ANIM", b"ANMF"} & set(kinds), "an animation; only still images are accepted")
     frames = [chunk for chunk in chunks if chunk[0] in _FRAMES]
     require(len(frames) == 1, f"{len(frames)} frames")
     require(kinds.count(b"ALPH") <= 1 and b"VP8X" not in kinds[1:], "a chunk too many")

@@ -69,13 +69,13 @@ def _check_cascade(field: str, cascade: CascadePlan, pools: set[str]) -> None:
             raise InvalidArgument.of(f"{field}.stages[{index}].reuse_share", limit)
     if cascade.stages[-1].reuse_share:
         last = f"{field}.stages[{len(cascade.stages) - 1}].reuse_share"
-        raise InvalidArgument.of(last, "must be 0: no stage starts from the last one's picture")
+        raise InvalidArgument.of(last, "must be 0: no stage starts from the last one's image")
     if cascade.stages[-1].skip_below:
         last = f"{field}.stages[{len(cascade.stages) - 1}].skip_below"
         raise InvalidArgument.of(last, "must be 0: the last stage is never left out")
     if cascade.stages[-1].thresholds:
         last = f"{field}.stages[{len(cascade.stages) - 1}].thresholds"
-        raise InvalidArgument.of(last, "must be empty: no picture of the last stage is scored")
+        raise InvalidArgument.of(last, "must be empty: no image of the last stage is scored")
 
 
 def _check_thresholds(field: str, stage: StagePlan) -> None:

@@ -44,7 +44,7 @@ class ClientCredentials:
     what they should at first."""
 
     def __init__(self, settings: RpcChannelSettings) -> None:
-        not_reloaded = "certificates not reloaded, those before are called with"
+        not_reloaded = "certificates not reloaded, the previous ones are used"
         paths = called_files(settings).paths
         self._reading = KeptReading(paths, lambda: channel_credentials(settings), not_reloaded)
 

@@ -152,7 +152,8 @@ class RpcServer:
         reachable = [address for address in self.bound_addresses if not is_local(address)]
         if reachable and self.settings.token_file is None:
             logger.warning(
-                "no token file: whoever reaches these may call all", extra={"addresses": ",".join(reachable)}
+                "no token file: any caller that reaches these addresses may call everything",
+                extra={"addresses": ",".join(reachable)},
             )
 
     def _bind(self, server: grpc.aio.Server, address: str) -> str:

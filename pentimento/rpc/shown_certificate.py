@@ -23,7 +23,7 @@ class ShownCertificate:
         """`protocols`: what connections may agree on (ALPN); nothing is said of that without any."""
         self._files, self._protocols = files, list(protocols)
         self._lock = Lock()
-        self._reading = KeptReading(files.paths, self._read, "certificate not reloaded, the one before is shown on")
+        self._reading = KeptReading(files.paths, self._read, "certificate not reloaded, the previous one is used")
         _, self.first_configuration = self._reading.current()
         self._told = self.first_configuration
 

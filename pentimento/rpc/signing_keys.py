@@ -14,7 +14,7 @@ SigningKeys = Callable[[], tuple[bytes, ...]]
 def kept_signing_keys(path: Path) -> SigningKeys:
     """Return what gives the keys of that file as they are now, the one that signs first; those before where it holds
     none any more. SettingsError names it where it has none at first."""
-    return KeptReading([path], lambda: _read(path), "signing keys not reloaded, those before are believed").current
+    return KeptReading([path], lambda: _read(path), "signing keys not reloaded, the previous ones are used").current
 
 
 def _read(path: Path) -> tuple[bytes, ...]:

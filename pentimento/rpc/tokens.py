@@ -164,7 +164,7 @@ class TokenFile:
                 logger.warning("token file is empty, the tokens before stay valid for seconds")
         except SettingsError as error:
             self._file.read_in_vain(error)
-            logger.error("token file not reloaded, the tokens before stay valid", extra={"problem": str(error)})
+            logger.error("token file not reloaded, the previous tokens stay valid", extra={"problem": str(error)})
 
     def _take(self, text: str) -> None:
         self._empty_at = None

@@ -225,7 +225,7 @@ async def _picture_of(stream: AsyncGenerator[GenerateEvent, None]) -> Picture:
             if isinstance(event, Accepted) and event.image_request_ids:
                 count = len(event.image_request_ids)
                 raise InvalidArgument.of(
-                    "request_id", f"must be of one picture, got one of {count}: wait_all has several"
+                    "request_id", f"must be the id of one image, got one of {count}: wait_all has several"
                 )
             if isinstance(event, Completed):
                 picture = Picture.of(event)

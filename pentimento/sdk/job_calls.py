@@ -30,10 +30,10 @@ class JobCalls:
         state and, where it failed, the reason."""
         status = await self._retries.answered(lambda: self._images.get_request(request_id))
         if status.pictures:
-            raise InvalidArgument.of("request_id", "must be of one picture; each of several has an id of its own")
+            raise InvalidArgument.of("request_id", "must be the id of one image; each of several has its own")
         if status.completed is None:
             why = f" ({status.error_reason}: {status.error_message})" if status.error_reason else ""
-            raise FailedPrecondition("NOT_COMPLETED", f"the request has no picture: it is {status.state.value}{why}")
+            raise FailedPrecondition("NOT_COMPLETED", f"the request has no image: it is {status.state.value}{why}")
         return Picture.of(status.completed)
 
     async def page(self, query: RequestQuery) -> RequestPage:

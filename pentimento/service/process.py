@@ -77,7 +77,7 @@ def _begun(work: Coroutine[object, object, None], name: str) -> "asyncio.Task[No
 def _tell(task: "asyncio.Task[None]") -> None:
     """Nobody waits for it before the process stops."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("background work broke down and runs no more", exc_info=error, extra={"task": task.get_name()})
+        logger.error("background work failed and has stopped", exc_info=error, extra={"task": task.get_name()})
 
 
 async def _end(tasks: "list[asyncio.Task[None]]") -> None:

@@ -192,7 +192,7 @@ class Controller:
         much."""
         if now_s - due_s > self._times.pause_s:
             PAUSES.inc()
-            logger.warning("the controller stood still", extra={"seconds": round(now_s - due_s, 1)})
+            logger.warning("the controller was paused", extra={"seconds": round(now_s - due_s, 1)})
             self._registry.forgive(now_s - due_s, now_s)
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class LeaderEpoch:
         except FileNotFoundError:
             return 0
         except (OSError, ValueError) as error:
-            logger.warning("leader epoch cannot be read (%s); going on by the clock", error)
+            logger.warning("leader epoch cannot be read (%s); using the clock", error)
             return 0
         return stored if self.believable(stored) else 0
 
@@ -71,7 +71,7 @@ class LeaderEpoch:
             make_private_directory(self._file.parent)
             _write_atomically(self._file, str(self.value))
         except OSError as error:
-            logger.warning("leader epoch cannot be stored (%s); going on by the clock", error)
+            logger.warning("leader epoch cannot be stored (%s); using the clock", error)
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -151,10 +151,10 @@ class Planner:
         ALLOCATION_FAILURES.labels(name).inc()
         if not self._failing and lacking:
             logger.warning(
-                "the policy cannot plan; the resident plan serves", extra={"allocator": name, "why": lacking}
+                "the policy cannot plan; the resident plan applies", extra={"allocator": name, "why": lacking}
             )
         elif not self._failing:
-            logger.exception("allocator failed; the last good plan stands", extra={"allocator": name})
+            logger.exception("allocator failed; the last good plan applies", extra={"allocator": name})
         self._failing = True
 
     def _stands(self, context: AllocationContext) -> bool:

@@ -111,7 +111,7 @@ class NetworkScorer:
         if self._closed:
             raise Unavailable(Reason.DRAINING, "the discriminator is stopping", retry_after_ms=500)
         if self._taken_count + len(images) > self._limits.queue_limit:
-            message = f"at most {self._limits.queue_limit} pictures may wait for a discriminator"
+            message = f"at most {self._limits.queue_limit} images may wait for a discriminator"
             raise ResourceExhausted("QUEUE_FULL", message, retry_after_ms=100)
         self._taken_count += len(images)
         self._all_answered.clear()

@@ -62,7 +62,7 @@ class ImageScorer(Protocol):
 
     async def foresee(self, cascade: str, prompts: Sequence[Embedding]) -> Foresights:
         """Raises NotFound for an unknown cascade, and FailedPrecondition NO_PROMPT_HEAD for one whose discriminator
-        reads pictures alone."""
+        reads images only."""
         ...
 
     async def score(self, cascade: str, images: Sequence[PictureToScore]) -> PictureScores:
@@ -113,4 +113,4 @@ class Discriminator:
 
 def reads_no_prompts(cascade: str) -> FailedPrecondition:
     """Return what is raised where a prompt is to be judged by a discriminator of pictures."""
-    return FailedPrecondition("NO_PROMPT_HEAD", f"the discriminator of cascade {cascade!r:.120} reads pictures alone")
+    return FailedPrecondition("NO_PROMPT_HEAD", f"the discriminator of cascade {cascade!r:.120} reads images only")

@@ -43,15 +43,17 @@ def api_document(serves_files: bool = True) -> Schema:
         "info": {
             "title": TITLE,
             "version": VERSION,
-            "description": "Pictures from prompts, as OpenAI's images API asks for them. Errors have OpenAI's shape.",
+            "description": "Images from prompts, through OpenAI's images API. Errors have OpenAI's shape.",
         },
         "security": [{}, {"token": []}],
         "paths": {
             **picture_paths(),
             **job_paths(),
             **(file_paths() if serves_files else {}),
-            "/health": {"get": get_call("Tell that this process answers.", STATUS, suite=False)},
-            "/ready": {"get": get_call("Tell whether requests are taken.", STATUS, suite=False, more={"503": STATUS})},
+            "/health": {"get": get_call("Return that this process answers.", STATUS, suite=False)},
+            "/ready": {
+                "get": get_call("Return whether requests are accepted.", STATUS, suite=False, more={"503": STATUS})
+            },
         },
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -73,7 +75,7 @@ def picture_paths() -> dict[str, Schema]:
     """Return the paths of pictures and of their models."""
     generation = {JSON: reference("GenerationRequest")}
     edit = {FORM: reference("EditRequest"), JSON: reference("JsonEditRequest")}
-    model = get_call("Tell a model.", reference("Model"))
+    model = get_call("Return a model.", reference("Model"))
     return {
         "/v1/images/generations": {"post": picture_call("Generate images from a prompt.", generation)},
         "/v1/images/edits": {"post": picture_call("Generate images from an image.", edit)},

@@ -52,7 +52,7 @@ STATUS = {"type": "object", "properties": {"status": {"type": "string"}}, "requi
 
 def picture_call(summary: str, bodies: dict[str, Schema]) -> Schema:
     """Return an operation that generates images; `bodies` are its forms by their Content-Type."""
-    done = content(reference("Pictures"), "the pictures; with `stream`, events as steps pass")
+    done = content(reference("Pictures"), "the images; with `stream`, events during the steps")
     done["content"][EVENTS] = {"schema": EVENT}
     return {
         "summary": summary,

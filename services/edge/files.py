@@ -61,7 +61,7 @@ class SignedFiles:
             try:
                 data = await asyncio.to_thread(self._store.get, file.reference)
             except ObjectMissing:
-                raise NotFound("RESULT_GONE", "the picture is not kept any more") from None
+                raise NotFound("RESULT_GONE", "the image is no longer stored") from None
             if asks_for_new_alone(request):
                 await unchanged(scope, receive, send)
                 return

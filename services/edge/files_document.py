@@ -10,7 +10,7 @@ def file_paths() -> dict[str, Schema]:
     """Return the path of files: addresses are given, never made, so that what stands in one is told in words alone."""
     picture = {"description": "the picture", "content": {kind: {"schema": {"type": "string"}} for kind in KINDS}}
     call = {
-        "summary": "Give a picture to whoever has its signed address.",
+        "summary": "Return the image of a signed address.",
         "security": [{}],
         "parameters": [
             path_parameter("key"),

@@ -69,7 +69,7 @@ class EmbeddingModel:
     def image_side(self) -> ImageSide:
         """Return what embeds images. Raises FailedPrecondition NO_IMAGE_TOWER where the encoder has texts alone."""
         if self.images is None:
-            message = f"encoder {self.name} embeds texts alone; serve a CLIP directory to embed images"
+            message = f"encoder {self.name} embeds texts only; serve a CLIP directory to embed images"
             raise FailedPrecondition(Reason.NO_IMAGE_TOWER, message)
         return self.images
 

@@ -38,7 +38,7 @@ class Interpreter:
         """Who performs which kind of effect; ValueError unless every kind has its performer."""
         missing = set(get_args(Effect)) - set(performers)
         if missing:
-            raise ValueError(f"nobody performs {sorted(kind.__name__ for kind in missing)}")
+            raise ValueError(f"no performer for {sorted(kind.__name__ for kind in missing)}")
         self._performers.update(performers)
 
     def submit(self, event: Event) -> None:
@@ -81,7 +81,7 @@ class Interpreter:
             self.observer(now, event, effects)
         except Exception:
             self.observer = None
-            logger.exception("events are recorded no more")
+            logger.exception("recording of events stopped")
 
     def _set_timer(self) -> None:
         wakeup = self.dataplane.next_wakeup()

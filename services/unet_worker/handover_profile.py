@@ -45,8 +45,8 @@ def write_handover_profile(
 def described_handover(profile: HandoverProfile) -> str:
     """Return the table as text: a line for each share, and the share that each rule allows."""
     lines = [
-        f"{profile.heavy} from pictures of {profile.light}, {profile.step_count} steps, {profile.quality}",
-        f"  {profile.light}'s own pictures have {profile.light_share:.4f} of the quality from noise",
+        f"{profile.heavy} from images of {profile.light}, {profile.step_count} steps, {profile.quality}",
+        f"  {profile.light}'s own images have {profile.light_share:.4f} of the quality from noise",
         "  spared  taken    kept       mean   allowed by",
     ]
     for row in profile.rows:

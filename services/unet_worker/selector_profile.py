@@ -63,7 +63,7 @@ async def study(
 ) -> None:
     """Call `measure` in a thread with the settings, their prompts, the running embedder, and its encoder's name and
     digest. Raises InvalidArgument for a bad checkpoint or file of prompts, or where its files have no place, before it
-    connects; for an encoder that embeds texts alone before the first image is generated."""
+    connects; for an encoder that embeds texts only before the first image is generated."""
     check_checkpoint(settings.model)
     prompts = read_prompts(settings.prompts)[: settings.first]
     make_folder("out", settings.out)
@@ -72,7 +72,7 @@ async def study(
         info = await client.info()
         if not info.embeds_images:
             limit = "must name an encoder that embeds images too, a CLIP directory: quality is measured by it"
-            raise InvalidArgument.of("encoder", f"{limit}; {info.encoder_name} embeds texts alone")
+            raise InvalidArgument.of("encoder", f"{limit}; {info.encoder_name} embeds texts only")
         encoder = RemoteEncoder(client, asyncio.get_running_loop())
         await asyncio.to_thread(measure, settings, prompts, encoder, (info.encoder_name, info.encoder_digest))
 

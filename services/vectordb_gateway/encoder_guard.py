@@ -81,7 +81,7 @@ class EncoderGuard:
         if encoder_digest not in (binding.encoder_digest, self._told_of):
             self._told_of = encoder_digest
             told = (binding.encoder_digest, encoder_digest)
-            logger.warning("refused: the cache holds vectors of encoder %s, and is sent those of %.80s", *told)
+            logger.warning("rejected: the cache holds vectors of encoder %s, the request has those of %.80s", *told)
 
     def check_encoder(self, encoder_digest: str) -> None:
         """Check that the cache holds that encoder's vectors. Raises InvalidArgument."""
@@ -106,7 +106,7 @@ class EncoderGuard:
 def _require_encoder(binding: EncoderBinding, embedding: Embedding, field: str) -> None:
     if embedding.encoder_digest != binding.encoder_digest:
         raise InvalidArgument.of(
-            "encoder_digest", f"must be {binding.encoder_digest}, whose vectors the cache holds; another needs its own"
+            "encoder_digest", f"must be {binding.encoder_digest}, the encoder of the cache; another needs its own cache"
         )
     if embedding.dimension_count != binding.dimension_count:
         found = embedding.dimension_count

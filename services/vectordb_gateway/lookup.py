@@ -186,7 +186,7 @@ class Lookup:
     def _note_outage(self, why: str) -> None:
         """One line an outage, not one a lookup."""
         if not self._in_outage:
-            logger.warning("lookups go on without the cache: %s", why)
+            logger.warning("lookups continue without the cache: %s", why)
         self._in_outage = True
 
     async def _search(self, question: Question) -> Searched:

@@ -44,7 +44,7 @@ class StallWatch:
         """Changes state: publish what is seen now, and say what changed."""
         hanging = frozenset(name for name, store in self._stores.items() if self._waited_s(name, store) > store.hangs_s)
         for name in sorted(hanging - self._hanging):
-            logger.error("%s hangs; what needs it is given up until it answers again", name)
+            logger.error("%s hangs; its calls are abandoned until it answers", name)
         for name in sorted(self._hanging - hanging):
             logger.info("%s answers again", name)
         self._hanging = hanging

@@ -86,7 +86,7 @@ class GatewayProcess(ServiceProcess):
         try:
             await asyncio.to_thread(self.guard.open)
         except StoreUnavailable as error:
-            logger.warning("lookups will miss until the index is there: %s", error.message)
+            logger.warning("lookups miss until the index is ready: %s", error.message)
         self._refuse_profiles()
         await asyncio.to_thread(self.maintenance.follow_rule)
         await asyncio.to_thread(self.maintenance.run_round)

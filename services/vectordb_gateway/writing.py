@@ -116,7 +116,7 @@ class EntryWriting:
         self._capacity.tenants.set(scope.tenant, run.tenant_cache_bytes)
         if run.ancestor_depth >= self._bounds.max_ancestor_depth:
             # It would stand before entries that serve, and never serve itself.
-            return _refused(f"{run.ancestor_depth} ancestors in a row: nothing may start from its picture")
+            return _refused(f"{run.ancestor_depth} ancestors in a row: its image is not reused")
         if refusal := self._planned.in_force.refusal(kind_of_run(run.start_kind, run.start_step), light=run.light):
             return _refused(refusal)
         rules = self._planned.keeping(scope.model_digest, self._guard.encoder_digest)

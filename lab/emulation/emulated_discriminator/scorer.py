@@ -74,6 +74,6 @@ class EmulatedScorer:
 def _confidence(index: int, image: bytes) -> float:
     label = label_of(image)
     if label is None:
-        message = "must be a picture of an emulated device: nothing else can be scored without a model"
+        message = "must be an image of an emulated device: only these can be scored without a model"
         raise InvalidArgument.of(f"images[{index}].image", message)
     return label.confidence

@@ -42,8 +42,8 @@ from services.unet_worker.device.device_backend import DeviceMemory, HeldAdapter
 from services.unet_worker.process import WorkerIdentity
 
 CAPABILITIES = frozenset({Capability.LATENT_START, Capability.IMAGE_START, Capability.EMULATED})
-RECORDED_NOTE = "emulated: profiled times, a recorded picture"
-MADE_UP_NOTE = "emulated: profiled times, no picture was painted"
+RECORDED_NOTE = "emulated: profiled times, a recorded image"
+MADE_UP_NOTE = "emulated: profiled times, no image was generated"
 STORE_THREADS = 2
 
 

@@ -23,7 +23,7 @@ def wire(settings: UnetWorkerSettings) -> WorkerProcess:
     """Call it inside the event loop that the process runs on. `--model` is a pace's file. Raises what is wrong with it,
     and InvalidArgument for settings that a paced device has no use for."""
     if settings.other_models or settings.compile not in (CompileChoice.AUTO, CompileChoice.OFF):
-        raise InvalidArgument.of("other_models", "and compile must be left alone: a paced device has one model")
+        raise InvalidArgument.of("other_models", "and compile must not be set: a paced device has one model")
     pace = read_pace(settings.model)
     paced = _of_pace(settings, pace)
     capabilities = frozenset({Capability.EMULATED})

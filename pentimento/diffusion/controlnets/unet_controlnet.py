@@ -63,7 +63,7 @@ class UNetControlNet:
         rows = rows_of(steps)
         check_rows(rows, self.info.latent_channels, self._text_width, self._added_width)
         if rows.embedded.shape[2:] != rows.latents.shape[2:]:
-            wanted = f"must be of the picture's size: {list(rows.latents.shape[2:])} embedded"
+            wanted = f"must be of the image's size: {list(rows.latents.shape[2:])} embedded"
             raise InvalidArgument.of("condition", f"{wanted}, got {list(rows.embedded.shape[2:])}")
         parts = (rows.latents, rows.timesteps, rows.embedded, *rows.conditioning.parts)
         *down, mid = self._forward(*parts)

@@ -49,7 +49,7 @@ class PictureDiscriminator:
         """Return for each picture, with its prompt's embedding, the calibrated probability 0..1 that it is as
         good as the heavy model's would be. Raises FailedPrecondition NO_PROMPT_HEAD without a head."""
         if self.head is None:
-            raise FailedPrecondition("NO_PROMPT_HEAD", "the discriminator reads pictures alone")
+            raise FailedPrecondition("NO_PROMPT_HEAD", "the discriminator reads images only")
         return self.head.probabilities(self._features(pixels), prompts)
 
     def _features(self, pixels: Sequence[NDArray[np.float32]]) -> Tensor:

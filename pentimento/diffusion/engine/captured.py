@@ -75,10 +75,10 @@ class ReplayedFunction:
         try:
             return _Recorded(tuple(_tensors_in(buffered)), self._recorder(lambda: self._function(*buffered)))
         except torch.OutOfMemoryError:
-            logger.warning("no memory to record a pass: it runs as it is", extra={"reason": "NO_MEMORY"})
+            logger.warning("no memory to record a pass: it runs eagerly", extra={"reason": "NO_MEMORY"})
         except RuntimeError as error:
             # The class only: messages of libraries may quote their input.
-            message = "a pass cannot be recorded, and runs as it is: %s"
+            message = "a pass cannot be recorded, and runs eagerly: %s"
             logger.warning(message, type(error).__name__, extra={"reason": "NOT_RECORDED"})
         return None
 

@@ -40,7 +40,7 @@ def as_typed(error: Exception) -> PentimentoError:
 
 def out_of_memory() -> PentimentoError:
     """Return the error of a picture that the device has no memory for."""
-    return ResourceExhausted(Reason.DEVICE_OUT_OF_MEMORY, "the picture does not fit the device's memory")
+    return ResourceExhausted(Reason.DEVICE_OUT_OF_MEMORY, "the image does not fit the device's memory")
 
 
 def not_finite() -> PentimentoError:

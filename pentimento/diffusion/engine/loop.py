@@ -260,7 +260,7 @@ class StepLoop:
                 return [jobs]
             self._limits.ran_out(jobs[0].shape, len(jobs))
             self._observer.ran_out_of_memory(len(jobs))
-            logger.warning("the device has no memory for a batch of %d", len(jobs))
+            logger.warning("out of device memory for a batch of %d", len(jobs))
         if len(jobs) == 1:
             self._fail(jobs[0].number, as_typed(error))
             return []

@@ -128,7 +128,7 @@ class StepEngine:
                     self._work_while_idle()
                     self._wait_for_news()
         self._run_calls()
-        self._loop.fail_all(Unavailable("ENGINE_CLOSED", "the worker stopped before the picture was done"))
+        self._loop.fail_all(Unavailable("ENGINE_CLOSED", "the worker stopped before the image was done"))
         self._loop.restore_weights()
 
     def _run_calls(self) -> None:
@@ -152,7 +152,7 @@ class StepEngine:
         try:
             goes_on = work(self._wanted)
         except Exception as error:
-            logger.error("work between pictures failed:\n%s", "".join(traceback.format_tb(error.__traceback__)))
+            logger.error("work between images failed:\n%s", "".join(traceback.format_tb(error.__traceback__)))
             goes_on = False
         if not goes_on:
             self._idle_work = None

@@ -101,7 +101,7 @@ class JointAllocator:
             # What hits there will be is not known before anybody came, and so not what can be carried.
             decision = replace(decision, admission_rate=1.0)
         if (kept_s := chosen.problem.slo_s) > self.settings.slo_s:
-            notes.append(f"no picture can be painted within {self.settings.slo_s:g} s; {kept_s:.3g} s are planned for")
+            notes.append(f"no image can be generated within {self.settings.slo_s:g} s; {kept_s:.3g} s are planned for")
         notes += learnt.notes(self.settings)
         models = (model for model in (self.settings.heavy, self.settings.light, *self.settings.small_models) if model)
         decision = with_pools_of(decision, models, slot_names)

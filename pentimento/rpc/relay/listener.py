@@ -197,7 +197,7 @@ async def connected(path: str, name: str) -> socket.socket:
                 ours.connect(path)
                 return ours
             await asyncio.sleep(RETRY_S)
-        raise TimeoutError("gRPC accepts no more connections")
+        raise TimeoutError("gRPC has stopped accepting connections")
     except BaseException:
         ours.close()
         raise

@@ -38,7 +38,7 @@ def pin(connection: Connection, wanted: ObjectPin, now: float, shared_pool: str)
     in_shared_pool = exists().where(_entries.c.entry_id == _objects.c.entry_id, _entries.c.pool == shared_pool)
     is_theirs = or_(_objects.c.tenant == wanted.tenant, in_shared_pool, _of(wanted.tenant, reference.key))
     if connection.execute(select(_objects.c.key).where(is_there, is_theirs)).first() is None:
-        raise NotFound(Reason.ANCESTOR_GONE, "object: what the picture started from is not kept any more")
+        raise NotFound(Reason.ANCESTOR_GONE, "object: the start of the image is no longer stored")
     _let_go_of_old(connection, now)
     row = {"tenant": wanted.tenant, "request_id": wanted.request_id, "key": reference.key}
     changed = update(_pins).where(*(_pins.c[name] == value for name, value in row.items()))

@@ -87,7 +87,7 @@ def commit(
         if value != getattr(commit, name):
             raise FailedPrecondition("GRANT_MISMATCH", f"the grant was made for another {name}")
     if encoder is not None and bind_encoder(connection, encoder) != encoder:
-        raise InvalidArgument.of("encoder_digest", "must be that whose vectors the cache holds; another needs its own")
+        raise InvalidArgument.of("encoder_digest", "must be the encoder of the cache; another needs its own cache")
     if claimed:
         _insert_entry(connection, commit, rule)
     return str(entry_id)

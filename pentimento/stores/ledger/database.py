@@ -136,7 +136,7 @@ class _OneFile:
         found = self._found()
         self._opened = self._opened or found
         if found != self._opened:
-            raise StoreUnavailable("ledger", "its file was taken away or replaced while it was open: start anew")
+            raise StoreUnavailable("ledger", "its file was removed or replaced while it was open: restart")
 
     def require_of_writer(self, connection: Connection) -> None:
         """Check it before a transaction that writes. Raises StoreUnavailable."""

@@ -47,7 +47,7 @@ class PagePlace:
             if place.to_token() != token or not math.isfinite(place.accepted_at) or "\0" in place.request_id:
                 raise ValueError
         except (ValueError, binascii.Error, struct.error):
-            raise InvalidArgument.of("page_token", "must be what an earlier answer told for the next one") from None
+            raise InvalidArgument.of("page_token", "must come from an earlier answer") from None
         return place
 
 

@@ -100,7 +100,7 @@ class S3ObjectStore:
         try:
             client = boto3.client("s3", endpoint_url=options.get("endpoint"), region_name=region, config=_CONFIG)
         except (BotoCoreError, ValueError) as error:
-            raise InvalidArgument.of("objects_url", f"S3 cannot be reached as it is configured: {error}") from None
+            raise InvalidArgument.of("objects_url", f"S3 cannot be reached with this configuration: {error}") from None
         store = cls(client, bucket, prefix, _part_bytes(options), signer, _address_server(options, signer))
         if creates_bucket:
             store._create_bucket()

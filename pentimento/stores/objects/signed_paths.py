@@ -77,7 +77,7 @@ CurrentSigner = Callable[[], PathSigner]
 def presigned_path(signer: CurrentSigner | None, reference: ObjectReference, media_type: str, expires_at: int) -> str:
     """Return the signed path of an object. Raises FailedPrecondition URLS_OFF without a signer."""
     if signer is None:
-        raise FailedPrecondition("URLS_OFF", "this deployment gives no addresses of pictures: it has no key for them")
+        raise FailedPrecondition("URLS_OFF", "this deployment has no addresses of images: it has no key for them")
     return signer().sign(SignedFile(reference, media_type, expires_at))
 
 

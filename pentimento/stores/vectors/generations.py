@@ -81,10 +81,10 @@ class Generations:
         except FileNotFoundError:
             return Generation(self._directory / self._name)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.error("which index serves cannot be read (%s); it is filled anew", error)
+            logger.error("the index in use cannot be read (%s); it is filled again", error)
             return Generation(self._directory / self._name)
         if not re.fullmatch(rf"{re.escape(self._name)}(\.g\d+)?", name):
-            logger.error("the index that should serve has no name of ours; it is filled anew")
+            logger.error("the index has no name of ours; it is filled again")
             return Generation(self._directory / self._name)
         return Generation(self._directory / name, built_count)
 

@@ -78,7 +78,7 @@ class RebuildSchedule:
         else:
             self.builds_count += 1
             self._failures_in_a_row = 0
-            logger.info("the index was built anew: %d points", self._serving.counts.points_count)
+            logger.info("the index was rebuilt: %d points", self._serving.counts.points_count)
         finally:
             with self._lock:
                 self._running = None
@@ -89,4 +89,4 @@ class RebuildSchedule:
         self.failures_count += 1
         self._failures_in_a_row += 1
         delay_s = retry_delay_s(self._failures_in_a_row, self._building)
-        logger.warning("the index was not built anew, the old one serves on; again in %.0f s: %s", delay_s, error)
+        logger.warning("the index was not rebuilt, the old one is used; next try in %.0f s: %s", delay_s, error)

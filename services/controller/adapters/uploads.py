@@ -204,7 +204,7 @@ async def _received(upload: LoraUpload, chunks: AsyncIterator[bytes], silence_s:
 
 
 def _stalled(upload: LoraUpload, size_bytes: int, silence_s: float) -> DeadlineExceeded:
-    limit = f"nothing of the file came for {silence_s:g} s, or less than {LEAST_BYTES_PER_S // 1024} KiB a second"
+    limit = f"no bytes of the file for {silence_s:g} s, or less than {LEAST_BYTES_PER_S // 1024} KiB a second"
     return DeadlineExceeded("UPLOAD_STALLED", f"{limit}, after {size_bytes} of {upload.size_bytes} bytes")
 
 

@@ -37,7 +37,7 @@ class NetworkShelf:
         self._networks = dict(networks)
         self._too_large = {name for name, one in networks.items() if one.memory_bytes > budget_bytes}
         for name in sorted(self._too_large):
-            logger.warning("a ControlNet takes more than the memory budget and is not served: %s", name)
+            logger.warning("a ControlNet exceeds the memory budget and is not served: %s", name)
         self._resident = ResidentSet(budget_bytes)
         self._loaded: dict[str, ControlNet] = {}
         self._in_use: Counter[str] = Counter()

@@ -182,5 +182,5 @@ def completed_of(status: RequestStatus) -> Completed:
     if status.completed is not None:
         return status.completed
     if status.state.terminal:
-        raise NotFound(status.error_reason or "UNKNOWN_REQUEST", "this request ended without a picture")
-    raise FailedPrecondition("NOT_COMPLETED", "the picture is not finished yet")
+        raise NotFound(status.error_reason or "UNKNOWN_REQUEST", "this request ended without an image")
+    raise FailedPrecondition("NOT_COMPLETED", "the image is not finished yet")

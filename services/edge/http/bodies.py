@@ -92,4 +92,4 @@ def check_encoding(request: Request) -> None:
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise InvalidArgument.of("Content-Encoding", "must be identity: no compressed body is taken")
     if ",".join(request.headers.getlist("transfer-encoding")).strip().lower() not in ("", "chunked"):
-        raise InvalidArgument.of("Transfer-Encoding", "must be chunked alone: no compressed body is taken")
+        raise InvalidArgument.of("Transfer-Encoding", "must be chunked only: compressed bodies are not accepted")

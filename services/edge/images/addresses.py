@@ -41,9 +41,9 @@ class UrlOffers:
 def check_server(server: ResultUrlServer, settings: EdgeSettings) -> None:
     """Raise FailedPrecondition URLS_OFF where nobody serves addresses, or this process should and has no files."""
     if server is ResultUrlServer.NONE:
-        raise urls_off("this deployment gives no addresses of pictures")
+        raise urls_off("this deployment has no addresses of images")
     if server is ResultUrlServer.EDGE and not settings.files_url:
-        raise urls_off("no pictures are served here")
+        raise urls_off("no images are served here")
 
 
 def urls_off(why: str) -> FailedPrecondition:
@@ -55,7 +55,7 @@ def address_pending(request_id: str, why: Unavailable) -> FailedPrecondition:
     """Return what a caller without a key hears, whose next try would paint again what is painted."""
     where = f"GET /v1/jobs/{request_id}/result?{FIELD}=url has the address once there is one"
     return FailedPrecondition(
-        "ADDRESS_PENDING", f"{FIELD}: the picture is there, its address is not ({why.message}); {where}"
+        "ADDRESS_PENDING", f"{FIELD}: the image is ready, its address is not ({why.message}); {where}"
     )
 
 

@@ -101,7 +101,7 @@ def encoding_quality(values: Mapping[str, Any]) -> int | None:
 def check_unserved(values: Mapping[str, Any]) -> None:
     """InvalidArgument for what OpenAI's clients may ask and no model here can do."""
     if values.get("background") == "transparent":
-        raise InvalidArgument.of("background", "must be auto or opaque: no model here paints transparent pictures")
+        raise InvalidArgument.of("background", "must be auto or opaque: no model here generates transparent images")
     if values.get("response_format") == "url" and values.get("stream"):
         raise InvalidArgument.of("response_format", "must be b64_json where stream is true")
     if values.get("partial_images") and not values.get("stream"):

@@ -63,7 +63,7 @@ LORA_FIELDS = (
 CONTROLNET_FIELDS = (
     RequestField("name", FieldKind.TEXT, "a ControlNet of the deployment", required=True, least=1, most=MAX_NAME_CHARS),
     RequestField(
-        "conditioning_image", FieldKind.BYTES, "PNG, JPEG or WebP of the picture's size, in base64", required=True
+        "conditioning_image", FieldKind.BYTES, "PNG, JPEG or WebP of the image's size, in base64", required=True
     ),
     RequestField("conditioning_scale", FieldKind.NUMBER, "0 to 10; 0 leaves it without effect", default=1.0),
     RequestField("start_fraction", FieldKind.NUMBER, "share of the steps after which it acts", least=0, most=1),
@@ -72,9 +72,9 @@ CONTROLNET_FIELDS = (
 
 # What OpenAI's clients send.
 OPENAI_FIELDS = (
-    RequestField("prompt", FieldKind.TEXT, "what to paint", required=True, least=1, most=MAX_PROMPT_CHARS),
+    RequestField("prompt", FieldKind.TEXT, "description of the image", required=True, least=1, most=MAX_PROMPT_CHARS),
     RequestField("model", FieldKind.TEXT, "a model of /v1/models; the deployment's default", most=MAX_NAME_CHARS),
-    RequestField("n", FieldKind.INTEGER, "pictures, all or none of them", least=1, most=10, default=1),
+    RequestField("n", FieldKind.INTEGER, "number of images: all or none are accepted", least=1, most=10, default=1),
     RequestField(
         "size", FieldKind.SIZE, "WIDTHxHEIGHT in pixels; `auto`: the model's own, or an edited image's", default="auto"
     ),
@@ -87,16 +87,14 @@ OPENAI_FIELDS = (
         words=tuple(QUALITY_WORDS),
         default="auto",
     ),
+    RequestField("response_format", FieldKind.WORD, "form of the image", words=("b64_json", "url"), default="b64_json"),
     RequestField(
-        "response_format", FieldKind.WORD, "how the picture comes", words=("b64_json", "url"), default="b64_json"
-    ),
-    RequestField(
-        "output_format", FieldKind.WORD, "the picture's file format", words=("png", "jpeg", "webp"), default="png"
+        "output_format", FieldKind.WORD, "file format of the image", words=("png", "jpeg", "webp"), default="png"
     ),
     RequestField(
         "output_compression",
         FieldKind.INTEGER,
-        "how much of the picture a JPEG or WebP file keeps, in percent; of PNG, which keeps all of it, 100 alone",
+        "quality of a JPEG or WebP file in percent; PNG is lossless: only 100",
         least=0,
         most=100,
         default=100,
@@ -104,35 +102,35 @@ OPENAI_FIELDS = (
     RequestField(
         "background",
         FieldKind.WORD,
-        "no model here paints transparent ones",
+        "transparent is rejected: no model here generates it",
         words=("auto", "opaque", "transparent"),
         default="auto",
     ),
-    RequestField("style", FieldKind.WORD, "of no effect: the prompt says it", words=("vivid", "natural")),
+    RequestField("style", FieldKind.WORD, "ignored: use the prompt", words=("vivid", "natural")),
     RequestField("stream", FieldKind.BOOLEAN, "answer with events as steps pass", default=False),
-    RequestField("partial_images", FieldKind.INTEGER, "previews of a streamed picture", least=0, most=3, default=0),
-    RequestField("moderation", FieldKind.WORD, "of no effect: nothing is moderated here", words=("auto", "low")),
-    RequestField("user", FieldKind.TEXT, "of no effect: it is neither stored nor logged", most=MAX_NAME_CHARS),
+    RequestField("partial_images", FieldKind.INTEGER, "previews of a streamed image", least=0, most=3, default=0),
+    RequestField("moderation", FieldKind.WORD, "ignored: nothing is moderated", words=("auto", "low")),
+    RequestField("user", FieldKind.TEXT, "ignored: neither stored nor logged", most=MAX_NAME_CHARS),
     RequestField("safety_identifier", FieldKind.TEXT, "as `user`", most=MAX_NAME_CHARS),
 )
 # What others send as well, and what only this suite has.
 EXTENSION_FIELDS = (
-    RequestField("negative_prompt", FieldKind.TEXT, "what to keep out", most=MAX_PROMPT_CHARS),
+    RequestField("negative_prompt", FieldKind.TEXT, "what the image should not show", most=MAX_PROMPT_CHARS),
     RequestField("num_inference_steps", FieldKind.INTEGER, "denoising steps; the model's own"),
     RequestField("guidance_scale", FieldKind.NUMBER, "weight of the prompt; the model's own"),
     RequestField("scheduler", FieldKind.TEXT, "a sampler of the model; its own", most=MAX_NAME_CHARS),
     RequestField("seed", FieldKind.INTEGER, "of the noise; drawn where absent", least=0, most=UINT64),
-    RequestField("loras", FieldKind.OBJECTS, "LoRAs to paint with", items=LORA_FIELDS, most=MAX_OBJECTS),
-    RequestField("controlnets", FieldKind.OBJECTS, "ControlNets to go by", items=CONTROLNET_FIELDS, most=MAX_OBJECTS),
-    RequestField("deadline_ms", FieldKind.INTEGER, "time the picture may take from now"),
-    RequestField("max_cost", FieldKind.NUMBER, "width x height x steps that the picture may cost at most"),
+    RequestField("loras", FieldKind.OBJECTS, "LoRAs to use", items=LORA_FIELDS, most=MAX_OBJECTS),
+    RequestField("controlnets", FieldKind.OBJECTS, "ControlNets to use", items=CONTROLNET_FIELDS, most=MAX_OBJECTS),
+    RequestField("deadline_ms", FieldKind.INTEGER, "time limit in milliseconds from now"),
+    RequestField("max_cost", FieldKind.NUMBER, "largest width x height x steps"),
     RequestField(
         "cache",
         FieldKind.WORD,
         "what may be reused and kept: `tenant` and `read-write` are one; `shared` looks into the shared pool",
         words=CACHE_WORDS,
     ),
-    RequestField("provenance", FieldKind.BOOLEAN, "tell how each picture came to be", default=False),
+    RequestField("provenance", FieldKind.BOOLEAN, "return the provenance of each image", default=False),
 )
 GENERATION_FIELDS = OPENAI_FIELDS + EXTENSION_FIELDS
 EDIT_FIELDS = (

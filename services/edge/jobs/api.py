@@ -46,7 +46,7 @@ JOB = {
         "expires_at": SECONDS,
         "size": {"type": ["string", "null"], "pattern": "^[0-9]+x[0-9]+$"},
         "idempotency_key": {"type": ["string", "null"]},
-        "group_id": {"type": ["string", "null"], "description": "of one of several pictures the job that it is of"},
+        "group_id": {"type": ["string", "null"], "description": "the job, for one of several images"},
         "progress": PROGRESS,
         "pictures": {
             "type": "array",
@@ -57,7 +57,7 @@ JOB = {
                 "required": ["id", "status", "progress"],
             },
         },
-        "detached": {"type": "boolean", "description": "it goes on without its client"},
+        "detached": {"type": "boolean", "description": "it runs without its client"},
         "error": {
             "type": ["object", "null"],
             "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
@@ -80,9 +80,9 @@ JOB = {
 def of_job(schema: Schema) -> Schema:
     """Return the schema of a submission, from that of a call: it is not streamed, and may say where its end is told."""
     del schema["properties"]["partial_images"]
-    unstreamed = {"const": False, "description": "/v1/jobs/{id}/events tells of a job"}
+    unstreamed = {"const": False, "description": "use /v1/jobs/{id}/events"}
     schema["properties"]["stream"] = {"anyOf": [unstreamed, {"type": "null"}]}
-    schema["properties"]["webhook"] = {"anyOf": [WEBHOOK, {"type": "null"}], "description": "called once it has ended"}
+    schema["properties"]["webhook"] = {"anyOf": [WEBHOOK, {"type": "null"}], "description": "called when it has ended"}
     return schema
 
 
@@ -96,7 +96,7 @@ JOB_SCHEMAS = {
             "object": {"const": "list"},
             "data": {"type": "array", "items": reference("Job")},
             "has_more": {"type": "boolean"},
-            "next": {"type": ["string", "null"], "description": "`after` of the following page"},
+            "next": {"type": ["string", "null"], "description": "`after` of the next page"},
         },
         "required": ["object", "data", "has_more", "next"],
     },
@@ -108,7 +108,7 @@ JOB_SCHEMAS = {
             "status": {"const": "accepted"},
             "replayed": {"type": "boolean", "description": "an earlier call with this key was found"},
             "image_request_ids": {"type": "array", "items": {"type": "string"}},
-            "result": {"type": "string", "description": "path of its pictures, in the form that was asked for"},
+            "result": {"type": "string", "description": "path of its images, in the requested form"},
         },
         "required": ["id", "object", "status", "replayed", "result"],
     },
@@ -124,10 +124,12 @@ def job_paths() -> dict[str, Schema]:
     """Return the paths of jobs."""
     return {
         "/v1/jobs": {"post": submit_call(), "get": list_call()},
-        "/v1/jobs/{id}": {"get": {**get_call("Tell how far a job is.", reference("Job")), "parameters": [ID]}},
-        "/v1/jobs/{id}/cancel": {"post": post_call("Stop a job, and tell what became of it.", reference("Job"))},
+        "/v1/jobs/{id}": {
+            "get": {**get_call("Return the state and progress of a job.", reference("Job")), "parameters": [ID]}
+        },
+        "/v1/jobs/{id}/cancel": {"post": post_call("Cancel a job and return its state.", reference("Job"))},
         "/v1/jobs/{id}/result": {"get": result_call()},
-        "/v1/jobs/{id}/url": {"post": post_call("Give an address of its picture that expires.", reference("JobUrl"))},
+        "/v1/jobs/{id}/url": {"post": post_call("Return an expiring address of its image.", reference("JobUrl"))},
         "/v1/jobs/{id}/events": {"get": events_call()},
     }
 
@@ -135,7 +137,7 @@ def job_paths() -> dict[str, Schema]:
 def submit_call() -> Schema:
     """Return the operation that submits a job."""
     return {
-        "summary": "Have pictures painted whether anybody waits for them or not.",
+        "summary": "Submit a job: it runs without its client.",
         "parameters": [KEY_PARAMETER],
         "requestBody": {
             "required": True,
@@ -145,7 +147,7 @@ def submit_call() -> Schema:
             },
         },
         "responses": {
-            "202": content(reference("SubmittedJob"), "it is accepted, and goes on"),
+            "202": content(reference("SubmittedJob"), "accepted"),
             **error_responses(ALL_ERRORS),
         },
     }
@@ -153,14 +155,12 @@ def submit_call() -> Schema:
 
 def list_call() -> Schema:
     """Return the operation that lists them."""
-    states = query_parameter(
-        "status", "of these states alone, commas between them", type="array", items=STATUS, minItems=1
-    )
+    states = query_parameter("status", "only these states, separated by commas", type="array", items=STATUS, minItems=1)
     parameters = [
-        query_parameter("limit", "of a page", type="integer", minimum=1, maximum=MAX_PAGE_SIZE),
-        query_parameter("after", "`next` of the page before", type="string"),
+        query_parameter("limit", "jobs per page", type="integer", minimum=1, maximum=MAX_PAGE_SIZE),
+        query_parameter("after", "`next` of the previous page", type="string"),
         {**states, "style": "form", "explode": False},
-        query_parameter("jobs_only", "false: requests whose clients stay are told, too", type="boolean", default=True),
+        query_parameter("jobs_only", "false: also list requests with a client", type="boolean", default=True),
     ]
     return {**get_call("List jobs, newest first.", reference("JobList")), "parameters": parameters}
 
@@ -169,19 +169,19 @@ def result_call() -> Schema:
     """Return the operation that gives the pictures of a job."""
     parameters = [
         ID,
-        query_parameter("response_format", "how they come", enum=list(RESPONSE_FORMATS), default="b64_json"),
-        query_parameter("provenance", "tell how each came to be", type="boolean", default=False),
+        query_parameter("response_format", "form of the images", enum=list(RESPONSE_FORMATS), default="b64_json"),
+        query_parameter("provenance", "return the provenance of each", type="boolean", default=False),
     ]
-    return {**get_call("Give the pictures of a completed job.", reference("Pictures")), "parameters": parameters}
+    return {**get_call("Return the images of a completed job.", reference("Pictures")), "parameters": parameters}
 
 
 def events_call() -> Schema:
     """Return the operation that tells of a job as it happens."""
     told = content(
-        EVENT, "events until it has ended; `error` ends the stream alone, and leaving cancels nothing", EVENTS
+        EVENT, "events until its end; `error` ends only the stream, and disconnecting cancels nothing", EVENTS
     )
     return {
-        "summary": "Tell what becomes of a job as it happens.",
+        "summary": "Stream the events of a job.",
         "parameters": [ID],
         "responses": {"200": told, **error_responses(ASKING_ERRORS | {499})},
     }

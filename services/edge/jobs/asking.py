@@ -31,7 +31,7 @@ async def read_job(parts: EdgeParts, request: Request, held: HeldBody) -> tuple[
     read = read_json_job if kind == JSON_TYPE else read_edit_job
     asked, webhook_url = await read(parts, request, held)
     if asked.stream:
-        raise InvalidArgument.of("stream", "must be false: /v1/jobs/{id}/events tells of a job")
+        raise InvalidArgument.of("stream", "must be false: use /v1/jobs/{id}/events")
     return asked, webhook_url
 
 

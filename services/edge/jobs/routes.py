@@ -111,7 +111,7 @@ class JobRoutes:
         return DocumentResponse(document)
 
     async def url(self, request: Request) -> Response:
-        """Give an address of its picture that expires."""
+        """Return an expiring address of its image."""
         await self._url_offers.check(token_of(request))
         async with self._client(request) as client:
             result = await client.result_url(request.path_params["id"], None, CALL_TIMEOUT_S)

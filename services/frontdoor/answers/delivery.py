@@ -95,7 +95,7 @@ async def _tell_recorded(parts: FrontdoorParts, job: Job, request_id: str) -> No
         error = failed
         job.elsewhere = failed.reason == Reason.REQUEST_ELSEWHERE
     except Exception:
-        logger.exception("the journal's answer could not be told")
+        logger.exception("the journal's answer could not be delivered")
         error = Internal("UNEXPECTED", "the frontdoor could not tell what became of the request")
     drop_job(parts, job, error)
 

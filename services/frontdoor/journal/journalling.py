@@ -213,7 +213,7 @@ async def _until_stored(parts: FrontdoorParts, job: Job, execution: Execution) -
         except (StoreFull, Unavailable) as error:
             if parts.clock.monotonic() + delay_s > job.request.deadline:
                 raise
-            logger.error("the picture cannot be stored; trying again", extra={"reason": error.reason})
+            logger.error("the image cannot be stored; retrying", extra={"reason": error.reason})
         await asyncio.sleep(delay_s)
 
 
@@ -237,5 +237,5 @@ async def _until_durable(write: Callable[[], "Future[T]"]) -> T:
         try:
             return await asyncio.wrap_future(write())
         except PentimentoError as error:
-            logger.error("the journal does not answer; asking again", extra={"reason": error.reason})
+            logger.error("the journal does not answer; retrying", extra={"reason": error.reason})
         await asyncio.sleep(next(delays_s))

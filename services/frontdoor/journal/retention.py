@@ -111,7 +111,7 @@ class Retention:
         try:
             await work
         except PentimentoError as error:
-            logger.warning("what is kept could not be looked after", extra={"reason": error.reason})
+            logger.warning("retention failed", extra={"reason": error.reason})
 
     async def _orphans(self, prefix: str) -> set[str]:
         """What is asked after the listing cannot have been stored before it and be unknown."""

@@ -92,7 +92,7 @@ class Inputs:
         are gone, Unavailable where they cannot be read for a while, Cancelled where the request has ended meanwhile."""
         parts = {part.field: await self._read(job, part.object) for part in resolved.inputs if part.object.key}
         if job.ended.is_set():
-            raise Cancelled("ENDED", "the request ended before it was painted")
+            raise Cancelled("ENDED", "the request ended before it ran")
         return put_inputs(resolved.spec, parts)
 
     def release(self, job: Job) -> None:
@@ -128,7 +128,7 @@ class Inputs:
             except (ObjectMissing, ObjectCorrupt, Unavailable) as error:
                 # A store may return wrong data for a while, as it may be away for a while.
                 if delay_s is None and not isinstance(error, Unavailable):
-                    message = "an image that the request came with is not kept any more"
+                    message = "an input image of the request is no longer stored"
                     raise Internal("INPUT_GONE", message) from None
                 if delay_s is None or job.ended.is_set():
                     break

@@ -89,7 +89,7 @@ class ObjectKeeper:
             else:
                 await self.check_owned()
         except (FailedPrecondition, StoreFull, StoreUnavailable) as error:
-            logger.error("the object store's objects are not known to be this journal's", extra={"why": error.message})
+            logger.error("the object store may hold another journal's objects", extra={"why": error.message})
 
     async def check_owned(self) -> None:
         """Changes state as `claim`. Raises FailedPrecondition where another journal has objects there, too: what no row
@@ -105,7 +105,7 @@ class ObjectKeeper:
                 return await self._on_store(lambda store: store.put(key, data), self._limits.put_timeout_s)
             except (StoreFull, StoreUnavailable) as error:
                 logger.error(
-                    "the object store takes nothing; objects wait in the journal", extra={"why": error.message}
+                    "the object store does not accept objects; they wait in the journal", extra={"why": error.message}
                 )
                 self._away.set()
         reference = refer_to(key, data)
@@ -183,7 +183,7 @@ class ObjectKeeper:
                 continue
             except PentimentoError as error:
                 self._away.set()
-                logger.info("the object store is away", extra={"reason": error.reason})
+                logger.info("the object store is down", extra={"reason": error.reason})
             await asyncio.sleep(next(delays_s))
 
     def close(self) -> None:
@@ -221,9 +221,7 @@ class ObjectKeeper:
 
     def _check(self, waiting_bytes: int, more_bytes: int, limit_bytes: int, whose: str = "") -> None:
         if waiting_bytes + more_bytes > limit_bytes:
-            message = (
-                f"the object store is away, and of {limit_bytes} bytes{whose} that may wait for it {waiting_bytes} do"
-            )
+            message = f"the object store is down, and {waiting_bytes} of {limit_bytes} spool bytes{whose} are in use"
             raise ResourceExhausted("SPOOL_FULL", message, retry_after_ms=SPOOL_RETRY_MS)
 
     def _note(self, waiting: SpooledObject) -> None:

@@ -28,15 +28,15 @@ class ResultUrls:
         """Return an address of a completed request's picture. Raises FailedPrecondition URLS_OFF, NOT_COMPLETED,
         NotFound RESULT_GONE, Unavailable while the picture waits for its store, InvalidArgument for a wrong time."""
         if not self._longest_s:
-            raise FailedPrecondition("URLS_OFF", "this deployment gives no addresses of pictures")
+            raise FailedPrecondition("URLS_OFF", "this deployment has no addresses of images")
         longest_ms = round(self._longest_s * 1000)
         asked_ms = min(round(self._usual_s * 1000), longest_ms) if expires_in_ms is None else expires_in_ms
         if not 1 <= asked_ms <= longest_ms:
             raise InvalidArgument.of("expires_in_ms", f"must be 1 to {longest_ms}, got {asked_ms}")
         if record.state is not RequestState.COMPLETED or record.result is None:
-            raise FailedPrecondition("NOT_COMPLETED", "the request has no picture")
+            raise FailedPrecondition("NOT_COMPLETED", "the request has no image")
         if not record.result.image.key:
-            raise NotFound("RESULT_GONE", "the picture of this request is not kept any more")
+            raise NotFound("RESULT_GONE", "the image of this request is no longer stored")
         # Stores count in seconds.
         expires_at = math.ceil(self._clock.wall() + asked_ms / 1000)
         media_type = f"image/{record.result.image_format}"

@@ -77,7 +77,7 @@ class Results:
         await self._keeper.delete(image.key)
 
     async def _read(self, image: ObjectReference) -> bytes:
-        gone = NotFound("RESULT_GONE", "the picture of this request is not kept any more")
+        gone = NotFound("RESULT_GONE", "the image of this request is no longer stored")
         if not image.key:
             raise gone
         try:
@@ -86,15 +86,15 @@ class Results:
             # Perhaps it was forgotten, row and object, since its row was read.
             if await self._keeper.is_named(image.key):
                 BAD_PICTURES.labels("missing").inc()
-                logger.warning("a picture is missing in the object store")
+                logger.warning("an image is missing in the object store")
             raise gone from None
         except ObjectCorrupt:
             BAD_PICTURES.labels("corrupt").inc()
             if self._suspects.note_bad(image) and await self._keeper.set_aside(image):
                 self._suspects.note_good(image.key)
-                logger.error("an image stays corrupt in the object store, and was put into its quarantine")
+                logger.error("an image stays corrupt in the object store and was moved to its quarantine")
             else:
-                logger.error("the object store returned other data than an image's; nothing is deleted")
+                logger.error("the object store returned wrong data for an image; nothing is deleted")
             raise
         self._suspects.note_good(image.key)
         return data

@@ -26,7 +26,7 @@ async def score(embedder: Embedders, tenant: str, prompt: str, served: bytes, sc
     (text,) = await embedder.embed_text([prompt], EMBED_TIMEOUT_S, memo_partition=tenant)
     pictures = await embedder.embed_image([served, scratch], EMBED_TIMEOUT_S, memo_partition=tenant)
     if len(pictures) != 2 or {picture.encoder_digest for picture in pictures} != {text.encoder_digest}:
-        raise FailedPrecondition("ENCODERS_DIFFER", "pictures and texts are not of one encoder")
+        raise FailedPrecondition("ENCODERS_DIFFER", "images and texts are not of one encoder")
     return Scores(text.encoder_digest, *(cosine(text, picture) for picture in pictures))
 
 

@@ -103,7 +103,7 @@ class ShadowPainter:
             async for event in events:
                 if isinstance(event, AttemptResult):
                     return event
-        raise Unavailable("STREAM_ENDED", "the worker ended the stream without a picture")
+        raise Unavailable("STREAM_ENDED", "the worker ended the stream without an image")
 
 
 def _being_cancelled() -> bool:

@@ -152,7 +152,7 @@ class Shadows:
             await turn
         except Exception:
             SHADOWS.labels("failed").inc()
-            logger.exception("a hit is not painted again because of a defect")
+            logger.exception("a hit is not generated again because of a defect")
 
     async def _turn(self) -> None:
         """One look whether the first hit can be painted again now; one that cannot goes to the back."""
@@ -169,7 +169,7 @@ class Shadows:
             kept = None
             outcome = "gone" if isinstance(error, NotFound) else "failed"
             SHADOWS.labels(outcome).inc()
-            logger.info("a hit is not painted again", extra={"reason": error.reason})
+            logger.info("a hit is not generated again", extra={"reason": error.reason})
         if kept is not None and len(self.hits) < MOST_HITS:
             self.hits.append(kept)
 
@@ -183,7 +183,7 @@ class Shadows:
     async def _record(self, request_id: str, tenant: str) -> JournalledRequest:
         record = await asyncio.wrap_future(self.journal.get(request_id, tenant))
         if record is None:
-            raise NotFound("UNKNOWN_REQUEST", "the hit is not known any more")
+            raise NotFound("UNKNOWN_REQUEST", "the hit is no longer known")
         return record
 
     async def _try(self, hit: SampledHit) -> SampledHit | None:

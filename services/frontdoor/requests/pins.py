@@ -82,7 +82,7 @@ class Pins:
         try:
             await self._pin(wanted, ancestor)
         except PentimentoError as error:
-            logger.warning("a picture was not pinned", extra={"reason": error.reason})
+            logger.warning("an image was not pinned", extra={"reason": error.reason})
             job.note(f"not pinned: {error.reason}")
 
     async def let_go(self, tenant: str, request_id: str) -> None:
@@ -114,7 +114,7 @@ class Pins:
                 try:
                     given[part.field] = await self._keeper.get(part.object)
                 except (ObjectMissing, ObjectCorrupt):
-                    logger.error("a pinned input is not what was stored")
+                    logger.error("a pinned input differs from what was stored")
         return replace(asked, inputs=tuple(given.items()))
 
     def _wanted(
@@ -135,7 +135,7 @@ class Pins:
             return
         try:
             if self._gateway is None:
-                raise Unavailable("NO_CACHE", "the cache that the picture started from is not here")
+                raise Unavailable("NO_CACHE", "the cache of the image's start is not available")
             duration_s = wanted.expires_at - self._clock.wall()
             asked = (wanted.tenant, wanted.request_id, ancestor, duration_s)
             await self._gateway.pin_object(*asked, _GATEWAY_TIMEOUT_S)

@@ -30,7 +30,7 @@ def recorded_picture(record: JournalledRequest) -> Recorded:
     """Return what the journal says of the request's picture. Raises FailedPrecondition NOT_COMPLETED without one."""
     result = record.result
     if record.state is not RequestState.COMPLETED or result is None:
-        message = f"request_id: only a completed request has a picture, this one is {record.state.value}"
+        message = f"request_id: only a completed request has an image, this one is {record.state.value}"
         raise FailedPrecondition("NOT_COMPLETED", message)
     return Recorded(provenance_from_bytes(result.provenance), ImageFormat(result.image_format), result.image.digest)
 

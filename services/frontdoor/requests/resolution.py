@@ -163,7 +163,7 @@ def _resolve_size(request: ImageRequest, held: HeldModel) -> tuple[int, int]:
 def _size_of_image(image: PictureHeader, held: HeldModel) -> tuple[int, int]:
     sides, multiple, longest = (image.width_px, image.height_px), held.size_multiple_px, held.max_size_px
     if min(sides) < multiple or max(sides) >= longest + multiple:
-        limit = f"must have sides of {multiple} to {longest} pixels where no size is asked for"
+        limit = f"must have sides of {multiple} to {longest} pixels without a size"
         raise InvalidArgument.of(INIT_IMAGE, f"{limit}, got {image.width_px} x {image.height_px}")
     return image.width_px - image.width_px % multiple, image.height_px - image.height_px % multiple
 

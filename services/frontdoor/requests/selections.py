@@ -46,7 +46,7 @@ def resolve_loras(
         where = f"loras[{index}]"
         adapter = _find(AdapterKind.LORA, lora.name, where, held, known)
         if lora.name in selected:
-            raise InvalidArgument.of(f"{where}.name", f"must be asked for once, {lora.name} is there twice")
+            raise InvalidArgument.of(f"{where}.name", f"must be unique, {lora.name} occurs twice")
         scale = 1.0 if lora.scale is None else _within(f"{where}.scale", lora.scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
         selected[lora.name] = LoraSelection(lora.name, scale, adapter.digest, adapter.object)
     return tuple(selected.values())
@@ -76,7 +76,7 @@ def check_replayed_adapters(spec: GenerationSpec, known: AdapterCatalogue) -> No
     for kind, name, digest in selected:
         if digest not in [adapter.digest for adapter in known.find(kind, name)]:
             was = f"{name} is not served as {digest[:_SHOWN_LENGTH]}"
-            message = f"{_FIELDS[kind]}: {was}, which the picture was painted with"
+            message = f"{_FIELDS[kind]}: {was}, which the image was generated with"
             raise FailedPrecondition("ADAPTER_CHANGED", message)
 
 
@@ -93,7 +93,7 @@ def _resolve_controlnet(
     start, end = _resolve_shares(asked, where)
     _check_image(asked.conditioning_image, f"{where}.conditioning_image", size_px, limits)
     if not known.is_reachable(adapter):
-        message = f"{where}.name: no replica that serves {adapter.name} is there now"
+        message = f"{where}.name: no replica that serves {adapter.name} is live"
         raise Unavailable(Reason.CONTROLNET_LOST, message, retry_after_ms=RETRY_MS)
     return ControlNetSelection(
         name=adapter.name,
@@ -125,7 +125,7 @@ def _check_image(image: bytes, field: str, size_px: tuple[int, int], limits: Sel
     if (header.width_px, header.height_px) != size_px:
         width, height = size_px
         got = f"{header.width_px} x {header.height_px}"
-        raise InvalidArgument.of(field, f"must be of the picture's size, {width} x {height} pixels, got {got}")
+        raise InvalidArgument.of(field, f"must be of the image's size, {width} x {height} pixels, got {got}")
 
 
 def _find(kind: AdapterKind, name: str, where: str, held: HeldModel, known: AdapterCatalogue) -> Adapter:
@@ -134,7 +134,7 @@ def _find(kind: AdapterKind, name: str, where: str, held: HeldModel, known: Adap
         raise InvalidArgument.of(f"{where}.name", f"{ADAPTER_NAME_RULE}, got {name[:_SHOWN_LENGTH]!r}")
     rejected = known.rejection(kind, name, held.model_digest)
     if not known.takes(kind) and rejected is None:
-        message = f"{where}: no worker of this deployment paints with {word}s"
+        message = f"{where}: no worker of this deployment supports {word}s"
         raise FailedPrecondition(_NOT_SERVED[kind], message)
     found = known.find(kind, name)
     if rejected is not None and not found:

@@ -49,7 +49,7 @@ class TenantRequests:
         found = await asyncio.wrap_future(self._journal.get(request_id, tenant)) if looks_right else None
         if found is None and (pictures := picture_ids(request_id)):
             await self.record(tenant, pictures[0])
-            raise InvalidArgument.of("request_id", "must be of one picture; each of several has an id of its own")
+            raise InvalidArgument.of("request_id", "must be the id of one image; each of several has its own")
         if found is None:
             raise unknown_request()
         return found

@@ -60,12 +60,12 @@ class Discriminators:
             except PentimentoError as error:
                 _count_other(error)
                 said = {"address": address, "reason": error.reason, "error": error.message}
-                logger.warning("a picture was not scored", extra=said)
+                logger.warning("an image was not scored", extra=said)
         return None
 
     async def foresee(self, cascade: str, prompt: Embedding, timeout_s: float, digest: str = "") -> float | None:
         """The probability, by the prompt alone, that the light picture will be good enough; None when nobody answers
-        in time, or whoever does reads pictures alone, or is not the one that `digest` names."""
+        in time, or whoever does reads images only, or is not the one that `digest` names."""
         for address, client in self._next_two(cascade):
             try:
                 return (await client.foresee(cascade, prompt, timeout_s, digest)).probability

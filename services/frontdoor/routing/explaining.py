@@ -67,7 +67,7 @@ def _of_model(names_model: bool, entered: Stage, route: Route) -> str:
     if names_model:
         return f"model: {route.model}, which the request names"
     if route.model != entered.model:
-        return f"model: {route.model}, whose pool takes requests with such a start"
+        return f"model: {route.model}, as its pool takes requests with this start"
     return (
         f"model: {route.model}, by the plan's shares" if entered.planned else f"model: {route.model}, by the settings"
     )
@@ -78,7 +78,7 @@ def _of_start(route: Route, notes: Sequence[str]) -> Iterator[str]:
     if start != NOISE:
         yield f"start: {start}, which the cache has"
     elif not notes:
-        yield "start: noise, the cache has nothing that is near enough or is not asked"
+        yield "start: noise, the cache has no near entry or is not used"
     yield from (f"start: {note}" for note in notes)
 
 
@@ -95,7 +95,7 @@ def _of_steps(steps: ExplainedSteps) -> str:
     if steps.mode is ThinningMode.ALWAYS:
         why = "ALWAYS: so it is set"
     elif steps.mode is ThinningMode.LOAD and pressure.overloaded:
-        why = "OVERLOADED: more is asked for than can be painted"
+        why = "OVERLOADED: demand exceeds capacity"
     else:
         why = "DEADLINE: for all there is no time"
     return (
@@ -112,7 +112,7 @@ def _of_stages(explained: Explained) -> Iterator[str]:
             yield f"stages: {following.model} stands in where {stage.model} would come too late"
             continue
         threshold = stage.confidence_threshold
-        yield f"stages: {following.model} paints it again unless the confidence is above {threshold:g}"
+        yield f"stages: {following.model} runs unless the confidence is above {threshold:g}"
 
 
 def _of_wait(pool: Pool) -> Iterator[str]:

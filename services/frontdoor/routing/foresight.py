@@ -62,7 +62,7 @@ async def foresee(
         digest = stages[0].discriminator_digest
         told = await parts.discriminators.foresee(cascade, embedding, timeout_s, digest)
     if told is None:
-        note("foresight skipped: no discriminator told")
+        note("foresight skipped: no discriminator answered")
     return told
 
 
@@ -80,7 +80,7 @@ def left_out_note(model: str, foreseen: float | None, price: float) -> str:
     if foreseen is None or (price > 0.0 and foreseen <= price):
         accepted = "" if foreseen is None else f" and would be accepted with probability {foreseen:.3f}"
         return f"{model} skipped: it takes {price:.2f} of the next stage's device seconds{accepted}"
-    return f"{model} left out: by the prompt alone its picture is good enough with probability {foreseen:.3f}"
+    return f"{model} skipped: the prompt predicts a good image with probability {foreseen:.3f}"
 
 
 def _threshold(parts: FrontdoorParts, first: Stage, start: Start) -> float | None:

@@ -26,7 +26,7 @@ def started_from_light(job: Job, number: int, option: PoolOption) -> PoolOption:
     picture = _picture_of(job, number - 1) if share and steps else None
     if picture is None or not _may_reuse(option):
         return option
-    job.note(f"{option.held.model} started from the picture of {job.stages[number - 1].model}: {steps} steps are taken")
+    job.note(f"{option.held.model} started from the image of {job.stages[number - 1].model}: {steps} steps")
     return replace(option, resolved=_from_picture(option.resolved, picture, steps))
 
 

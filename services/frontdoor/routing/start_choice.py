@@ -99,11 +99,11 @@ async def _look_up(
     parts: FrontdoorParts, asker: Asker, asked: Sequence[Asked], embedding: Embedding | None, note: Note
 ) -> LookupAnswer:
     if not asker.resolved.cacheable:
-        return _not_asked(asked, "the cache was not asked")
+        return _not_asked(asked, "the cache was not used")
     if asker.left_out:
         return _not_asked(asked, asker.left_out)
     if parts.gateway is None or embedding is None:
-        return _not_asked(asked, "the cache could not be asked")
+        return _not_asked(asked, "the cache could not be used")
     timeout_s = parts.timeouts.lookup_s
     candidates = [
         LookupCandidate(one.scope(asker.tenant), one.candidate.latents, one.candidate.images) for one in asked

@@ -44,6 +44,6 @@ class ThinningOffers:
         if not resolved.may_thin:
             return ThinningRefusal(WholeReason.BINDING_STEPS, "its number of steps is binding")
         if resolved.quality is not None and resolved.quality > self.profiles.alpha:
-            why = f"{resolved.quality:g} of the quality is asked for, {self.profiles.alpha:g} is promised"
+            why = f"{resolved.quality:g} of the quality is requested, {self.profiles.alpha:g} is promised"
             return ThinningRefusal(WholeReason.QUALITY_ASKED, why)
         return None

@@ -141,7 +141,7 @@ class Webhooks:
             WEBHOOKS.labels(WebhookState.FAILED.value).inc(len(overdue))
             count += len(overdue)
         if count:
-            logger.warning("webhooks are given up that waited too long for their hosts", extra={"count": count})
+            logger.warning("webhooks are dropped that waited too long for their hosts", extra={"count": count})
 
     async def _begin_some(self, now: float) -> bool:
         """Changes state: calls begin. Whether any did."""

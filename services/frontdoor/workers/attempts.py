@@ -175,7 +175,7 @@ async def _follow(
             else:
                 _pass_on(parts, job, execution, event)
         if execution.result is None:
-            raise Unavailable("STREAM_ENDED", "the worker ended the stream without a picture")
+            raise Unavailable("STREAM_ENDED", "the worker ended the stream without an image")
     except PentimentoError as error:
         if execution.result is not None:
             # How the stream ended after the picture was here concerns nobody.
@@ -224,7 +224,7 @@ def _take_result(parts: FrontdoorParts, job: Job, execution: Execution, result: 
     if (theirs.request_id, theirs.fencing_token) != (ours.request_id, ours.fencing_token):
         raise Internal("RESULT_MISMATCH", "the worker answered with the result of another attempt")
     if digest_of(result.image) != result.image_digest:
-        raise Internal("RESULT_CORRUPT", "the picture does not match its digest")
+        raise Internal("RESULT_CORRUPT", "the image does not match its digest")
     execution.result = result
     parts.pipelining.learn(execution.resolved.spec, result.residual_wait_share)
     if result.bad_donor_reason:

@@ -48,9 +48,9 @@ class PlanWatch:
                     await self._take(plan, on_plan)
                     delays_s = _RETRIES.delays_s()
             except PentimentoError as error:
-                logger.debug("no plan to be had; going on with the last", extra={"reason": error.reason})
+                logger.debug("no plan received; keeping the last", extra={"reason": error.reason})
             except SettingsError as error:
-                logger.error("a plan cannot be followed; going on with the last", extra={"problem": str(error)})
+                logger.error("a plan cannot be followed; keeping the last", extra={"problem": str(error)})
             await asyncio.sleep(next(delays_s))
 
     async def _take(self, plan: Plan, on_plan: Callable[[Plan], None]) -> None:

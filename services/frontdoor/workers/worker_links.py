@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _RECONNECTS = Backoff(first_s=0.05, max_s=1.0)
 
 REFUSED = (
-    "a worker takes another start of this frontdoor for the newer one; where the journal was lost or restored, "
+    "a worker follows a newer start of this frontdoor; where the journal was lost or restored, "
     "see `pentimento journal renew --help`"
 )
 
@@ -197,7 +197,7 @@ class WorkerLinks:
             # Two processes under one name: the later start is the one, as the dataplane sees it.
             if link.outranked_by != namesake.worker_generation:
                 rejected = {"worker": credits.worker_id, "address": link.address, "used_address": namesake.address}
-                logger.error("two workers of one name", extra={**rejected, "reason": Reason.REPLICA_SUPERSEDED})
+                logger.error("two workers with one name", extra={**rejected, "reason": Reason.REPLICA_SUPERSEDED})
             link.outranked_by = namesake.worker_generation
             return
         if self._is_second_way(link, namesake, credits):

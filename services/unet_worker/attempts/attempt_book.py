@@ -168,7 +168,7 @@ class AttemptBook:
         self.meet_frontdoor(frontdoor_id, frontdoor_epoch, journal_id)
         held = self._held.get((request_id, fencing_token))
         if held is None:
-            raise NotFound(Reason.ATTEMPT_GONE, "this worker does not hold that attempt (any more)")
+            raise NotFound(Reason.ATTEMPT_GONE, "this worker does not hold that attempt")
         if frontdoor_epoch < held.reader_epoch:
             raise Aborted(Reason.STALE_EPOCH, f"epoch {held.reader_epoch} reads this attempt, got {frontdoor_epoch}")
         held.reader_epoch = frontdoor_epoch
@@ -204,7 +204,7 @@ class AttemptBook:
     def close(self) -> None:
         """Stops whatever runs."""
         for held in list(self._held.values()):
-            self._stop(held, Unavailable(Reason.WORKER_STOPPED, "the worker stopped before the picture was done"))
+            self._stop(held, Unavailable(Reason.WORKER_STOPPED, "the worker stopped before the image was done"))
             self._forget(held)
 
     def _note_change(self) -> None:
@@ -289,7 +289,7 @@ class AttemptBook:
 
     def _expire(self, held: HeldAttempt) -> None:
         if held.orphaned:
-            self._stop(held, Cancelled("ORPHANED", "the stream broke and nobody attached in time"))
+            self._stop(held, Cancelled("ORPHANED", "the stream broke and no call attached in time"))
             self._forget(held)
 
     def _stop(self, held: HeldAttempt, error: PentimentoError) -> bool:

@@ -45,7 +45,7 @@ class KnownFrontdoors:
         if self._refused.get(frontdoor_id) != (epoch, journal_id):
             remember(self._refused, frontdoor_id, (epoch, journal_id))
             fields = {"frontdoor": frontdoor_id, "epoch": epoch, "newest_epoch": newest}
-            logger.warning("a frontdoor of an older epoch is refused", extra=fields)
+            logger.warning("a frontdoor with an older epoch is rejected", extra=fields)
 
 
 def _stale(epoch: int, newest: int, other_journal: bool) -> Aborted:

@@ -129,7 +129,7 @@ def _check_adapters(
         message = f"spec.controlnets: this worker cannot use the ControlNet {controlnet.name[:100]!r}"
         raise NotFound("UNKNOWN_CONTROLNET", message)
     if order.peer is not None and not order.peer.address:
-        raise InvalidArgument.of("latent_parallel_peer.address", "must be there: it is asked for half of each step")
+        raise InvalidArgument.of("latent_parallel_peer.address", "is required: it computes half of each step")
 
 
 def check_lora(lora: LoraSelection, has_lora: Callable[[str, str], bool], takes_uploaded: bool, field: str) -> None:

@@ -32,7 +32,7 @@ class UnusableDonor(Exception):
             message = f"{what} cannot be read now: {self._detail}"
             return Unavailable(Reason.INPUT_UNAVAILABLE, message, retry_after_ms=REPLAY_RETRY_MS)
         if self.bad_donor_reason:
-            return NotFound(Reason.ANCESTOR_GONE, f"{what} is not kept any more: {self._detail}")
+            return NotFound(Reason.ANCESTOR_GONE, f"{what} is no longer stored: {self._detail}")
         return Internal("REPLAY_FAILED", f"{what} cannot be resumed: {self._detail}")
 
 

@@ -26,7 +26,7 @@ class GrantGuard:
         self._clock = clock
         self._open = keys is None and open_to_all
         if keys is None and not open_to_all:
-            logger.warning("no grant key file is set: nothing is stored in the cache")
+            logger.warning("no grant key file: nothing is stored in the cache")
 
     def admitted(self, order: ExecuteOrder) -> ExecuteOrder:
         """The order, without a grant that does not hold, and with a note that says why."""

@@ -68,7 +68,7 @@ class ReplicaWatch:
                     if self.is_idle:
                         break
         except (PentimentoError, TimeoutError) as error:
-            logger.debug("a ControlNet replica is not heard from", extra={"reason": type(error).__name__})
+            logger.debug("a ControlNet replica does not report", extra={"reason": type(error).__name__})
         self.hearing = Hearing.LOST
         self.looked.set()
         return answered

@@ -56,7 +56,7 @@ class HandoverStudy:
             replace(request, start=ImageStart(self._pixels(file), first))
             for request, file in zip(full_requests(heavy, self.prompts, self.first_seed), files, strict=True)
         ]
-        what = f"{taken_count} steps from pictures"
+        what = f"{taken_count} steps from images"
         return self._judged([one.png for one in told(what, heavy.painter.paint(requests), len(requests))])
 
     def _pixels(self, file: bytes) -> torch.Tensor:

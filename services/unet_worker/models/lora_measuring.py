@@ -32,7 +32,7 @@ def measure(settings: LoraBoundSettings, prompts: Sequence[str]) -> Iterator[Lor
     directory = open_lora_directory(settings.loras, painter.info.model_digest, base, painter.dtype, {})
     chosen = [one for one in directory.adapters if not settings.only or one.name in settings.only]
     if not chosen:
-        raise NotFound("UNKNOWN_LORA", f"{settings.loras}: no LoRA that was asked for changes {model.spec.model}")
+        raise NotFound("UNKNOWN_LORA", f"{settings.loras}: no requested LoRA changes {model.spec.model}")
     study = LatenessStudy.begin(model, prompts, steps_to_try(model.step_count, settings.steps), settings.painting.seed)
     for adapter in chosen:
         found: dict[int, Sequence[LateSample]] = {}

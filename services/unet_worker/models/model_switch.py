@@ -175,7 +175,7 @@ class ModelSwitch:
             between = await self._let_go()
             loaded = self._backend = await self._next(between)
         except Exception:
-            logger.exception("neither another model nor the one before can be loaded; this worker goes")
+            logger.exception("neither the new model nor the previous one can be loaded; this worker exits")
             signal.raise_signal(signal.SIGTERM)
             return
         self._switch = None

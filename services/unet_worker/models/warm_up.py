@@ -86,7 +86,7 @@ class BatchMeasurement:
 
     def _measure_within(self, limit_s: float) -> None:
         began_at = self._monotonic()
-        logger.info("measuring a step of one picture of %dx%d", self._key.width_px, self._key.height_px)
+        logger.info("measuring a step of one image of %dx%d", self._key.width_px, self._key.height_px)
         self._probe.measure_decoder()
         forward_began_at = self._monotonic()
         decoder_s = forward_began_at - began_at
@@ -97,12 +97,12 @@ class BatchMeasurement:
         if self._probe.pending:
             left = self._seconds_each * sum(self._probe.pending)
             sizes = _listed(self._probe.pending)
-            logger.info("batches of %s are measured while nobody paints, in about %.0f s", sizes, left)
+            logger.info("batches of %s are measured while idle, in about %.0f s", sizes, left)
 
     def _tell_first(self, seconds: float, decoder_s: float) -> None:
         """With an estimate, because people wait."""
         left_s = PASSES_TO_COME * seconds + decoder_s
-        logger.info("a step of one picture takes %.1f s; serving in about %.0f s", seconds, left_s)
+        logger.info("a step of one image takes %.1f s; serving in about %.0f s", seconds, left_s)
 
     def _next_s(self) -> float:
         return self._seconds_each * self._probe.pending[0]
@@ -129,7 +129,7 @@ class BatchMeasurement:
     def _settle(self, size: int, seconds: float) -> None:
         memory = self._probe.memory()
         if memory is None:
-            logger.warning("memory cannot be measured here: batches are bounded by --max-batch alone")
+            logger.warning("memory cannot be measured here: batches are bounded by --max-batch only")
             return
         self._limits.set_budget(MemoryBudget(self._budget_bytes, memory))
         if size > 1 and self._probe.pending and self._limits.limit(self._key) < self._probe.pending[0]:
@@ -161,7 +161,7 @@ async def warm_up(runner: AttemptRunner, held: HeldModel) -> None:
         scheduler=Scheduler(held.schedulers[0]),
         seed=0,
     )
-    logger.info("painting a first picture")
+    logger.info("generating a first image")
     route = Route("warm-up", FromNoise(), held.model, held.model_digest)
     attempt = Attempt("warm-up", 0, 0, "", 0, "")
     await runner.run(ExecuteOrder(attempt, spec, route, held.worker_generation), lambda event: None)

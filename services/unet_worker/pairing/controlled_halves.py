@@ -50,7 +50,7 @@ def _check_controlnet(controlnet: RemoteControlNet, where: str, size_px: tuple[i
 def _check_image(image: bytes, field: str, size_px: tuple[int, int]) -> None:
     header = read_header(image, field)
     if (header.width_px, header.height_px) != size_px:
-        wanted = f"must be of the picture's size, {size_px[0]} x {size_px[1]} pixels"
+        wanted = f"must be of the image's size, {size_px[0]} x {size_px[1]} pixels"
         raise InvalidArgument.of(field, f"{wanted}, got {header.width_px} x {header.height_px}")
 
 

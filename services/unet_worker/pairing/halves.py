@@ -113,7 +113,7 @@ class GuidanceHalves:
         spec = replace(_spec_of(self._held, order.width_px, order.height_px, order.step_count), loras=order.loras)
         self._check(order, spec)
         if free_count <= 0:
-            raise ResourceExhausted("NO_CREDIT", "this worker computes no more halves for others now")
+            raise ResourceExhausted("NO_CREDIT", "this worker has no credit for halves of others")
         route = Route("half", FromNoise(), self._held.model, self._held.model_digest)
         control = self._control(order, spec, route)
         half = OpenHalf(order, self._engine, control, lambda steps: self._painting(order, spec, route, steps, control))

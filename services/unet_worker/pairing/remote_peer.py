@@ -147,7 +147,7 @@ class RemotePeer:
         it will not come."""
         asked = self._asked
         if asked is None or asked.step_index != step_index:
-            raise Unavailable("PEER_LOST", "this step was not asked for")
+            raise Unavailable("PEER_LOST", "this step was not requested")
         if asked.answer is None or not asked.answer.done():
             return self._arrived(asked)
         try:
@@ -224,7 +224,7 @@ class RemotePeer:
     def _lose(self, error: PentimentoError) -> Unavailable:
         if not self._over:
             extra = {"peer": self._peer.worker_id, "reason": error.reason}
-            logger.warning("a peer was lost; the picture is painted on without it", extra=extra)
+            logger.warning("a peer was lost; the image continues without it", extra=extra)
         self.close()
         return Unavailable("PEER_LOST", f"the peer is lost: {error.reason}")
 

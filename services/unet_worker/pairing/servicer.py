@@ -105,7 +105,7 @@ async def _opening(messages: Requests) -> pb.OpenHalf:
     if first is None or first.WhichOneof("message") != "open":
         raise InvalidArgument.of("message", "must be open: it is the first of its stream")
     if first.open.half not in (pb.GUIDANCE_HALF_UNCONDITIONAL, pb.GUIDANCE_HALF_CONDITIONAL):
-        raise InvalidArgument.of("open.half", "must say which half of guidance is asked for")
+        raise InvalidArgument.of("open.half", "must name the half of the guidance")
     return first.open
 
 

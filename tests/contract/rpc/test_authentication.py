@@ -121,7 +121,7 @@ async def test_a_malformed_replacement_changes_nothing(
 
     async with channel_to(guarded, token=TOKEN) as channel:
         assert await embed(channel) == "acme:service"
-    assert "token file not reloaded, the tokens before stay valid" in caplog.messages
+    assert "token file not reloaded, the previous tokens stay valid" in caplog.messages
 
 
 async def test_health_needs_no_token(guarded: Scripted) -> None:

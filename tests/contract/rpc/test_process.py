@@ -202,7 +202,7 @@ async def test_sighup_reads_the_token_file_again(address: str, tmp_path: Path) -
 async def test_an_open_door_to_the_network_is_warned_of() -> None:
     async with program("--listen", "0.0.0.0:0", "--warm", "fails") as process:
         assert await process.wait() == 1
-        assert "no token file: whoever reaches these may call all" in await stderr_of(process)
+        assert "no token file: any caller that reaches these addresses may call everything" in await stderr_of(process)
 
 
 async def test_a_wrong_setting_is_one_line_and_exit_2(address: str) -> None:

@@ -21,7 +21,7 @@ from pentimento.rpc.shown_certificate import ShownCertificate
 from pentimento.settings import SettingsError
 from tests.contract.rpc.scripted import Scripted, embed, serving, worker_stub
 
-NOT_RELOADED = "certificate not reloaded, the one before is shown on"
+NOT_RELOADED = "certificate not reloaded, the previous one is used"
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ async def test_a_channel_goes_on_while_its_files_do_not_fit_together(
     async with channel_of(served, settings) as channel:
         settings.tls_client_key_file.write_text("-----BEGIN ")
         answers = [await embed(channel, str(number)) for number in range(3)]
-        told = caplog.messages.count("certificates not reloaded, those before are called with")
+        told = caplog.messages.count("certificates not reloaded, the previous ones are used")
         renew()
         answers.append(await embed(channel, "3"))
 

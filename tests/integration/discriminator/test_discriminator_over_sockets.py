@@ -157,7 +157,7 @@ async def test_a_prompt_that_is_missing_or_of_another_encoder_is_refused(client:
         await client.score(READING, [(("r", 1), picture(1))])
     with pytest.raises(FailedPrecondition, match="is of encoder sha256:other"):
         await client.foresee(READING, replace(prompt(1), encoder_digest="sha256:other"))
-    with pytest.raises(FailedPrecondition, match="reads pictures alone"):
+    with pytest.raises(FailedPrecondition, match="reads images only"):
         await client.foresee(CASCADE, prompt(1))
 
 

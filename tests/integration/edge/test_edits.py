@@ -134,7 +134,7 @@ WRONG_FORMS: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"image": [png(), png()]}, "image", "must be one image: no model here takes several, got 2"),
     ({"image": b"GIF89a no picture"}, "image", "PNG"),
     ({"image": b""}, "image", "got none"),
-    ({"image": png(80, 40)}, "image", "must have sides of 8 to 64 pixels where no size is asked for, got 80 x 40"),
+    ({"image": png(80, 40)}, "image", "must have sides of 8 to 64 pixels without a size, got 80 x 40"),
     ({"extra_body": {"strength": 2}}, "strength", "between 0 and 1"),
     ({"extra_body": {"strength": "much"}}, "strength", "must be a number"),
     ({"extra_body": {"colour": "red"}}, "colour", "is not a parameter"),

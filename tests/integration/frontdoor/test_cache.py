@@ -194,7 +194,7 @@ async def test_behind_an_encoder_of_texts_alone_no_picture_is_kept_any_more(
     cached: FrontdoorSuite, gateway: ChosenGateway, embedder: ChosenEmbedder
 ) -> None:
     gateway.keeps_images = True
-    embedder.image_error = FailedPrecondition("NO_IMAGE_TOWER", "texts alone")
+    embedder.image_error = FailedPrecondition("NO_IMAGE_TOWER", "texts only")
 
     for number in range(3):
         await cached.paint(replace(FIFTY, seed=number))

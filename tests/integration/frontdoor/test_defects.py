@@ -145,4 +145,4 @@ async def test_a_recording_that_cannot_be_written_any_more_costs_no_request(
 
     assert (await suite.paint()).image
     assert (await suite.paint()).image
-    assert [record.message for record in caplog.records].count("events are recorded no more") == 1
+    assert [record.message for record in caplog.records].count("recording of events stopped") == 1

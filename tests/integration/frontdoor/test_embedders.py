@@ -151,13 +151,13 @@ async def test_who_left_the_plan_is_asked_no_more(folder: Path, three: list[Coun
 
 
 async def test_an_encoder_that_has_texts_alone_is_sent_one_picture(folder: Path, three: list[CountingEmbedder]) -> None:
-    three[0].image_error = FailedPrecondition("NO_IMAGE_TOWER", "texts alone")
+    three[0].image_error = FailedPrecondition("NO_IMAGE_TOWER", "texts only")
     asked = embedders(folder, 0)
     await asked.embed_text(["a cat"])
     assert asked.embeds_images
 
     for _ in range(3):
-        with pytest.raises(FailedPrecondition, match="texts alone"):
+        with pytest.raises(FailedPrecondition, match="texts only"):
             await asked.embed_image([b"picture"])
 
     assert three[0].image_calls == 1
@@ -165,7 +165,7 @@ async def test_an_encoder_that_has_texts_alone_is_sent_one_picture(folder: Path,
 
 
 async def test_another_encoder_is_sent_pictures_again(folder: Path, three: list[CountingEmbedder]) -> None:
-    three[0].image_error = FailedPrecondition("NO_IMAGE_TOWER", "texts alone")
+    three[0].image_error = FailedPrecondition("NO_IMAGE_TOWER", "texts only")
     asked = embedders(folder, 0)
     await asked.embed_text(["a cat"])
     with pytest.raises(FailedPrecondition):

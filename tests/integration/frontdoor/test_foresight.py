@@ -72,7 +72,7 @@ async def test_a_prompt_that_is_sure_to_be_hard_is_painted_by_the_heavy_model_al
         explanation = await cascade.suite.client.explain(UNNAMED)
         completed = await cascade.suite.paint(UNNAMED)
 
-    note = "light left out: by the prompt alone its picture is good enough with probability 0.030"
+    note = "light skipped: the prompt predicts a good image with probability 0.030"
     provenance = completed.provenance
     assert (provenance.model_digest, provenance.attempt_number) == ("sha256:heavy", 1)
     assert [stage.model for stage in provenance.route.stages] == ["light", "heavy"]
@@ -106,7 +106,7 @@ async def test_a_discriminator_that_tells_nothing_of_prompts_costs_no_picture(fo
         completed = await cascade.suite.paint(UNNAMED)
 
     assert len(cascade.light.executed) == 1
-    assert "foresight skipped: no discriminator told" in completed.provenance.notes
+    assert "foresight skipped: no discriminator answered" in completed.provenance.notes
 
 
 async def test_who_goes_on_since_nobody_is_left_was_not_left_out_by_the_prompt(folder: Path) -> None:

@@ -374,7 +374,7 @@ async def test_explain_tells_the_route_and_accepts_nothing(suite: FrontdoorSuite
     assert explanation.reasons == (
         "plan: none has come yet; the frontdoor's own settings decide",
         "model: tiny, by the settings",
-        "start: noise, the cache has nothing that is near enough or is not asked",
+        "start: noise, the cache has no near entry or is not used",
         "steps: all are taken, THINNING_OFF: thinning is off",
         "wait: none, 1 of 1 places are free",
     )

@@ -67,5 +67,5 @@ async def test_bounds_are_measured_written_beside_the_loras_and_read_by_workers(
 async def test_no_lora_of_the_model_is_an_error(tmp_path: Path) -> None:
     model, loras, prompts = written(tmp_path)
 
-    with pytest.raises(PentimentoError, match="no LoRA that was asked for changes model"):
+    with pytest.raises(PentimentoError, match="no requested LoRA changes model"):
         await main(["--model", str(model), "--loras", str(loras), "--prompts", str(prompts), "--only", "nobody"])

@@ -145,7 +145,7 @@ def test_what_a_process_told_last_is_shown_while_it_does_not_answer_with_its_age
         shown.append(console.export_text())
 
     assert all("worker-7" in text and "9 accepted" in text for text in shown)
-    assert "controller does not answer: no; what is shown of it is 3 s old" in shown[1]
+    assert "controller does not answer: no; its last report is 3 s old" in shown[1]
     assert "controller does not answer" not in shown[2]
     assert all("gateway does not answer: no\n" in text for text in shown)
 
@@ -175,7 +175,7 @@ def test_a_watch_goes_on_where_a_look_is_not_answered_and_shows_what_was_told_be
     done = CliRunner().invoke(status.status, [*addresses, "--watch"])
 
     assert "worker-7" in done.stdout
-    assert "controller does not answer: nobody is there; what is shown of it is 3 s old" in done.stdout
+    assert "controller does not answer: nobody is there; its last report is 3 s old" in done.stdout
     assert "frontdoor does not answer: nobody is there\n" in done.stdout
 
 

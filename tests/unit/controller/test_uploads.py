@@ -221,9 +221,7 @@ async def test_an_upload_of_which_nothing_comes_is_given_up_and_leaves_nothing(
     uploads = UploadedAdapters(ledger, objects, MAX_BYTES, 60.0, Told(), silence_s=0.05)
     await uploads.load()
 
-    with pytest.raises(
-        DeadlineExceeded, match=f"nothing of the file came for 0.05 s, .* after 50 of {len(data)}"
-    ) as gone:
+    with pytest.raises(DeadlineExceeded, match=f"no bytes of the file for 0.05 s, .* after 50 of {len(data)}") as gone:
         await uploads.add(upload_of(data), Stalling(data).chunks())
 
     assert gone.value.reason == "UPLOAD_STALLED"
@@ -242,7 +240,7 @@ async def test_messages_without_a_byte_are_silence(ledger: FleetLedger, objects:
             await asyncio.sleep(0.01)
         yield data
 
-    with pytest.raises(DeadlineExceeded, match=r"nothing of the file came for 0\.05 s, .* after 0 of") as gone:
+    with pytest.raises(DeadlineExceeded, match=r"no bytes of the file for 0\.05 s, .* after 0 of") as gone:
         await uploads.add(upload_of(data), late())
 
     assert gone.value.reason == "UPLOAD_STALLED"

@@ -74,7 +74,7 @@ def test_without_a_head_a_prompt_is_refused_and_the_plain_confidence_stays_what_
     with_head: PictureDiscriminator = open_discriminator(directory)
     plain = open_discriminator(SHIPPED)
 
-    with pytest.raises(FailedPrecondition, match="reads pictures alone"):
+    with pytest.raises(FailedPrecondition, match="reads images only"):
         plain.confidences_with(pixels, PROMPTS[:1])
 
     assert with_head.confidences(pixels) == plain.confidences(pixels)

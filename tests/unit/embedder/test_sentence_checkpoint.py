@@ -166,7 +166,7 @@ def test_texts_are_embedded_alike_alone_and_beside_longer_ones(directory):
 
 
 def test_images_are_refused_by_name(directory):
-    with pytest.raises(FailedPrecondition, match="embeds texts alone") as refusal:
+    with pytest.raises(FailedPrecondition, match="embeds texts only") as refusal:
         open_model(directory).image_side()
 
     assert refusal.value.reason == "NO_IMAGE_TOWER"

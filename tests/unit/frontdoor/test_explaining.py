@@ -68,7 +68,7 @@ def test_a_plan_that_counts_on_fewer_steps_says_of_which_pools() -> None:
         ({"names_model": True}, "light, which the request names"),
         ({}, "light, by the plan's shares"),
         ({"entered": Stage("light", "light")}, "light, by the settings"),
-        ({"entered": Stage("heavy", "heavy")}, "light, whose pool takes requests with such a start"),
+        ({"entered": Stage("heavy", "heavy")}, "light, as its pool takes requests with this start"),
     ],
 )
 def test_the_model_is_the_requests_the_plans_or_the_settings(change: dict[str, object], why: str) -> None:
@@ -77,8 +77,8 @@ def test_the_model_is_the_requests_the_plans_or_the_settings(change: dict[str, o
 
 def test_every_hand_over_says_its_threshold() -> None:
     assert told(CASE, "stages") == [
-        "middle paints it again unless the confidence is above 0.4",
-        "heavy paints it again unless the confidence is above 0.7",
+        "middle runs unless the confidence is above 0.4",
+        "heavy runs unless the confidence is above 0.7",
     ]
 
 
@@ -93,7 +93,7 @@ def test_a_stage_that_is_left_out_hands_nothing_over() -> None:
 
     assert told(entered, "stages") == [
         "light left out: why",
-        "heavy paints it again unless the confidence is above 0.7",
+        "heavy runs unless the confidence is above 0.7",
     ]
 
 
@@ -124,7 +124,7 @@ def test_what_kept_the_cache_away_is_told() -> None:
         ),
         (
             ExplainedSteps(ThinningMode.LOAD, OFFER, None, Pressure(0.1, 5.0, True)),
-            "15 of 50 are taken, OVERLOADED: more is asked for than can be painted; 15 of 50 would be allowed",
+            "15 of 50 are taken, OVERLOADED: demand exceeds capacity; 15 of 50 would be allowed",
         ),
     ],
 )

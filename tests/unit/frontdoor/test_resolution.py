@@ -150,7 +150,7 @@ def test_image_with_one_side_keeps_the_other() -> None:
 @pytest.mark.parametrize("image_size", [(72, 64), (64, 100), (7, 40)])
 def test_image_outside_the_models_sizes_is_refused(image_size: tuple[int, int]) -> None:
     shown = " x ".join(map(str, image_size))
-    limit = f"init_image.image: must have sides of 8 to 64 pixels where no size is asked for, got {shown}"
+    limit = f"init_image.image: must have sides of 8 to 64 pixels without a size, got {shown}"
     with pytest.raises(InvalidArgument, match=limit):
         resolved(init_image=InitImage(png(*image_size), 0.5))
 

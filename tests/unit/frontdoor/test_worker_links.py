@@ -100,5 +100,5 @@ async def test_that_two_workers_have_one_name_is_said_once(heard: HeardLinks, ca
     heard.hear("first")
 
     said = [(record.message, record.reason) for record in said_by("services.frontdoor.workers.worker_links", caplog)]
-    assert said == [("two workers of one name", "REPLICA_SUPERSEDED")] * 2
+    assert said == [("two workers with one name", "REPLICA_SUPERSEDED")] * 2
     assert heard.links.address_of("w1") == heard.address("other")

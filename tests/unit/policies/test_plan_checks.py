@@ -132,11 +132,11 @@ def test_what_is_just_within_its_limits_passes(change: dict[str, object]) -> Non
         ),
         (
             staged(FIRST, StagePlan("middle"), replace(LAST, reuse_share=0.5)),
-            "cascades[0].stages[2].reuse_share: must be 0: no stage starts from the last one's picture",
+            "cascades[0].stages[2].reuse_share: must be 0: no stage starts from the last one's image",
         ),
         (
             staged(FIRST, StagePlan("middle"), replace(LAST, thresholds=FIRST.thresholds)),
-            "cascades[0].stages[2].thresholds: must be empty: no picture of the last stage is scored",
+            "cascades[0].stages[2].thresholds: must be empty: no image of the last stage is scored",
         ),
         (
             {"pools": (replace(LIGHT, routes=(*LIGHT.routes, RouteShare("no", 1.0))), HEAVY)},

@@ -83,7 +83,7 @@ def test_nothing_is_written_into_a_file_that_is_not_there_any_more(
     take_away(file)
 
     for _ in ("on the connection that is open", "on another one"):
-        with pytest.raises(StoreUnavailable, match="start anew"), typed_errors(), engine.begin() as connection:
+        with pytest.raises(StoreUnavailable, match="restart"), typed_errors(), engine.begin() as connection:
             connection.execute(text("INSERT INTO t (x) VALUES (1)"))
         engine.dispose()
 

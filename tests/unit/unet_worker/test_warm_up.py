@@ -190,10 +190,10 @@ def test_what_goes_on_is_told_with_an_estimate(
     measurement_of(model, Watched(model, seconds=7.0), limits, limit_s=10.0).before_serving()
 
     assert [record.getMessage() for record in said_by("services.unet_worker.models.warm_up", caplog)] == [
-        "measuring a step of one picture of 32x32",
-        "a step of one picture takes 14.0 s; serving in about 42 s",
+        "measuring a step of one image of 32x32",
+        "a step of one image takes 14.0 s; serving in about 42 s",
         "a batch of 1 was measured in 28.0 s; at least batches of 4 fit",
-        "batches of 2, 4 are measured while nobody paints, in about 168 s",
+        "batches of 2, 4 are measured while idle, in about 168 s",
     ]
 
 

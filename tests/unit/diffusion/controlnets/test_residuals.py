@@ -86,7 +86,7 @@ def test_pictures_that_share_a_pass_have_the_residuals_that_they_have_alone(cont
     ("change", "named"),
     [
         ({"latents": torch.zeros(2, 8, 8, 8)}, "latents: must have 4 values in dimension 1"),
-        ({"latents": torch.zeros(2, 4, 4, 4)}, "condition: must be of the picture's size"),
+        ({"latents": torch.zeros(2, 4, 4, 4)}, "condition: must be of the image's size"),
         ({"conditioning": Conditioning(torch.zeros(2, 16, 8))}, "text_states: must have 16 values in dimension 2"),
         ({"conditioning": Conditioning(torch.zeros(2, 16))}, "text_states: must have 16 values in dimension 2"),
     ],

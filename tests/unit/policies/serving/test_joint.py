@@ -165,7 +165,7 @@ def test_an_slo_that_no_picture_can_keep_is_planned_as_the_quickest_way_takes(sl
 
     assert decision.admission_rate == 1.0
     assert entered(decision, NOISE) == ("turbo", "")
-    assert decision.notes == (f"no picture can be painted within {slo_s:g} s; 0.2 s are planned for",)
+    assert decision.notes == (f"no image can be generated within {slo_s:g} s; 0.2 s are planned for",)
     assert decide(ALLOCATOR, asked(6.0)).notes == ()
 
 
